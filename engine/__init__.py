@@ -1,0 +1,39 @@
+"""Structured pruning that computes the same function: trace, dependency groups, mask repair, counting, compaction."""
+
+from engine import errors
+from engine.certify import Certificate
+from engine.count import count_flops_params
+from engine.dependency import ChannelDependency, not_safe_to_prune
+from engine.graph import Graph, Node, Value
+from engine.groups import Group, Member, dependency_groups, group_masks
+from engine.masks import ZEROS, read_masks
+from engine.ops import RULES
+from engine.plan import Plan
+from engine.repair import fix_mask_conflict
+from engine.rule import Registry, Rule
+from engine.speedup import ModelSpeedup
+from engine.tracer import trace
+
+__all__ = [
+    "RULES",
+    "ZEROS",
+    "Certificate",
+    "ChannelDependency",
+    "Graph",
+    "Group",
+    "Member",
+    "ModelSpeedup",
+    "Node",
+    "Plan",
+    "Registry",
+    "Rule",
+    "Value",
+    "count_flops_params",
+    "dependency_groups",
+    "errors",
+    "fix_mask_conflict",
+    "group_masks",
+    "not_safe_to_prune",
+    "read_masks",
+    "trace",
+]

@@ -1,0 +1,114 @@
+"""Compact arrays: tensors with the rank of a value, but of size 1 along every dimension that they do not depend on.
+
+Slot labels, constants and use are all kept in this form, so that shape ops can simply be run on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["align", "along", "compact", "reduce_to", "support", "view_array"]
+
+
+def support(array: Tensor) -> tuple[int, ...]:
+    """Return the dimensions that an array depends on.
+
+    Example:
+        >>> support(torch.zeros(1, 8, 1, 1))
+        (1,)
+    """
+    return tuple(d for d, n in enumerate(array.shape) if n > 1)
+
+
+def compact(array: Tensor) -> Tensor:
+    """Shrink to size 1 each dimension along which all entries are the same (NaN equals NaN).
+
+    Example:
+        >>> compact(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+        tensor([[1., 2.]])
+    """
+    for dim in support(array):
+        first = array.narrow(dim, 0, 1)
+        same = array == first
+        if array.is_floating_point():
+            same |= array.isnan() & first.isnan()
+        if same.all():
+            array = first
+    return array
+
+
+def align(array: Tensor, ndim: int) -> Tensor:
+    """Prepend dimensions of size 1, as broadcasting does."""
+    return array.reshape([1] * (ndim - array.ndim) + list(array.shape))
+
+
+def along(array: Tensor, dim: int, size: int) -> Tensor:
+    """Return the entries along one dimension, shape ``(size,)``; NaN where they differ over the other dimensions.
+
+    Example:
+        >>> along(torch.tensor([[[1.0, 1.0], [2.0, 3.0]]]), dim=1, size=2)
+        tensor([1., nan])
+    """
+    if array.numel() == 1:
+        return array.reshape(1).expand(size)
+    rows = array.movedim(dim, 0).reshape(array.size(dim), -1)
+    found = rows[:, 0].clone()
+    if rows.size(1) > 1:
+        found[(rows != rows[:, :1]).any(1)] = math.nan
+    return found.expand(size)
+
+
+def reduce_to(array: Tensor, shape: Sequence[int]) -> Tensor:
+    """OR a bool array down to a compact shape of the same or a lower rank."""
+    while array.ndim > len(shape):
+        array = array.any(0)
+    for dim, size in enumerate(shape):
+        if size == 1 and array.size(dim) > 1:
+            array = array.any(dim, keepdim=True)
+    return array
+
+
+def _view_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """Pair the smallest runs of old and new dimensions that hold equally many elements."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        start_i, start_j = i, j
+        left = old[i] if i < len(old) else 1
+        right = new[j] if j < len(new) else 1
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while left != right:
+            if left < right:
+                left, i = left * old[i], i + 1
+            else:
+                right, j = right * new[j], j + 1
+        if i == len(old):
+            while j < len(new) and new[j] == 1:
+                j += 1
+        if j == len(new):
+            while i < len(old) and old[i] == 1:
+                i += 1
+        groups.append((range(start_i, i), range(start_j, j)))
+    return groups
+
+
+def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
+    """Do to a compact array what a view from shape ``old`` to shape ``new`` does to the tensor.
+
+    Example:
+        >>> view_array(torch.arange(4).view(1, 4, 1), (9, 4, 2), (9, 2, 2, 2)).flatten().tolist()
+        [0, 1, 2, 3]
+        >>> view_array(torch.arange(4).view(1, 4, 1), (9, 4, 2), (9, 8)).flatten().tolist()
+        [0, 0, 1, 1, 2, 2, 3, 3]
+    """
+    source, target = list(array.shape), [1] * len(new)
+    for left, right in _view_groups(old, new):
+        if any(array.size(d) > 1 for d in left):
+            for d in left:
+                source[d] = old[d]
+            for d in right:
+                target[d] = new[d]
+    return array.expand(source).reshape(target)

@@ -1,0 +1,94 @@
+"""From a model and masks to a plan: trace, propagate, constants, use, decision, slices and folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.compact import stored_tensors
+from engine.constants import Constants
+from engine.demands import structure_of
+from engine.folds import folds_of
+from engine.graph import Graph
+from engine.keep import Kept, decide
+from engine.plan import Plan
+from engine.propagate import Structure
+from engine.rule import Registry
+from engine.slices import Slice, slice_from_mask
+from engine.use import Use
+
+__all__ = ["Analysis", "analyse", "plan_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """All that is known of a masked model.
+
+    Attributes:
+        structure: how its axes hang together.
+        kept: what stays.
+        plan: how to get there.
+    """
+
+    structure: Structure
+    kept: Kept
+    plan: Plan
+
+
+def canonical_tensors(model: nn.Module, graph: Graph) -> dict[str, Tensor]:
+    """Return parameters and buffers of a model by the canonical names of a graph."""
+    return {name: t for name, t in stored_tensors(model).items() if graph.aliases.get(name) == name}
+
+
+def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str, Tensor] | None) -> Analysis:
+    """Decide what can be removed from a masked model, and plan it.
+
+    Args:
+        model: gives the weights; it is only read.
+        graph: its recorded program.
+        rules: what is known of ops.
+        masks: canonical masks, or None to read zeros from the weights.
+
+    Raises:
+        StaleGraphError: where the graph is not of this model as it is now.
+    """
+    graph.check_fresh(model)
+    structure = structure_of(graph, rules)
+    constants = Constants(graph, rules, canonical_tensors(model, graph), masks)
+    kept = decide(structure, constants, Use(structure, constants))
+    return Analysis(structure, kept, plan_of(kept, masks or {}))
+
+
+def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
+    """Write a decision down as a plan."""
+    graph = kept.shrunk.structure.graph
+    slices: dict[str, Slice] = {}
+    for name, value in graph.stored.items():
+        mask = kept.shrunk.mask(value)
+        if mask is not None:
+            slices[name] = slice_from_mask(value.shape, mask, name)
+    return Plan(
+        slices=slices,
+        masks=_inner_masks(masks, slices),
+        folds=tuple(folds_of(kept, slices)),
+        attributes=kept.shrunk.attributes(),
+        notes=tuple(dict.fromkeys((*kept.pinned, *graph.notes))),
+    )
+
+
+def _inner_masks(masks: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> dict[str, Tensor]:
+    """Masks of what stays, where anything in it is masked."""
+    inner = {}
+    for name, mask in masks.items():
+        if not mask.all():
+            rest = slices[name].apply(mask.expand(slices[name].before)) if name in slices else mask
+            if not rest.all():
+                inner[name] = rest if name in slices else _materialised(mask)
+    return inner
+
+
+def _materialised(mask: Tensor) -> Tensor:
+    return mask.to(torch.bool).contiguous()

@@ -1,0 +1,188 @@
+"""Prove a compaction: masked and compacted model compute the same, inside as well as at the output.
+
+On randomised mobile nets the output hardly depends on the input, so that comparing outputs alone hides wrongly removed
+channels. What every norm and every contraction puts out is compared too, channel by channel, each relative to that channel's
+own size. Channels are compared by random projections: for ``r ~ N(0, I)`` the expected square of ``<r, a - b>`` is
+``|a - b|²``, so a few of them find any difference, and nothing large has to be stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.errors import VerificationError
+from engine.recorder import signature, tensors_in
+from engine.tracer import call_model, evaluation
+from engine.witness import Witness
+
+__all__ = ["Certificate", "Observation", "compare", "observe"]
+
+_PROJECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict on a compaction.
+
+    Attributes:
+        verified: whether numbers were compared; False where only shapes were predicted (``confidence=0``).
+        max_error: largest relative error found.
+        tolerance: what it was held against.
+        dtype: dtype of the comparison.
+        samples: random samples that were run.
+        shapes: shapes of the inputs that were run.
+        compared: number of tensors compared inside the model, per run.
+        exact_in_train: whether train mode is exact too (no constant was folded).
+        notes: what could not be compared, and why.
+    """
+
+    verified: bool = False
+    max_error: float = math.nan
+    tolerance: float = math.nan
+    dtype: str = ""
+    samples: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    compared: int = 0
+    exact_in_train: bool = False
+    notes: tuple[str, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the certificate as primitives."""
+        state = asdict(self)
+        return state | {"shapes": [list(s) for s in self.shapes], "notes": list(self.notes)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Certificate:
+        """Read what `state_dict` wrote."""
+        known = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
+        known["shapes"] = tuple(tuple(int(n) for n in s) for s in known.get("shapes", ()))
+        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+
+    def __str__(self) -> str:
+        train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
+        lines = [f"exact in {train}"]
+        if self.verified:
+            lines = [
+                f"verified: relative error {self.max_error:.1e} (tolerance {self.tolerance:.0e}, {self.dtype}) on "
+                f"{self.samples} samples, outputs and {self.compared} inner tensors; {lines[0]}"
+            ]
+        else:
+            lines = [f"not verified by numbers (confidence=0); by the rules {lines[0]}"]
+        return "Certificate: " + "\n  ".join([*lines, *self.notes])
+
+
+@dataclass
+class Observation:
+    """Projections of what a model computed.
+
+    Attributes:
+        inner: per observed node (channels, projections), with the norm of each channel.
+        outputs: the outputs.
+        runs: number of observed calls.
+    """
+
+    inner: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    outputs: list[Tensor] = field(default_factory=list)
+    runs: int = 0
+
+
+class _Observer(TorchDispatchMode):
+    """Projects the outputs of the witness's nodes as they are computed."""
+
+    def __init__(self, witness: Witness, channels: Sequence[Tensor | None], found: Observation) -> None:
+        super().__init__()
+        self._witness, self._channels, self._found = witness, channels, found
+        self._ops = {node.op for node in witness.nodes}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op; look at its output if it is the next of the witness's nodes."""
+        out = func(*args, **(kwargs or {}))
+        if signature(func).op in self._ops:
+            self._look(signature(func).op, next(tensors_in(out)))
+        return out
+
+    def _look(self, op: str, out: Tensor) -> None:
+        position, self._found.runs = self._found.runs, self._found.runs + 1
+        if position >= len(self._witness.nodes) or self._witness.nodes[position].op != op:
+            return
+        channels = self._channels[position]
+        if channels is None or len(channels):
+            rows = out.movedim(self._witness.dims[position], 0).flatten(1)
+            rows = rows if channels is None else rows.index_select(0, channels.to(rows.device))
+            generator = torch.Generator().manual_seed(position)
+            random = torch.randn(rows.size(1), _PROJECTIONS, generator=generator, dtype=torch.float32)
+            projected = rows @ random.to(rows)
+            self._found.inner[position] = (projected.cpu().double(), rows.norm(dim=1).cpu().double())
+
+
+def observe(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    witness: Witness,
+    channels: Sequence[Tensor | None],
+) -> Observation:
+    """Run a model in eval mode with other parameters and buffers, and look inside.
+
+    Args:
+        model: is left as it was.
+        tensors: parameters and buffers to run it with.
+        inputs: positional and keyword arguments.
+        witness, channels: what to look at.
+    """
+    found = Observation()
+    with evaluation(model), torch.inference_mode(), _Observer(witness, channels, found):
+        torch.manual_seed(0)
+        out = torch.func.functional_call(_Call(model), {f"model.{n}": t for n, t in tensors.items()}, inputs)
+    found.outputs = [t.detach().cpu() for t in tensors_in(out)]
+    return found
+
+
+class _Call(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return call_model(self.model, args, kwargs)
+
+
+def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
+    """Return the largest relative error between two observations, and where it is.
+
+    Raises:
+        VerificationError: where the runs did not make the same calls, or the reference is not finite.
+    """
+    if reference.runs != compacted.runs or [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
+        raise VerificationError("The compacted model takes another path through its code than the masked one.")
+    worst, where = 0.0, "the output"
+    for old, new in zip(reference.outputs, compacted.outputs, strict=True):
+        scale = float(old.abs().max()) if old.numel() else 0.0
+        if not math.isfinite(scale):
+            raise VerificationError("The masked model's own output is not finite on random inputs; nothing to compare.")
+        worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
+    for position, (projected, norms) in reference.inner.items():
+        error = _inner_error(projected, norms, compacted.inner[position][0], tolerance)
+        if error > worst:
+            worst, where = error, repr(witness.nodes[position])
+    return worst, where
+
+
+def _relative(difference: float, scale: float) -> float:
+    return difference / scale if scale > 0 else (0.0 if difference == 0 else math.inf)
+
+
+def _inner_error(projected: Tensor, norms: Tensor, other: Tensor, tolerance: float) -> float:
+    """Relative error per channel; what is so small that rounding hides it is measured against the largest channel."""
+    resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
+    floor = 100 * resolution / tolerance * float(norms.max())
+    error = (projected - other).abs().amax(1) / norms.clamp(min=max(floor, 1e-300))
+    worst = float(error.max())
+    return worst if math.isfinite(worst) else math.inf

@@ -1,0 +1,145 @@
+"""Apply a plan to a model and its optimizers, all or nothing.
+
+The objects stay: modules, parameters and buffers are the same before and after, only their data and some integer attributes
+are exchanged, so that optimizers, hooks and averaged copies keep what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.errors import PlanError
+from engine.folds import Fold
+from engine.slices import Slice
+
+__all__ = ["Compaction", "OptimizerLike"]
+
+OptimizerLike = Optimizer | Sequence[Optimizer] | None
+
+
+class Compaction:
+    """A prepared change of a model. Everything new is computed and checked before anything is exchanged.
+
+    Args:
+        slices, masks, folds, attributes: of a `Plan`.
+        model: the model to change.
+        optimizers: whose state shrinks along.
+
+    Raises:
+        PlanError: where something does not fit; the model has not been touched.
+    """
+
+    def __init__(
+        self,
+        slices: Mapping[str, Slice],
+        masks: Mapping[str, Tensor],
+        folds: Sequence[Fold],
+        attributes: Mapping[str, Mapping[str, int]],
+        model: nn.Module,
+        optimizers: OptimizerLike = None,
+    ) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._redo: list[Callable[[], None]] = []
+        stored = stored_tensors(model)
+        modules = dict(model.named_modules())
+        known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
+        self._optimizers = [o for o in known if o is not None]
+        missing = [n for n in {*slices, *masks, *(f.name for f in folds)} if n not in stored]
+        if missing or any(m not in modules for m in attributes):
+            lacking = [*missing, *(m for m in attributes if m not in modules)]
+            raise PlanError(f"The plan is of another model: this one has no {lacking[0]!r}.")
+        for name in sorted({*slices, *masks, *(f.name for f in folds)}):
+            mine = [fold for fold in folds if fold.name == name]
+            self._prepare(name, stored[name], slices.get(name), masks.get(name), mine)
+        for name, values in attributes.items():
+            self._prepare_attributes(name, modules[name], values)
+
+    def _prepare(
+        self, name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
+    ) -> None:
+        if cut is not None and tuple(tensor.shape) != cut.before:
+            raise PlanError(
+                f"The plan was made when {name!r} had shape {cut.before}; here it has {tuple(tensor.shape)}. "
+                "Apply it to the un-compacted model that it was made for."
+            )
+        with torch.no_grad():
+            new = tensor.detach() if cut is None else cut.apply(tensor.detach())
+            if mask is not None:
+                if torch.broadcast_shapes(mask.shape, new.shape) != new.shape:
+                    raise PlanError(f"The mask of {name!r} has shape {tuple(mask.shape)}, not {tuple(new.shape)}.")
+                new = new * mask.to(new.device)
+            for fold in folds:
+                new = fold.apply(new)
+        self._exchange(tensor, new)
+        if cut is not None:
+            for optimizer in self._optimizers:
+                self._prepare_state(name, optimizer, tensor, cut)
+
+    def _exchange(self, tensor: Tensor, new: Tensor) -> None:
+        old, gradient = tensor.data, tensor.grad
+        self._redo.append(lambda: _swap(tensor, new))
+        self._undo.append(lambda: _swap(tensor, old, gradient))
+
+    def _prepare_state(self, name: str, optimizer: Optimizer, parameter: Tensor, cut: Slice) -> None:
+        state = optimizer.state.get(parameter, {})
+        for key, entry in state.items():
+            if not isinstance(entry, Tensor) or entry.ndim == 0:
+                continue
+            if tuple(entry.shape) != cut.before:
+                raise PlanError(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot be "
+                    f"cut like the parameter {cut.before}. Compact after training, or use another optimizer."
+                )
+            new = cut.apply(entry)
+            self._redo.append(lambda s=state, k=key, n=new: s.__setitem__(k, n))  # type: ignore[misc]
+            self._undo.append(lambda s=state, k=key, o=entry: s.__setitem__(k, o))  # type: ignore[misc]
+
+    def _prepare_attributes(self, name: str, module: nn.Module, values: Mapping[str, int]) -> None:
+        for key, value in values.items():
+            if not isinstance(getattr(module, key, None), int):
+                raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) has no {key!r}.")
+            old = getattr(module, key)
+            self._redo.append(lambda k=key, v=value: setattr(module, k, v))  # type: ignore[misc]
+            self._undo.append(lambda k=key, v=old: setattr(module, k, v))  # type: ignore[misc]
+
+    def commit(self) -> None:
+        """Exchange everything."""
+        for step in self._redo:
+            step()
+
+    def rollback(self) -> None:
+        """Put everything back as it was."""
+        for step in reversed(self._undo):
+            step()
+
+
+def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:
+    """Exchange the data of a tensor in place.
+
+    The detour through another dtype renews autograd's accumulator, which would keep the old shape.
+    """
+    tensor.grad = None
+    detour = torch.float16 if data.dtype != torch.float16 else torch.float32
+    tensor.data = torch.empty(0, dtype=detour, device=data.device)
+    tensor.data = data
+    tensor.grad = gradient
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by every name they have."""
+    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    found.update(model.named_buffers(remove_duplicate=False))
+    return found
+
+
+def names_of(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor once, under its first name."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor

@@ -1,0 +1,140 @@
+"""Forward pass: what is known of every tensor without running the model.
+
+A dead channel is not nothing: it leaves its bias, a norm's β, ``sigmoid(0)`` behind. Each value gets a compact float64 array;
+NaN stands for "varies with the input". A constant that borders disturb in the same way in all channels (zero padding in an
+average, a sum over positions) is a *profile*: the constant times one common map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.arrays import along, compact
+from engine.contraction import Contraction
+from engine.graph import Graph, Node, Value
+from engine.rule import Registry
+
+__all__ = ["Constants"]
+
+
+class Constants:
+    """The constants of a graph under given parameters and masks.
+
+    Args:
+        graph, rules: the recorded program.
+        stored: parameters and buffers by canonical name.
+        masks: per canonical name a 0/1 mask in full shape; only masked entries of parameters count as zero. None: whatever
+            is zero in a parameter counts.
+        repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that a dead
+            channel puts out exactly 0.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        rules: Registry,
+        stored: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor] | None = None,
+        repaired: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.repaired = repaired
+        self._stored = stored
+        self._masks = masks
+        self._arrays: dict[int, Tensor] = {}
+        self._connected: dict[int, Tensor] = {}
+        self._profiles: set[int] = set()
+        self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
+        for node in graph.nodes:
+            known = rules.rule(node.op).constants(node, self)
+            for position, value in enumerate(node.outputs):
+                self._arrays[value.index] = _varies(value) if known is None else _clean(known[position])
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """Return the compact array of a value."""
+        found = self._arrays.get(value.index)
+        if found is None:
+            found = self._arrays[value.index] = self._source(value)
+        return found
+
+    def _source(self, value: Value) -> Tensor:
+        if value.name is not None:
+            data = self._stored[value.name].detach()
+            if data.is_meta:
+                return torch.where(self.zero(value), 0.0, math.nan).double()
+            data = data.to("cpu", torch.float64)
+            mask = None if self._masks is None else self._masks.get(value.name)
+            return data if mask is None else data * mask.to("cpu", torch.float64)
+        if value.data is not None and not value.data.is_meta:
+            return compact(value.data.to("cpu", torch.float64))
+        return _varies(value)
+
+    def along(self, value: Value, dim: int) -> Tensor:
+        """Return the constants along a dimension, shape ``(size,)``, NaN where they are not uniform over the others."""
+        return along(self[value], dim, value.shape[dim])
+
+    def zero(self, value: Value) -> Tensor:
+        """Return a compact bool array: where the value is certainly zero, and stays so while training."""
+        if value.name is None:
+            return self[value] == 0
+        data = self._stored[value.name].detach()
+        if value.name in self._parameters and self._masks is not None:
+            mask = self._masks.get(value.name)
+            return torch.zeros([1] * value.ndim, dtype=torch.bool) if mask is None else (mask == 0).cpu()
+        if data.is_meta:
+            return torch.zeros([1] * value.ndim, dtype=torch.bool)
+        return (data == 0).cpu()
+
+    def connected(self, c: Contraction) -> Tensor:
+        """Return which input has a weight that is not zero on which output: bool, (groups, outputs, inputs)."""
+        found = self._connected.get(c.weight.index)
+        if found is None:
+            nonzero = (~self.zero(c.weight)).expand(c.weight.shape)
+            found = self._connected[c.weight.index] = c.canonical(nonzero).any(-1)
+        return found
+
+    def magnitude(self, c: Contraction) -> Tensor:
+        """Return the L1 norm of the weights of each output, masked or not: float64, (groups * outputs,)."""
+        name = c.weight.name
+        weight = self[c.weight] if name is None else self._stored[name].detach()
+        if weight.is_meta:
+            return torch.ones(c.groups * c.outputs, dtype=torch.float64)
+        return c.canonical(weight.abs().double().cpu()).sum((2, 3)).reshape(-1)
+
+    def is_parameter(self, value: Value) -> bool:
+        """Whether a value is a parameter, not a buffer."""
+        return value.name in self._parameters
+
+    def has_profile(self, value: Value) -> bool:
+        """Whether the value's constants hold only up to one common map over positions."""
+        return value.index in self._profiles
+
+    def mark_profile(self, value: Value) -> None:
+        """Say that the value's constants hold only up to one common map over positions."""
+        self._profiles.add(value.index)
+
+    def plain(self, value: Value) -> Tensor:
+        """Return the array of a value for ops that do not keep a common map: what is not zero varies then."""
+        array = self[value]
+        return torch.where(array == 0, array, math.nan) if self.has_profile(value) else array
+
+
+def _varies(value: Value) -> Tensor:
+    return torch.full([1] * value.ndim, math.nan, dtype=torch.float64)
+
+
+def _clean(array: Tensor) -> Tensor:
+    """Compact; what is not finite is nothing to compute with."""
+    array = array.to(torch.float64)
+    return compact(torch.where(array.isfinite(), array, math.nan))
+
+
+def varies_where(unknown: Sequence[Tensor], result: Tensor) -> Tensor:
+    """Return ``result`` with NaN where any of the operands is NaN (comparisons and clamps would hide it)."""
+    for operand in unknown:
+        result = torch.where(operand.isnan(), math.nan, result)
+    return result

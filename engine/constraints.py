@@ -1,0 +1,127 @@
+"""What must hold between slots beyond "these go together": counts that agree, and layers that keep something.
+
+A constraint only ever asks to keep more, so that a closure over all of them ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Constraint", "Equal", "Grouped", "NonEmpty"]
+
+
+def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
+    """Return the best removed labels of each row, as many as the row is short of, flat."""
+    rank = score[labels].masked_fill(kept, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    wanted = torch.arange(labels.size(1)) < short.clamp(min=0)[:, None]
+    return labels.gather(1, rank)[wanted]
+
+
+@dataclass(frozen=True, eq=False)
+class Constraint:
+    """Base: ``missing`` returns slots to keep in addition, empty where the constraint holds."""
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Return the slots that have to be kept too.
+
+        Args:
+            keep: bool per slot.
+            score: importance per slot; where there is a choice the higher one is kept.
+        """
+        raise NotImplementedError
+
+    def resolve(self, roots: Tensor) -> Constraint:
+        """Return the constraint on representatives."""
+        raise NotImplementedError
+
+    def sites(self) -> list[Tensor]:
+        """Return the label sets that a slot must be told apart by: equal numbers go from each."""
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class NonEmpty(Constraint):
+    """At least one of the slots stays: a layer keeps an output."""
+
+    labels: Tensor
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Ask for the best slot where none is kept."""
+        if keep[self.labels].any():
+            return self.labels[:0]
+        return self.labels[score[self.labels].argmax()][None]
+
+    def resolve(self, roots: Tensor) -> NonEmpty:
+        """Return the constraint on representatives."""
+        return replace(self, labels=roots[self.labels].unique())
+
+
+@dataclass(frozen=True, eq=False)
+class Equal(Constraint):
+    """The rows keep equally many: the pieces of a chunk.
+
+    Attributes:
+        rows: labels, shape (pieces, size).
+    """
+
+    rows: Tensor
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Ask for more in the rows that keep fewer than the fullest."""
+        kept = keep[self.rows]
+        count = kept.sum(1)
+        return _fill(self.rows, kept, count.max().clamp(min=1) - count, score)
+
+    def resolve(self, roots: Tensor) -> Equal:
+        """Return the constraint on representatives."""
+        return replace(self, rows=roots[self.rows])
+
+    def sites(self) -> list[Tensor]:
+        """Each piece is a site."""
+        return list(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(Constraint):
+    """A grouped convolution: its groups keep equally many inputs and equally many outputs, or go as a whole.
+
+    Attributes:
+        inputs: labels, shape (groups, inputs per group), or None where the input cannot shrink.
+        outputs: labels, shape (groups, outputs per group).
+        removable: whether whole groups may go.
+    """
+
+    inputs: Tensor | None
+    outputs: Tensor
+    removable: bool
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Ask for more in the groups that stay and keep fewer than the fullest."""
+        outputs = keep[self.outputs]
+        active = outputs.any(1)
+        if self.inputs is None or not self.removable:
+            active = torch.ones_like(active)
+        else:
+            active = active | keep[self.inputs].any(1)
+        if not active.any():
+            active[0] = True
+        asked = []
+        for labels in (self.inputs, self.outputs):
+            if labels is not None:
+                kept = keep[labels]
+                count = kept.sum(1)
+                short = (count[active].max().clamp(min=1) - count) * active
+                asked.append(_fill(labels, kept, short, score))
+        return torch.cat(asked)
+
+    def resolve(self, roots: Tensor) -> Grouped:
+        """Return the constraint on representatives."""
+        inputs = None if self.inputs is None else roots[self.inputs]
+        return replace(self, inputs=inputs, outputs=roots[self.outputs])
+
+    def sites(self) -> list[Tensor]:
+        """Each group's inputs and outputs are sites."""
+        return [*([] if self.inputs is None else self.inputs), *self.outputs]

@@ -1,0 +1,73 @@
+"""One view of every op that contracts channels with a weight: ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``.
+
+Convolutions, transposed convolutions and linear layers differ in how the weight is laid out; here it is always
+(groups, outputs per group, inputs per group, kernel).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.graph import Value
+
+__all__ = ["Contraction"]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """How a node contracts.
+
+    Attributes:
+        input, weight, bias, output: the values involved.
+        input_dim, output_dim: the channel dimension of input and output.
+        groups: number of groups.
+        transposed: whether the weight has its inputs first, as transposed convolutions have.
+        bordered: whether a constant input gives an output that is not the same everywhere (zero padding, transposed
+            convolution), so that only another constant channel, and no bias, can stand in for it.
+    """
+
+    input: Value
+    weight: Value
+    bias: Value | None
+    output: Value
+    input_dim: int
+    output_dim: int
+    groups: int
+    transposed: bool
+    bordered: bool
+
+    @property
+    def outputs(self) -> int:
+        """Outputs per group."""
+        return self.output.shape[self.output_dim] // self.groups
+
+    @property
+    def inputs(self) -> int:
+        """Inputs per group."""
+        return self.input.shape[self.input_dim] // self.groups
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is its own group, so that input and output are one slot."""
+        return self.groups > 1 and self.inputs == 1 and self.outputs == 1
+
+    def canonical(self, weight: Tensor) -> Tensor:
+        """View a weight as (groups, outputs, inputs, kernel elements)."""
+        if self.transposed:
+            return weight.reshape(self.groups, self.inputs, self.outputs, -1).transpose(1, 2)
+        return weight.reshape(self.groups, self.outputs, self.inputs, -1)
+
+    def layout(self, array: Tensor) -> Tensor:
+        """Bring a (groups, outputs | 1, inputs | 1) array into the weight's layout, compact."""
+        groups, outputs, inputs = array.shape
+        tail = [1] * (self.weight.ndim - 2)
+        if self.transposed:
+            rows = array.transpose(1, 2)
+            if groups == 1 or inputs == self.inputs and outputs == 1:
+                return rows.reshape(groups * inputs, outputs, *tail)
+            return rows.expand(-1, self.inputs, -1).reshape(groups * self.inputs, outputs, *tail)
+        if groups == 1 or outputs == self.outputs and inputs == 1:
+            return array.reshape(groups * outputs, inputs, *tail)
+        return array.expand(-1, self.outputs, -1).reshape(groups * self.outputs, inputs, *tail)

@@ -1,0 +1,170 @@
+"""The recorded program of a model: plain data, with a check of its own.
+
+A `Value` is a tensor as it flows: an input, a parameter or buffer, a captured constant, or the result of a node. A `Node`
+is one call of an op. Both are frozen; analyses keep their findings in tables of their own, keyed by ``Value.index``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import StaleGraphError, TraceError
+
+__all__ = ["Graph", "Node", "Value", "walk_values"]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of the recorded program.
+
+    Attributes:
+        index: position in ``graph.values``.
+        shape: its sizes with the example input.
+        dtype: its dtype.
+        name: full name where it is a parameter or a registered buffer, else None.
+        data: the tensor itself where it is a constant that no module registers, else None.
+        producer: index of the node that makes it, or None.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str | None = None
+    data: Tensor | None = None
+    producer: int | None = None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is a parameter or buffer, so that it can be made smaller."""
+        return self.name is not None
+
+    def __repr__(self) -> str:
+        return f"%{self.index}{'' if self.name is None else ':' + self.name}{list(self.shape)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One call of an op.
+
+    Attributes:
+        index: position in ``graph.nodes``.
+        op: name of the op without overload and without the underscore of an in-place form, e.g. ``"relu"``; ops outside
+            of ``aten`` carry their namespace, e.g. ``"torchvision::nms"``.
+        target: the overload that was called.
+        args: every argument by name, defaults filled in; tensors are `Value`.
+        sizes: for integers among the arguments, by their place (``("size", 1)``), the expression they came from.
+        inputs: the values among the arguments, in order.
+        outputs: the values it makes.
+        module: name of the module that called it.
+        path: ``"eval"``, or ``"train"`` for what only runs while training (auxiliary heads).
+        location: source file and line of the call in the user's code.
+    """
+
+    index: int
+    op: str
+    target: Any
+    args: Mapping[str, Any]
+    sizes: Mapping[tuple[str, int], Any]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    module: str
+    path: str = "eval"
+    location: str = ""
+
+    @property
+    def output(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
+
+    def __repr__(self) -> str:
+        place = f" in {self.module!r}" if self.module else ""
+        return f"{self.op}{place}{' (' + self.location + ')' if self.location else ''}"
+
+
+def walk_values(tree: Any) -> Iterator[Value]:
+    """Yield the values in nested lists, tuples and mappings, in order."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from walk_values(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from walk_values(item)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What a model does with an example input.
+
+    Attributes:
+        nodes: in the order of execution; those of the evaluation path first.
+        values: all values.
+        inputs: values of the example inputs.
+        outputs: values that the model returns, of both paths.
+        stored: parameters and buffers that the program reads, by canonical name.
+        aliases: every name of a parameter or buffer -> its canonical name (tied weights).
+        attributes: per module the integers among its attributes.
+        types: per module the name of its class.
+        args, kwargs: the example inputs.
+        notes: what could not be recorded, for the reader.
+    """
+
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    stored: Mapping[str, Value]
+    aliases: Mapping[str, str]
+    attributes: Mapping[str, Mapping[str, int]]
+    types: Mapping[str, type[nn.Module]]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def verify(self) -> None:
+        """Check that every value is made before it is used and is listed at its own index.
+
+        Raises:
+            TraceError: naming the node that reads what does not exist yet.
+        """
+        made = {v.index for v in self.values if v.producer is None}
+        for position, node in enumerate(self.nodes):
+            missing = [v for v in node.inputs if v.index not in made]
+            if missing or node.index != position:
+                raise TraceError(f"The recorded graph is broken at {node!r}: it reads {missing} before it is made.")
+            made.update(v.index for v in node.outputs)
+        if any(v.index != i for i, v in enumerate(self.values)) or any(v.index not in made for v in self.outputs):
+            raise TraceError("The recorded graph is broken: a value is listed under another index or never made.")
+
+    def users(self) -> dict[int, list[Node]]:
+        """Return the nodes that read each value, by value index."""
+        table: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                table.setdefault(value.index, []).append(node)
+        return table
+
+    def check_fresh(self, model: nn.Module) -> None:
+        """Check that ``model`` still has the shapes that the graph was recorded with.
+
+        Raises:
+            StaleGraphError: naming the first parameter or buffer that is gone or has another shape.
+        """
+        now = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        for name, value in self.stored.items():
+            if name not in now or tuple(now[name].shape) != value.shape:
+                have = f"has shape {tuple(now[name].shape)} now" if name in now else "is gone"
+                raise StaleGraphError(
+                    f"The graph was recorded when {name!r} had shape {value.shape}; it {have}. Call engine.trace again."
+                )

@@ -1,0 +1,210 @@
+"""Dependency groups: which parameter entries go together, as users and criteria see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.arrays import support
+from engine.clusters import clusters
+from engine.contraction import Contraction
+from engine.demands import structure_of
+from engine.errors import InputError
+from engine.graph import Graph, Value
+from engine.ops import RULES
+from engine.propagate import Structure
+from engine.rule import Registry
+from engine.tracer import trace
+
+__all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "producers_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A parameter, as far as it belongs to a group.
+
+    Attributes:
+        parameter: its full name.
+        role: ``"out"`` for weight and bias of a layer that puts the units out, ``"norm"`` for those of a norm, ``"in"`` for
+            the input columns of a layer that reads them, ``"scale"`` for parameters that are combined point by point.
+        units: int64, broadcastable to the parameter; the unit of each entry, -1 where it is not of the group.
+        shape: shape of the parameter.
+    """
+
+    parameter: str
+    role: str
+    units: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Channels (units) that touch the same parameters, each of which can be removed as a whole.
+
+    Attributes:
+        name: the first layer that puts the units out; ``#2`` and so on where a layer feeds several groups.
+        layers: all layers that put them out, by first use.
+        size: number of units.
+        members: the parameters involved.
+        reason: why the group has to stay whole, or None.
+        rows: int64 ``(size,)``; units of different rows must go in equal numbers (groups of a convolution, chunks).
+        slots: int64 ``(size,)``, the slot behind each unit.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    size: int
+    members: tuple[Member, ...]
+    reason: str | None
+    rows: Tensor
+    slots: Tensor
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.size} units" + (f" (stays: {self.reason})" if self.reason else "")
+        return "\n".join([head, *(f"  {m.role:<5} {m.parameter} {list(m.shape)}" for m in self.members)])
+
+
+def dependency_groups(
+    model: nn.Module, example_inputs: Any, *, graph: Graph | None = None, rules: Registry = RULES
+) -> list[Group]:
+    """Return the dependency groups of a model, by first use.
+
+    Args:
+        model: it is only read.
+        example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        graph: a graph of this model, to save recording it.
+        rules: what is known of ops.
+
+    Raises:
+        TraceError: where the model rejects the example inputs, or the graph is stale.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> print(dependency_groups(net, torch.zeros(1, 3, 8, 8))[0])
+        0: 4 units
+          out   0.weight [4, 3, 1, 1]
+          out   0.bias [4]
+          norm  1.weight [4]
+          norm  1.bias [4]
+          in    3.weight [2, 4, 1, 1]
+    """
+    graph = trace(model, example_inputs) if graph is None else graph
+    graph.check_fresh(model)
+    return groups_of(structure_of(graph, rules), {name for name, _ in model.named_parameters()})
+
+
+def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
+    """Return the groups of a structure; ``parameters`` names what may be a member."""
+    root = structure.roots == torch.arange(len(structure.roots))
+    numbered = clusters(structure, structure.born & root, balanced=False)
+    rows = clusters(structure, structure.born & root)
+    producers = producers_of(structure)
+    members = _members(structure, numbered, set(parameters))
+    found: list[Group] = []
+    taken: dict[str, int] = {}
+    for number in _by_first_use(numbered, producers):
+        slots = (numbered == number).nonzero()[:, 0]
+        layers = tuple(dict.fromkeys(name for name, made in producers if (numbered[made] == number).any()))
+        taken[layers[0]] = taken.get(layers[0], 0) + 1
+        name = layers[0] if taken[layers[0]] == 1 else f"{layers[0]}#{taken[layers[0]]}"
+        row = rows[slots].unique(return_inverse=True)[1]
+        reason = structure.slots.why(slots)
+        found.append(Group(name, layers, len(slots), tuple(members.get(number, ())), reason, row, slots))
+    return found
+
+
+def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
+    """(module, slots that it puts out) per contraction, in order of execution."""
+    found = []
+    for node, c in structure.contractions():
+        made = structure.along(c.output, c.output_dim)
+        if made is not None:
+            found.append((node.module, made))
+    return found
+
+
+def _by_first_use(numbered: Tensor, producers: list[tuple[str, Tensor]]) -> list[int]:
+    order: dict[int, None] = {}
+    for _, made in producers:
+        order.update(dict.fromkeys(n for n in numbered[made].unique_consecutive().tolist() if n >= 0))
+    return list(order)
+
+
+def _members(structure: Structure, numbered: Tensor, parameters: set[str]) -> dict[int, list[Member]]:
+    unit = torch.full_like(numbered, -1)
+    for number in numbered[numbered >= 0].unique().tolist():
+        slots = (numbered == number).nonzero()[:, 0]
+        unit[slots] = torch.arange(len(slots))
+    roles = _roles(structure)
+    found: dict[int, list[Member]] = {}
+    for name, value in structure.graph.stored.items():
+        for layer in structure.of(value) if name in parameters else ():
+            of = numbered[layer]
+            for number in of[of >= 0].unique().tolist():
+                units = torch.where(of == number, unit[layer], -1)
+                found.setdefault(number, []).append(Member(name, roles(value, layer), units, value.shape))
+    return found
+
+
+def _roles(structure: Structure) -> Any:
+    """Return (value, layer) -> role."""
+    weights: dict[int, Contraction] = {}
+    biases: set[int] = set()
+    norms: set[int] = set()
+    for node in structure.graph.nodes:
+        c = structure.rules.contraction(node)
+        if c is not None:
+            weights.setdefault(c.weight.index, c)
+            biases |= set() if c.bias is None else {c.bias.index}
+        elif structure.rules.rule(node.op).normalises:
+            norms |= {v.index for v in node.inputs if v.stored}
+
+    def role(value: Value, layer: Tensor) -> str:
+        if value.index in weights:
+            c = weights[value.index]
+            touched = support(layer)
+            return "out" if (touched == (0,)) != c.transposed or c.depthwise else "in"
+        return "out" if value.index in biases else "norm" if value.index in norms else "scale"
+
+    return role
+
+
+def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return masks that remove units from every parameter that puts them out.
+
+    Args:
+        groups: dependency groups of a model.
+        keep: group name -> bool ``(size,)``, which units stay; groups that are not named stay whole.
+
+    Returns:
+        ``{module: {parameter: float mask}}`` in full parameter shape (expanded, not materialised).
+
+    Raises:
+        InputError: for a name that no group has, or a wrong length.
+    """
+    known = {group.name: group for group in groups}
+    masks: dict[str, Tensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, stays in keep.items():
+        if name not in known or tuple(stays.shape) != (known[name].size,):
+            have = f"it has {known[name].size} units" if name in known else f"known are {', '.join(known)}"
+            raise InputError(f"`keep` names the group {name!r} with shape {tuple(stays.shape)}; {have}.")
+        for parameter, mask, shape in _member_masks(known[name], stays):
+            masks[parameter] = mask * masks[parameter] if parameter in masks else mask
+            shapes[parameter] = shape
+    found: dict[str, dict[str, Tensor]] = {}
+    for parameter, mask in masks.items():
+        module, _, key = parameter.rpartition(".")
+        found.setdefault(module, {})[key] = mask.expand(shapes[parameter])
+    return found
+
+
+def _member_masks(group: Group, stays: Tensor) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
+    flags = torch.cat([stays.cpu().float(), torch.ones(1)])  # unit -1 is not of the group
+    for member in group.members:
+        if member.role != "in":
+            yield member.parameter, flags[member.units], member.shape

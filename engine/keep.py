@@ -1,0 +1,223 @@
+"""Which slots stay: what is alive, what constraints ask for, and the carriers of constants.
+
+A slot is alive where a contraction uses it and it varies there. A removed slot that is a constant ``c`` at a consumer is
+folded: into the consumer's bias or the running mean behind it, or, where a border makes the constant's share differ from
+place to place, into the weight column of another constant channel of the same consumer, its *carrier*.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.constants import Constants
+from engine.contraction import Contraction
+from engine.demands import touching, unmet_demands
+from engine.graph import Node, Value
+from engine.propagate import Structure
+from engine.shrink import Shrunk
+from engine.use import Use
+
+__all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide"]
+
+# A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
+_NOT_TINY = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Consumer:
+    """A contraction as its inputs see it.
+
+    Attributes:
+        node, contraction: the call.
+        slots: slot of each input position, shape (groups * inputs,).
+        constants: the constant at each position, NaN where it varies.
+        used: whether a used output has a weight on the position.
+        bordered: whether constants differ from place to place, so that only a carrier can take them.
+        sink: the value that takes constants up where they need no carrier, or None.
+    """
+
+    node: Node
+    contraction: Contraction
+    slots: Tensor
+    constants: Tensor
+    used: Tensor
+    bordered: bool
+    sink: Value | None
+
+    @property
+    def carried(self) -> bool:
+        """Whether only a carrier can take up constants."""
+        return self.bordered or self.sink is None
+
+    def removed(self, keep: Tensor) -> Tensor:
+        """Positions that are removed and leave a constant behind."""
+        return self.used & ~keep[self.slots] & (self.constants != 0)
+
+    def needs(self, keep: Tensor) -> Iterator[Tensor]:
+        """Yield, per group of channels without a carrier, the slots that could be one."""
+        removed = self.removed(keep)
+        if not self.carried or not removed.any():
+            return
+        size = self.contraction.inputs
+        for group in removed.view(-1, size).any(1).nonzero()[:, 0].tolist():
+            rows = slice(group * size, (group + 1) * size)
+            strength = self.constants[rows].nan_to_num(0.0).abs()
+            able = strength > _NOT_TINY * strength[removed[rows]].max()
+            if not (able & keep[self.slots[rows]]).any():
+                yield self.slots[rows][able]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The decision: which slots stay, and why it loses nothing.
+
+    Attributes:
+        shrunk: the slots that stay, and what values look like then.
+        carriers: slots that stay only to carry constants.
+        consumers: all contractions with slots at their input.
+        constants, use: the analyses behind the decision.
+        pinned: reasons for slots that stay because of a size written in the code.
+    """
+
+    shrunk: Shrunk
+    carriers: Tensor
+    consumers: tuple[Consumer, ...]
+    constants: Constants
+    use: Use
+    pinned: tuple[str, ...] = ()
+
+
+def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Consumer, ...]:
+    """Return all contractions whose input channels are slots; a depthwise one only passes its slots on."""
+    users = structure.graph.users()
+    found = []
+    for node, c in structure.contractions():
+        slots = structure.along(c.input, c.input_dim)
+        if slots is None or c.depthwise:
+            continue
+        wanted = use.along(c.output, c.output_dim).view(c.groups, c.outputs, 1)
+        used = (constants.connected(c) & wanted).any(1).reshape(-1)
+        if used.any():
+            sink = _sink(structure, c, users)
+            known = constants.along(c.input, c.input_dim)
+            bordered = c.bordered or constants.has_profile(c.input)
+            found.append(Consumer(node, c, slots, known, used, bordered, sink))
+    return tuple(_merged(found))
+
+
+def _merged(found: list[Consumer]) -> Iterator[Consumer]:
+    """A weight that is called several times is used where any of the calls uses it."""
+    used: dict[int, Tensor] = {}
+    for consumer in found:
+        key = consumer.contraction.weight.index
+        used[key] = consumer.used | used.get(key, consumer.used)
+    for consumer in found:
+        yield replace(consumer, used=used[consumer.contraction.weight.index])
+
+
+def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) -> Value | None:
+    """The bias; or else the running mean of the norm that alone reads the output, at each call of the weight."""
+    if c.bias is not None:
+        weights = {reader.args.get("weight") for reader in users[c.bias.index]}
+        return c.bias if c.bias.stored and len(weights) == 1 else None
+    outputs = {v.index for v in structure.graph.outputs}
+    means: set[Value] = set()
+    norms: list[Node] = []
+    for call in users[c.weight.index]:
+        readers = users.get(call.output.index, [])
+        absorbs = structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
+        mean = None if absorbs is None or call.output.index in outputs else absorbs(readers[0])
+        if mean is None:
+            return None
+        means.add(mean)
+        norms += readers
+    mean = means.pop()
+    return mean if not means and users[mean.index] == norms else None
+
+
+def alive(structure: Structure, found: tuple[Consumer, ...]) -> Tensor:
+    """Return a bool per slot: frozen, not born at a contraction, or used by a contraction where it varies."""
+    keep = ~structure.free()
+    keep &= structure.roots == torch.arange(len(structure.roots))
+    calls: dict[int, list[Consumer]] = {}
+    for consumer in found:
+        needed = consumer.used & consumer.constants.isnan()
+        keep[consumer.slots[needed]] = True
+        if consumer.carried and not consumer.contraction.weight.stored:  # nothing can be folded into a weight that is computed at each call
+            keep[consumer.slots[consumer.used & (consumer.constants != 0)]] = True
+        calls.setdefault(consumer.contraction.weight.index, []).append(consumer)
+    for same in calls.values():  # one weight, several calls: it can be folded once only, so constants must agree
+        for one, other in zip(same[1:], same[:-1], strict=True):
+            differ = (one.used | other.used) & ~((one.constants == other.constants) & (one.bordered == other.bordered))
+            for consumer in same:
+                keep[consumer.slots[differ]] = True
+    return keep
+
+
+def closed(structure: Structure, keep: Tensor, score: Tensor) -> Tensor:
+    """Keep more until all constraints hold."""
+    while True:
+        before = int(keep.sum())
+        for constraint in structure.constraints:
+            keep[constraint.missing(keep, score)] = True
+        if int(keep.sum()) == before:
+            return keep
+
+
+def _cover(needs: list[Tensor]) -> list[int]:
+    """Greedy cover: the fewest slots such that each need has one of its own."""
+    waiting: dict[int, list[int]] = {}
+    for position, need in enumerate(needs):
+        for slot in need.tolist():
+            waiting.setdefault(slot, []).append(position)
+    queue = [(-len(positions), slot) for slot, positions in waiting.items()]
+    heapq.heapify(queue)
+    served: set[int] = set()
+    chosen = []
+    while len(served) < len(needs):
+        count, slot = heapq.heappop(queue)
+        open_positions = [p for p in waiting[slot] if p not in served]
+        if len(open_positions) != -count:
+            if open_positions:
+                heapq.heappush(queue, (-len(open_positions), slot))
+            continue
+        chosen.append(slot)
+        served.update(open_positions)
+    return chosen
+
+
+def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
+    """Decide which slots stay.
+
+    Args:
+        structure: the slots and their constraints.
+        constants, use: what is known of the values.
+
+    Returns:
+        A choice that loses nothing: whatever is removed is unused, or a constant that is folded.
+    """
+    found = consumers(structure, constants, use)
+    keep = alive(structure, found)
+    score = torch.zeros(len(keep))
+    carriers: list[int] = []
+    pinned: list[str] = []
+    while True:
+        keep = closed(structure, keep, score)
+        chosen = _cover([need for consumer in found for need in consumer.needs(keep)])
+        carriers += chosen
+        keep[chosen] = True
+        if chosen:
+            continue
+        shrunk = Shrunk(structure, keep)
+        unmet = list(unmet_demands(shrunk))
+        if not unmet:
+            carried = torch.tensor(sorted(carriers), dtype=torch.long)
+            return Kept(shrunk, carried, found, constants, use, tuple(pinned))
+        for node, reason in unmet:
+            keep[touching(structure, node)] = True
+            pinned.append(reason)

@@ -1,0 +1,115 @@
+"""Masks as users have them: ``{module name: {parameter name: 0/1 tensor}}``, a file of these, or pruning buffers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import MaskError
+
+__all__ = ["Masks", "ZEROS", "canonical_masks", "load_masks", "narrowed", "parameter_name", "read_masks"]
+
+Masks = Mapping[str, Mapping[str, Tensor]]
+"""Module name -> parameter name -> 0/1 tensor in full parameter shape; ``""`` is the root module."""
+
+ZEROS = "zeros"
+"""Stands for "whatever is zero in the weights" where masks are asked for."""
+
+_FORMS = ("{0}", "{0}_orig", "parametrizations.{0}.original0", "parametrizations.{0}.original")
+
+
+def load_masks(masks: Any, map_location: Any = None) -> Masks:
+    """Return masks, read from a file where a path is given (with ``weights_only=True``).
+
+    Raises:
+        MaskError: where the file cannot be read or holds something else.
+    """
+    if isinstance(masks, (str, os.PathLike)):
+        try:
+            masks = torch.load(masks, map_location=map_location, weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            raise MaskError(f"The mask file {os.fspath(masks)!r} cannot be read: {error}") from error
+    if not isinstance(masks, Mapping) or not all(isinstance(m, Mapping) for m in masks.values()):
+        raise MaskError(
+            "Masks are a mapping {module name: {parameter name: tensor}}, or the path of a file that holds one; "
+            f"got {type(masks).__name__}."
+        )
+    return masks
+
+
+def parameter_name(module: str, parameter: str, known: Mapping[str, Any]) -> str | None:
+    """Return the full name of a parameter, also where it is pruned or parametrised; None if there is none."""
+    prefix = f"{module}." if module else ""
+    return next((n for form in _FORMS if (n := prefix + form.format(parameter)) in known), None)
+
+
+def narrowed(mask: Tensor) -> Tensor:
+    """Return a view of size 1 along dimensions that an expanded tensor only repeats."""
+    for dim, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
+
+
+def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
+    """Check masks against a model and return them by canonical parameter name, compact, bool.
+
+    Args:
+        masks: as users give them.
+        model: whose parameters they mask. The names of a tied parameter share the product of their masks.
+
+    Raises:
+        MaskError: for an unknown module or parameter, a wrong shape, or entries that are not 0 or 1.
+    """
+    modules = dict(model.named_modules())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        first.setdefault(id(parameter), name)
+    found: dict[str, Tensor] = {}
+    for module, entries in masks.items():
+        if module not in modules:
+            raise MaskError(f"The masks name a module {module!r} that the model does not have{_like(module, modules)}.")
+        for key, mask in entries.items():
+            name = parameter_name(module, key, parameters)
+            if name is None:
+                have = ", ".join(sorted(n for n, _ in modules[module].named_parameters(recurse=False))) or "none"
+                raise MaskError(f"The masks name a parameter {key!r} of {module!r}, which has: {have}.")
+            clean = _checked(f"{module}.{key}" if module else key, mask, tuple(parameters[name].shape))
+            canonical = first[id(parameters[name])]
+            found[canonical] = clean & found[canonical] if canonical in found else clean
+    return found
+
+
+def _like(name: str, modules: Mapping[str, nn.Module]) -> str:
+    tail = name.rpartition(".")[2]
+    near = [n for n in modules if n and n.rpartition(".")[2] == tail][:3] or [n for n in modules if n][:3]
+    return f" (it has {', '.join(map(repr, near))} …)" if near else ""
+
+
+def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise MaskError(f"The mask of {name!r} is a {type(mask).__name__}, not a tensor.")
+    if tuple(mask.shape) != shape:
+        raise MaskError(f"The mask of {name!r} has shape {tuple(mask.shape)}; the parameter has {shape}.")
+    mask = narrowed(mask.detach()).cpu()
+    kept = mask != 0
+    if mask.is_complex() or mask.dtype != torch.bool and not bool(((mask == 1) | ~kept).all()):
+        raise MaskError(f"The mask of {name!r} has entries other than 0 and 1 (NaN counts as one); masks are 0/1.")
+    return kept
+
+
+def read_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return the masks that `torch.nn.utils.prune` keeps in a model's buffers; empty where there are none."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for module_name, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            key = name.removesuffix("_mask")
+            if key != name and f"{key}_orig" in module._parameters:
+                found.setdefault(module_name, {})[key] = buffer.detach().clone()
+    return found

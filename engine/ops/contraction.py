@@ -1,0 +1,231 @@
+"""Convolutions (1d–3d, dense, grouped, depthwise with any multiplier), transposed convolutions, linear layers.
+
+All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.contraction` for the common view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.constants import Constants
+from engine.constraints import Grouped
+from engine.contraction import Contraction
+from engine.graph import Node
+from engine.ops.samples import chain
+from engine.propagate import Labels
+from engine.rule import Rule, Sample, Shapes
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+
+def _all_equal(numbers: Any, value: int) -> bool:
+    return all(n == value for n in (numbers if isinstance(numbers, (list, tuple)) else [numbers]))
+
+
+def _convolution(node: Node) -> Contraction:
+    a, transposed = node.args, "transpose" in node.op
+    weight, padding = a["weight"], a["padding"]
+    channel = a["input"].ndim - weight.ndim + 1  # an unbatched input has its channels first
+    if transposed:  # each output position sees another part of the kernel, unless the kernel has only one element
+        plain = _all_equal(weight.shape[2:], 1) and _all_equal(a["stride"], 1)
+    else:
+        plain = _all_equal(weight.shape[2:], 1) if padding == "same" else True
+    padded = padding not in ("valid", "same") and not _all_equal(padding, 0)
+    return Contraction(
+        input=a["input"],
+        weight=weight,
+        bias=a["bias"],
+        output=node.output,
+        input_dim=channel,
+        output_dim=channel,
+        groups=a["groups"],
+        transposed=transposed,
+        bordered=padded or not plain,
+    )
+
+
+def _linear(node: Node) -> Contraction:
+    a = node.args
+    last = a["input"].ndim - 1
+    return Contraction(a["input"], a["weight"], a["bias"], node.output, last, last, 1, False, False)
+
+
+def _contract(node: Node, labels: Labels, c: Contraction) -> None:
+    outputs = labels.outputs_of(c)
+    if outputs is None:
+        for value in node.inputs:
+            labels.freeze(value, f"the weight is computed by what has no rule ({node!r})")
+        return
+    for dim in range(2, c.weight.ndim):
+        labels.fix(c.weight, dim)
+    inputs = labels.along(c.input, c.input_dim)
+    if c.depthwise:
+        if inputs is None:
+            labels.slots.freeze(outputs, f"depthwise on channels that cannot go ({node!r})")
+        else:
+            labels.slots.union(inputs, outputs.reshape(-1))
+    else:
+        groups = None if inputs is None else inputs.view(c.groups, c.inputs)
+        if c.inputs > 1 or c.transposed:
+            fixed = groups if groups is not None else torch.zeros(c.groups, c.inputs, dtype=torch.long)
+            labels.add(c.weight, c.layout(fixed[:, None, :]))
+        if c.groups > 1:
+            labels.constraints.append(Grouped(groups, outputs, _can_drop_groups(node, labels)))
+    if c.bias is not None:
+        labels.add(c.bias, outputs.reshape(-1))
+    shape = [-1 if d == c.output_dim else 1 for d in range(c.output.ndim)]
+    labels.add(c.output, outputs.reshape(shape))
+    if c.depthwise and not _can_drop_groups(node, labels):
+        labels.slots.freeze(outputs, f"groups={c.groups} is not an attribute of the layer ({node!r})")
+
+
+def _can_drop_groups(node: Node, labels: Labels) -> bool:
+    """Whether the group count is the owner's attribute, so that it can be changed."""
+    return labels.graph.attributes.get(node.module, {}).get("groups") == node.args["groups"]
+
+
+def _convolution_labels(node: Node, labels: Labels) -> None:
+    c = _convolution(node)
+    spatial = [d for d in range(c.input.ndim) if d != c.input_dim]
+    labels.without(c.input, spatial, f"the kernel of {node!r} runs over it")
+    _contract(node, labels, c)
+
+
+def _linear_labels(node: Node, labels: Labels) -> None:
+    c = _linear(node)
+    labels.along(c.input, c.input_dim)
+    for layer in labels.layers(c.input):
+        if layer.size(-1) == 1:
+            labels.add(c.output, layer)
+    _contract(node, labels, c)
+
+
+def _known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
+    """``c_o = b_o + Σ W[o, i] c_i`` where no input that varies, or meets a border, has a weight that is not zero."""
+    x = constants.along(c.input, c.input_dim).view(c.groups, 1, c.inputs)
+    nonzero = constants.connected(c)
+    profile = c.bordered or constants.has_profile(c.input)
+    varies = x.isnan() | ((x != 0) & profile)
+    unknown = (nonzero & varies).any(-1)
+    if unknown.all():
+        result = torch.full(unknown.shape, math.nan, dtype=torch.float64)
+    else:
+        result = torch.zeros(unknown.shape, dtype=torch.float64)
+        if ((x != 0) & ~varies).any():
+            kernel = c.canonical(constants[c.weight]).sum(-1)
+            result = (kernel * torch.where(nonzero & ~varies, x, 0.0)).sum(-1)
+        if c.bias is not None:
+            bias = constants[c.bias].expand(c.groups * c.outputs).view(c.groups, c.outputs)
+            result = result + torch.where(~nonzero.any(-1), 0.0, bias) if constants.repaired else result + bias
+        result[unknown] = math.nan
+    return [result.reshape([-1 if d == c.output_dim else 1 for d in range(c.output.ndim)])]
+
+
+def _used(node: Node, use: Use, c: Contraction) -> None:
+    """``x_i`` is used where a used output has a weight on it that is not zero."""
+    outputs = use.along(c.output, c.output_dim).view(c.groups, c.outputs, 1)
+    nonzero = use.constants.connected(c)
+    inputs = (nonzero & outputs).any(1).reshape(-1)
+    shape = [-1 if d == c.input_dim else 1 for d in range(c.input.ndim)]
+    rest = use[c.output].any(c.output_dim, keepdim=True)
+    if c.input.ndim == c.output.ndim and c.input_dim == c.input.ndim - 1:  # a linear layer leaves other dims alone
+        use.add(c.input, inputs.view(shape) & rest)
+    else:
+        use.add(c.input, inputs.view(shape))
+    if not c.weight.stored:
+        use.add_all(c.weight)
+
+
+def _macs(node: Node, shapes: Shapes, c: Contraction) -> int:
+    """Weight elements × the positions at which each is applied (bias not counted)."""
+    weight, inputs, outputs = shapes(c.weight), shapes(c.input), shapes(c.output)
+    channels = inputs[c.input_dim] if c.transposed else outputs[c.output_dim]
+    positions = math.prod(inputs if c.transposed else outputs) // max(channels, 1)
+    return math.prod(weight) * positions
+
+
+def _convolution_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    c = _convolution(node)
+    weight = shapes(c.weight)
+    inputs, outputs = shapes(c.input)[c.input_dim], shapes(c.output)[c.output_dim]
+    per_group = outputs if c.transposed else inputs
+    return {"in_channels": inputs, "out_channels": outputs, "groups": per_group // weight[1]}
+
+
+def _linear_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    outputs, inputs = shapes(node.args["weight"])
+    return {"in_features": inputs, "out_features": outputs}
+
+
+def _convolution_samples() -> Iterable[Sample]:
+    yield Sample(lambda: chain(nn.Conv1d(3, 8, 3, padding=1), nn.Conv1d(8, 6, 3), flat=True), (2, 3, 9), "conv1d")
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)), (2, 3, 6, 6), "conv2d padded")
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3, padding="same")), (2, 3, 6, 6), "conv2d same")
+    yield Sample(lambda: chain(nn.Conv3d(2, 6, 2), nn.Conv3d(6, 4, 2, padding=1)), (2, 2, 4, 4, 4), "conv3d")
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=4)), (2, 3, 6, 6), "grouped")
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8)), (2, 3, 6, 6), "depthwise")
+    yield Sample(lambda: chain(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 12, 3, groups=4)), (2, 3, 6, 6), "depthwise multiplier")
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 1, 3), nn.Conv2d(1, 6, 1)), (2, 3, 6, 6), "one output")
+    reflect = nn.Conv2d
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 8, 1), reflect(8, 6, 3, padding=1, padding_mode="reflect")), (2, 3, 6, 6), "reflect"
+    )
+
+
+def _transposed_samples() -> Iterable[Sample]:
+    yield Sample(lambda: chain(nn.Conv1d(3, 6, 1), nn.ConvTranspose1d(6, 4, 3, stride=2)), (2, 3, 5), "transposed 1d")
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 6, 1), nn.ConvTranspose2d(6, 8, 4, stride=2, padding=1)), (2, 3, 5, 5), "transposed"
+    )
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 12, 2, stride=2, groups=4)), (2, 3, 4, 4), "grouped"
+    )
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 6, 1), nn.ConvTranspose2d(6, 6, 3, groups=6)), (2, 3, 4, 4), "depthwise transposed"
+    )
+    yield Sample(lambda: chain(nn.Conv3d(2, 4, 1), nn.ConvTranspose3d(4, 6, 2)), (2, 2, 3, 3, 3), "transposed 3d")
+
+
+def _linear_samples() -> Iterable[Sample]:
+    yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), (2, 5), "linear")
+    yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)), (2, 4, 5), "tokens")
+
+
+RULES = [
+    Rule(
+        ops=("conv1d", "conv2d", "conv3d"),
+        labels=_convolution_labels,
+        constants=lambda node, constants: _known(node, constants, _convolution(node)),
+        use=lambda node, use: _used(node, use, _convolution(node)),
+        macs=lambda node, shapes: _macs(node, shapes, _convolution(node)),
+        attributes=_convolution_attributes,
+        contraction=_convolution,
+        samples=_convolution_samples,
+    ),
+    Rule(
+        ops=("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        labels=_convolution_labels,
+        constants=lambda node, constants: _known(node, constants, _convolution(node)),
+        use=lambda node, use: _used(node, use, _convolution(node)),
+        macs=lambda node, shapes: _macs(node, shapes, _convolution(node)),
+        attributes=_convolution_attributes,
+        contraction=_convolution,
+        samples=_transposed_samples,
+    ),
+    Rule(
+        ops=("linear",),
+        labels=_linear_labels,
+        constants=lambda node, constants: _known(node, constants, _linear(node)),
+        use=lambda node, use: _used(node, use, _linear(node)),
+        macs=lambda node, shapes: _macs(node, shapes, _linear(node)),
+        attributes=_linear_attributes,
+        contraction=_linear,
+        samples=_linear_samples,
+    ),
+]

@@ -1,0 +1,97 @@
+"""Ops that put tensors side by side: cat and stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.arrays import support
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.ops.samples import Apply, chain
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+from engine.slots import FROZEN
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+
+def _dim(node: Node) -> int:
+    dim: int = node.args["dim"]
+    return dim % node.output.ndim
+
+
+def _parts(node: Node) -> list[Value]:
+    """The tensors that are joined; `cat` skips empty ones of rank 1."""
+    return [v for v in node.args["tensors"] if node.op == "stack" or v.ndim == node.output.ndim]
+
+
+def _part(node: Node, value: Value, array: Tensor) -> Tensor:
+    """Give a stacked tensor its new dimension of size 1."""
+    return array.unsqueeze(_dim(node)) if node.op == "stack" else array
+
+
+def _size(node: Node, value: Value) -> int:
+    return 1 if node.op == "stack" else value.shape[_dim(node)]
+
+
+def _labels(node: Node, labels: Labels) -> None:
+    """Along the joined dimension slots stand side by side; along all others they are tied."""
+    dim, target, parts = _dim(node), node.output, _parts(node)
+    for value in parts:
+        labels.claim(value)
+    layers = [[_part(node, v, layer) for layer in labels.layers(v)] for v in parts]
+    supports = {support(layer) for each in layers for layer in each}
+    for touched in sorted(t for t in supports if dim not in t):
+        fixed = torch.full([target.shape[d] if d in touched else 1 for d in range(target.ndim)], FROZEN)
+        for each in layers:
+            labels.add(target, next((x for x in each if support(x) == touched), fixed))
+    joint = {d for t in supports if dim in t for d in t}
+    if joint:
+        pieces = [_piece(node, v, each, joint) for v, each in zip(parts, layers, strict=True)]
+        labels.add(target, torch.cat(pieces, dim))
+
+
+def _piece(node: Node, value: Value, layers: Sequence[Tensor], joint: set[int]) -> Tensor:
+    """One part's labels over the joint dimensions; a part without any is of fixed size."""
+    shape = [value.shape[d] if d in joint else 1 for d in range(node.output.ndim)]
+    known = [layer for layer in layers if _dim(node) in support(layer)]
+    return known[0].expand(shape) if known else torch.full(shape, FROZEN)
+
+
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    dim, parts = _dim(node), _parts(node)
+    arrays = [_part(node, v, constants.plain(v)) for v in parts]
+    shape = [max(a.size(d) for a in arrays) for d in range(node.output.ndim)]
+    pieces = []
+    for value, array in zip(parts, arrays, strict=True):
+        shape[dim] = _size(node, value)
+        pieces.append(array.expand(shape))
+    return [torch.cat(pieces, dim)]
+
+
+def _use(node: Node, use: Use) -> None:
+    dim, used, start = _dim(node), use[node.output], 0
+    for value in _parts(node):
+        size = _size(node, value)
+        part = used if used.size(dim) == 1 else used.narrow(dim, start, size)
+        use.add(value, part.any(dim) if node.op == "stack" else part)
+        start += size
+
+
+def _samples() -> Iterable[Sample]:
+    def joined(name: str, f: object, after: int) -> Sample:
+        two = lambda: Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 3, padding=1))  # type: ignore[arg-type]  # noqa: E731
+        return Sample(lambda: chain(two(), nn.Conv2d(after, 4, 3, padding=1)), (2, 3, 6, 6), name)
+
+    yield joined("cat channels", lambda x, y: torch.cat([x, y], 1), 16)
+    yield joined("cat positions", lambda x, y: torch.cat([x, y], 2), 8)
+    yield joined("cat with a constant", lambda x, y: torch.cat([x, torch.ones(2, 2, 6, 6).to(x), y], 1), 18)
+    yield joined("stack and sum", lambda x, y: torch.stack([x, y], 1).sum(1), 8)
+    yield joined("stack and flatten", lambda x, y: torch.stack([x, y], 2).flatten(1, 2), 16)
+
+
+RULES = [Rule(("cat", "stack"), _labels, _constants, _use, samples=_samples)]

@@ -1,0 +1,113 @@
+"""Batch norm, 1d–3d: per channel, so that removing a channel leaves the others as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.ops.samples import chain
+from engine.propagate import Labels
+from engine.rule import Rule, Sample, Shapes
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+_STORED = ("weight", "bias", "running_mean", "running_var")
+
+
+def _stored(node: Node) -> list[Value]:
+    return [node.args[name] for name in _STORED if node.args[name] is not None]
+
+
+def _labels(node: Node, labels: Labels) -> None:
+    x = node.args["input"]
+    channels = labels.along(x, 1)
+    for layer in labels.without(x, [d for d in range(x.ndim) if d != 1], f"{node!r} averages over it"):
+        labels.add(node.output, layer)
+    for value in _stored(node):
+        if channels is None:
+            labels.fix(value, 0)
+        else:
+            labels.add(value, channels)
+
+
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """``β`` where ``γ = 0``, or where a batch-statistics norm sees a constant; else the affine map of a constant."""
+    a = node.args
+    x = constants.along(a["input"], 1)
+    if constants.has_profile(a["input"]):
+        x = torch.where(x == 0, x, torch.nan)
+
+    def stored(name: str, default: float) -> Tensor:
+        return torch.tensor([default], dtype=torch.float64) if a[name] is None else constants[a[name]]
+
+    if a["training"] or a["running_mean"] is None:
+        normed = torch.where(x.isnan(), x, 0.0)
+    else:
+        normed = (x - stored("running_mean", 0.0)) / (stored("running_var", 1.0) + a["eps"]).sqrt()
+    gamma = stored("weight", 1.0)
+    dead = torch.zeros(1, dtype=torch.bool) if a["weight"] is None else constants.zero(a["weight"])
+    result = torch.where(dead, 0.0, normed * gamma) + stored("bias", 0.0)
+    if constants.repaired:  # repair masks γ and β of what arrives as zero, and β of what has no γ
+        result = torch.where(dead | (x == 0), 0.0, result)
+    return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
+
+
+def _use(node: Node, use: Use) -> None:
+    wanted = use[node.output]
+    gamma = node.args["weight"]
+    if gamma is not None:
+        alive = ~use.constants.zero(gamma)
+        wanted = wanted & alive.view([1, -1] + [1] * (node.output.ndim - 2))
+    use.add(node.args["input"], wanted)
+
+
+def _attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    return {"num_features": shapes(node.output)[1]}
+
+
+def _absorbs(node: Node) -> Value | None:
+    """``(x + d - (μ + d))``: an eval norm takes a constant into its running mean."""
+    mean: Value | None = node.args["running_mean"]
+    return None if node.args["training"] or mean is None or not mean.stored else mean
+
+
+def _samples() -> Iterable[Sample]:
+    yield Sample(
+        lambda: chain(nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Conv1d(6, 4, 3, padding=1)), (2, 3, 9), "1d"
+    )
+    yield Sample(
+        lambda: chain(
+            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1, bias=False), nn.BatchNorm2d(4)
+        ),
+        (2, 3, 6, 6),
+        "2d",
+    )
+    yield Sample(lambda: chain(nn.Conv3d(2, 6, 2), nn.BatchNorm3d(6), nn.Conv3d(6, 3, 2)), (2, 2, 4, 4, 4), "3d")
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 4, 1)), (2, 3, 6, 6), "no affine"
+    )
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 4, 1)),
+        (4, 3, 6, 6),
+        "batch statistics",
+    )
+
+
+RULES = [
+    Rule(
+        ops=("batch_norm",),
+        labels=_labels,
+        constants=_constants,
+        use=_use,
+        elementwise=2,
+        attributes=_attributes,
+        absorbs=_absorbs,
+        normalises=True,
+        samples=_samples,
+    ),
+]

@@ -1,0 +1,243 @@
+"""Point-wise ops with broadcasting: what they combine has to keep the same channels.
+
+They are listed by what they do to constants. Any function of constants is a constant; a product is zero where either
+factor is; comparisons give booleans, with which nothing further is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.arrays import align, support
+from engine.constants import Constants, varies_where
+from engine.graph import Node, Value
+from engine.ops.samples import Apply, chain, residual
+from engine.ops.shape import through
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+from engine.use import Use
+
+__all__ = ["RULES", "broadcast_labels"]
+
+# One tensor in, the same function of every entry out.
+UNARY = """
+    abs acos acosh asin asinh atan atanh ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor
+    frac gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish
+    nan_to_num neg negative reciprocal relu relu6 round rrelu rsqrt rsub selu sigmoid sign silu sin sinh softplus softshrink
+    softsign sqrt square tan tanh threshold trunc
+""".split()
+
+# Several tensors in, a function of the entries that meet.
+COMBINING = """
+    add addcdiv addcmul atan2 copysign div divide fmax fmin floor_divide fmod hypot lerp maximum minimum pow prelu
+    remainder sub subtract true_divide xlogy
+""".split()
+
+# Zero where either factor is zero, whatever the other is (it is finite).
+PRODUCTS = "mul multiply".split()
+
+# Nothing is known of the result.
+OPAQUE = """
+    bitwise_and bitwise_not bitwise_or eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt
+    masked_fill ne where
+""".split()
+
+
+# The identity in eval mode. In train mode zero stays zero, anything else is scaled or replaced at random.
+DROPOUT = "dropout feature_dropout".split()
+
+
+def _placed(node: Node, value: Value) -> Value | None:
+    """A weight per channel (`prelu`) meets dimension 1; other operands broadcast from the right."""
+    return value if node.op == "prelu" and value is node.args["weight"] and value.shape != (1,) else None
+
+
+def _lift(node: Node, value: Value, array: Tensor) -> Tensor:
+    ndim = node.output.ndim
+    return array.view([-1 if d == 1 else 1 for d in range(ndim)]) if _placed(node, value) else align(array, ndim)
+
+
+def _lower(node: Node, value: Value, array: Tensor) -> Tensor:
+    return array.reshape(-1) if _placed(node, value) else array.reshape(array.shape[array.ndim - value.ndim :])
+
+
+def _lifted_shape(node: Node, value: Value) -> list[int]:
+    ndim = node.output.ndim
+    if _placed(node, value):
+        return [value.shape[0] if d == 1 else 1 for d in range(ndim)]
+    return [1] * (ndim - value.ndim) + list(value.shape)
+
+
+def broadcast_labels(node: Node, labels: Labels) -> None:
+    """Tie what meets. A stored operand without slots takes those it meets; any other fixes the axis."""
+    target = node.output
+    for value in node.inputs:
+        labels.claim(value)
+        for layer in labels.layers(value):
+            labels.add(target, _lift(node, value, layer))
+    for value in node.inputs:
+        sizes = _lifted_shape(node, value)
+        known = {d for layer in labels.layers(value) for d in support(_lift(node, value, layer))}
+        for layer in labels.layers(target):
+            if any(sizes[d] > 1 and d not in known for d in support(layer)):
+                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+
+
+def _arrays(node: Node, constants: Constants) -> dict[int, Tensor]:
+    return {value.index: _lift(node, value, constants.plain(value)) for value in node.inputs}
+
+
+def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
+    """Call the out-of-place op on arrays in place of its tensors."""
+
+    def swap(item: Any) -> Any:
+        return arrays[item.index] if isinstance(item, Value) else item
+
+    required = node.target._schema.arguments
+    positional = [swap(node.args[a.name]) for a in required if not a.kwarg_only and a.name in node.args]
+    keywords = {a.name: swap(node.args[a.name]) for a in required if a.kwarg_only and a.name in node.args}
+    keywords.pop("generator", None)
+    result: Tensor = getattr(torch.ops.aten, node.op)(*positional, **keywords)
+    return result
+
+
+def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
+    arrays = _arrays(node, constants)
+    if node.op == "prelu":
+        x, weight = (arrays[node.args[k].index] for k in ("self", "weight"))
+        return [varies_where((x, weight), torch.where(x > 0, x, x * weight))]
+    if node.op == "rrelu" and node.args["training"]:
+        return [torch.full([1] * node.output.ndim, math.nan)]
+    return [varies_where(list(arrays.values()), _functional(node, arrays))]
+
+
+def _product(node: Node, constants: Constants) -> Sequence[Tensor]:
+    arrays = _arrays(node, constants)
+    result = varies_where(list(arrays.values()), _functional(node, arrays))
+    for value in node.inputs:
+        zero = _lift(node, value, constants.zero(value))
+        result = torch.where(zero, 0.0, result)
+    return [result]
+
+
+def _dropped(node: Node, constants: Constants) -> Sequence[Tensor]:
+    known = constants.plain(node.inputs[0])
+    return [torch.where(known == 0, known, math.nan) if node.args["train"] else known]
+
+
+def _used(node: Node, use: Use) -> None:
+    for value in node.inputs:
+        use.add(value, _lower_used(node, value, use[node.output]))
+
+
+def _lower_used(node: Node, value: Value, used: Tensor) -> Tensor:
+    return used.transpose(0, 1).flatten(1).any(1) if _placed(node, value) else used
+
+
+def _product_used(node: Node, use: Use) -> None:
+    """A factor is used where the result is and the other factor is not zero."""
+    used = use[node.output]
+    for value in node.inputs:
+        for other in node.inputs:
+            if other is not value:
+                used_here = used & ~_lift(node, other, use.constants.zero(other))
+                use.add(value, used_here)
+        if len({id(v) for v in node.inputs}) == 1:
+            use.add(value, used)
+
+
+def _glu_labels(node: Node, labels: Labels) -> None:
+    """The gate and what it gates go together."""
+    source, dim = node.inputs[0], node.args["dim"] % node.inputs[0].ndim
+    for layer in labels.layers(source):
+        if dim in support(layer):
+            first, second = layer.chunk(2, dim)
+            labels.slots.union(first, second)
+            layer = first
+        labels.add(node.output, layer)
+
+
+def _glu_used(node: Node, use: Use) -> None:
+    used, dim = use[node.output], node.args["dim"] % node.output.ndim
+    use.add(node.inputs[0], torch.cat([used, used], dim) if used.size(dim) > 1 else used)
+
+
+def _filled(node: Node, constants: Constants) -> Sequence[Tensor]:
+    fill = node.args.get("value", node.args.get("fill_value", 1.0 if "ones" in node.op else 0.0))
+    if isinstance(fill, Value):
+        return [align(constants.plain(fill), node.output.ndim)]
+    return [torch.full([1] * node.output.ndim, float(fill), dtype=torch.float64)]
+
+
+def _like_labels(node: Node, labels: Labels) -> None:
+    labels.pass_on(node.inputs[0], node.output)
+
+
+def _unused(node: Node, use: Use) -> None:
+    """The tensor lends its shape only; a value to fill with is used."""
+    for value in node.inputs[1:]:
+        use.add_all(value)
+
+
+def _factory_labels(node: Node, labels: Labels) -> None:
+    """A tensor made at a size that follows from a shape: it takes the slots that it meets."""
+    for layer in labels.fresh(node.output, range(node.output.ndim)):
+        labels.add(node.output, layer)
+
+
+def _copied(node: Node, constants: Constants) -> Sequence[Tensor]:
+    return [align(constants.plain(node.args["src"]), node.output.ndim)]
+
+
+def _copy_used(node: Node, use: Use) -> None:
+    use.add(node.args["src"], use[node.output])
+
+
+def _unary_samples() -> Iterable[Sample]:
+    for f in (F.relu, torch.sigmoid, F.gelu, F.hardswish, torch.cos, F.softplus):
+        yield through(f.__name__, f)
+    yield Sample(lambda: chain(nn.Conv2d(3, 6, 3), nn.ReLU(True), nn.Conv2d(6, 4, 3)), (2, 3, 6, 6), "in place")
+    yield through("one minus", lambda x: 1 - x)
+
+
+def _combining_samples() -> Iterable[Sample]:
+    two = lambda f: Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1))  # noqa: E731
+    for name, f in {"add": residual, "sub": torch.sub, "maximum": torch.maximum}.items():
+        yield Sample(lambda f=f: chain(two(f), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), name)  # type: ignore[misc]
+    yield Sample(
+        lambda: chain(two(lambda x, y: x / (1 + y * y)), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), "division"
+    )
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu per channel")
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu")
+    yield through("add in place", lambda x: (x * 1).add_(x).sub_(1.5).div_(2))
+
+
+def _product_samples() -> Iterable[Sample]:
+    yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), _gate(), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), "gate")
+    yield through("square", lambda x: x * x)
+    yield through("glu", lambda x: F.glu(x, 1), after=4)
+    yield through("filled", lambda x: x + torch.zeros_like(x).fill_(2.0) * x.new_ones(x.shape[1], 1, 1))
+
+
+def _gate() -> nn.Module:
+    squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1), nn.Sigmoid())
+    return Apply(lambda gate, x: gate * x, squeeze, nn.Identity())
+
+
+RULES = [
+    Rule(tuple(UNARY), broadcast_labels, _combined, _used, elementwise=1, samples=_unary_samples),
+    Rule(tuple(COMBINING), broadcast_labels, _combined, _used, elementwise=1, samples=_combining_samples),
+    Rule(tuple(PRODUCTS), broadcast_labels, _product, _product_used, elementwise=1, samples=_product_samples),
+    Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1),
+    Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used),
+    Rule(("glu",), _glu_labels, use=_glu_used, elementwise=1),
+    Rule(("fill", "zero", "zeros_like", "ones_like", "full_like"), _like_labels, _filled, _unused),
+    Rule(("new_full", "new_ones", "new_zeros", "full", "ones", "zeros"), _factory_labels, _filled, _unused),
+    Rule(("copy",), broadcast_labels, _copied, _copy_used),
+]

@@ -1,0 +1,216 @@
+"""Shape ops: they move entries and compute nothing, so labels, constants and use simply go the same way.
+
+Each needs one function that does to a compact array what the op does to the tensor; `shape_rule` derives the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.arrays import support, view_array
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.ops.samples import Apply, chain
+from engine.propagate import Labels
+from engine.rule import Demand, Rule, Sample, Shapes
+from engine.use import Use
+
+__all__ = ["MOVES", "RULES", "Kept", "Move", "call_on", "shape_rule", "source_of", "through"]
+
+Move = Callable[[Node, Tensor, int], Tensor]
+"""(node, compact array of the input, which output) -> compact array of that output."""
+
+Kept = Callable[[Value, int], Tensor | None]
+"""(value, dimension) -> which indices stay, bool; None where nothing along it can go."""
+
+
+def source_of(node: Node) -> Value:
+    """Return the tensor that a shape op moves."""
+    return node.inputs[0]
+
+
+def call_on(node: Node, array: Tensor) -> Any:
+    """Call the op itself, with an array in the place of its tensor."""
+    return node.target(*(array if isinstance(v, Value) else v for v in node.args.values()))
+
+
+# ---------------------------------------------------------------- the three analyses, the same for all
+
+
+def move_labels(move: Move) -> Callable[[Node, Labels], None]:
+    """Labels go where the entries go."""
+
+    def labels(node: Node, labels: Labels) -> None:
+        labels.claim(source_of(node))
+        for layer in labels.layers(source_of(node)):
+            for k, value in enumerate(node.outputs):
+                labels.add(value, move(node, layer, k))
+
+    return labels
+
+
+def _constants(move: Move) -> Callable[[Node, Constants], Sequence[Tensor]]:
+    def constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+        if constants.has_profile(source_of(node)):
+            for value in node.outputs:
+                constants.mark_profile(value)
+        return [move(node, constants[source_of(node)], k) for k in range(len(node.outputs))]
+
+    return constants
+
+
+def _use(move: Move) -> Callable[[Node, Use], None]:
+    def use(node: Node, use: Use) -> None:
+        shape = use.shape(source_of(node))
+        places = torch.arange(math.prod(shape)).view(shape)
+        hit = torch.zeros(places.numel(), dtype=torch.bool)
+        for k, value in enumerate(node.outputs):
+            where, used = torch.broadcast_tensors(move(node, places, k), use[value])
+            hit[where[used]] = True
+        use.add(source_of(node), hit.view(shape))
+
+    return use
+
+
+def shape_rule(ops: Iterable[str], move: Move, labels: Any = None, **more: Any) -> Rule:
+    """Return the rule of ops that do ``move``; ``labels`` where there is more to say about the axes."""
+    return Rule(
+        ops=tuple(ops), labels=labels or move_labels(move), constants=_constants(move), use=_use(move), **more
+    )
+
+
+# ---------------------------------------------------------------- what each op does to an array
+
+
+def _same(node: Node, array: Tensor, position: int) -> Tensor:
+    return array
+
+
+def _view(node: Node, array: Tensor, position: int) -> Tensor:
+    return view_array(array, source_of(node).shape, node.outputs[position].shape)
+
+
+def _permuted(node: Node, array: Tensor, position: int) -> Tensor:
+    moved: Tensor = call_on(node, array)
+    return moved
+
+
+def _expanded(node: Node, array: Tensor, position: int) -> Tensor:
+    return array.reshape([1] * (node.output.ndim - array.ndim) + list(array.shape))
+
+
+def _repeated(node: Node, array: Tensor, position: int) -> Tensor:
+    repeats = node.args["repeats"]
+    array = array.reshape([1] * (len(repeats) - array.ndim) + list(array.shape))
+    return array.repeat([n if array.size(d) > 1 else 1 for d, n in enumerate(repeats)])
+
+
+def _rolled_labels(node: Node, labels: Labels) -> None:
+    """The shift is written in the code, so the axes that are rolled stay whole."""
+    source = source_of(node)
+    dims = [d % source.ndim for d in node.args["dims"]] or list(range(source.ndim))
+    labels.without(source, dims, f"{node!r} rolls it")
+    if node.args["dims"]:
+        move_labels(_permuted)(node, labels)
+
+
+def _expand_labels(node: Node, labels: Labels) -> None:
+    """A dimension of size 1 that is made larger gets slots of its own: it takes the size of what it meets."""
+    move_labels(_expanded)(node, labels)
+    source, target = source_of(node), node.output
+    offset = target.ndim - source.ndim
+    new = [d for d in range(target.ndim) if d < offset or source.shape[d - offset] == 1 < target.shape[d]]
+    for layer in labels.fresh(target, new):
+        labels.add(target, layer)
+
+
+def _repeat_labels(node: Node, labels: Labels) -> None:
+    """A dimension of size 1 that is repeated has a size written in the code."""
+    move_labels(_repeated)(node, labels)
+    target = node.output
+    for dim, times in enumerate(node.args["repeats"]):
+        if times > 1 and target.shape[dim] == times:
+            labels.fix(target, dim)
+
+
+def _size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
+    """Sizes of the output, one integer per dimension from ``first`` on; -1 follows by itself."""
+    wanted = shapes(node.output)
+    for position, given in enumerate(node.args[argument]):
+        if given != -1:
+            yield Demand((argument, position), given, wanted[first + position])
+
+
+def through(name: str, f: Callable[[Tensor], Tensor], after: int = 8) -> Sample:
+    """A function between two convolutions; ``after``: channels behind it (8 before)."""
+    return Sample(lambda: chain(nn.Conv2d(3, 8, 3), Apply(f), nn.Conv2d(after, 4, 3, padding=1)), (2, 3, 6, 6), name)
+
+
+def _view_samples() -> Iterable[Sample]:
+    yield through("view and back", lambda x: x.view(x.shape[0], 2, -1, 4, 4).reshape(x.shape))
+    yield through("flatten", lambda x: x.flatten(1).unflatten(1, (x.shape[1], 4, 4)))
+    yield through("squeeze", lambda x: x.unsqueeze(1).squeeze(1).contiguous().clone())
+    yield through("channel shuffle by hand", _shuffle_by_hand)
+    yield Sample(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)), (2, 3, 6, 6), "into linear")
+
+
+def _move_samples() -> Iterable[Sample]:
+    yield through("permute", lambda x: x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2))
+    yield through("transpose", lambda x: x.transpose(1, 2).swapaxes(1, 2).movedim(1, 0).movedim(0, 1))
+    yield through("flip channels", lambda x: x.flip(1))
+
+
+def _expand_samples() -> Iterable[Sample]:
+    yield through("expand over space", lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 4, 4) * x)
+    yield through("expand_as", lambda x: x.mean((2, 3), keepdim=True).expand_as(x) + x)
+    yield through("expand over channels", lambda x: x * x.new_ones(1, 1, 1, 1).expand(1, x.shape[1], 1, 1))
+    yield through("repeat", lambda x: x.repeat(1, 2, 1, 1), after=16)
+
+
+def _shuffle_by_hand(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+_SAME = "_to_copy alias bfloat16 clone contiguous detach double float half lift_fresh to type_as".split()
+_VIEW = "_reshape_alias flatten reshape_as squeeze unsqueeze view_as".split()
+_PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
+_EXPANDED = "expand_as".split()
+
+MOVES: dict[str, Move] = (
+    dict.fromkeys(_SAME, _same)
+    | dict.fromkeys([*_VIEW, "view", "_unsafe_view", "reshape", "unflatten"], _view)
+    | dict.fromkeys([*_PERMUTED, "roll"], _permuted)
+    | dict.fromkeys([*_EXPANDED, "expand", "broadcast_to"], _expanded)
+    | {"repeat": _repeated}
+)
+
+RULES = [
+    shape_rule(_SAME, _same),
+    shape_rule(_VIEW, _view),
+    shape_rule(
+        ["view", "_unsafe_view"], _view, demands=lambda n, k, s: _size_demands("size", n, s), samples=_view_samples
+    ),
+    shape_rule(["reshape"], _view, demands=lambda n, k, s: _size_demands("shape", n, s)),
+    shape_rule(
+        ["unflatten"],
+        _view,
+        demands=lambda n, k, s: _size_demands("sizes", n, s, n.args["dim"] % source_of(n).ndim),
+    ),
+    shape_rule(_PERMUTED, _permuted, samples=_move_samples),
+    shape_rule(["roll"], _permuted, _rolled_labels),
+    shape_rule(_EXPANDED, _expanded, _expand_labels),
+    shape_rule(
+        ["expand", "broadcast_to"],
+        _expanded,
+        _expand_labels,
+        demands=lambda n, k, s: _size_demands("size", n, s),
+        samples=_expand_samples,
+    ),
+    shape_rule(["repeat"], _repeated, _repeat_labels),
+]

@@ -1,0 +1,108 @@
+"""Ops that exchange channels and positions: pixel (un)shuffle and channel shuffle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.constants import Constants
+from engine.graph import Node
+from engine.ops.shape import move_labels, shape_rule, source_of, through
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+
+def _block(node: Node) -> int:
+    """Channels that become one, or that one becomes."""
+    factor: int = node.args["upscale_factor" if node.op == "pixel_shuffle" else "downscale_factor"]
+    return factor * factor
+
+
+def _channels(row: Tensor, ndim: int) -> Tensor:
+    return row.reshape([-1 if d == ndim - 3 else 1 for d in range(ndim)])
+
+
+def _source_channels(node: Node, labels: Labels) -> Tensor | None:
+    source = source_of(node)
+    row = labels.along(source, source.ndim - 3)
+    labels.without(source, [source.ndim - 2, source.ndim - 1], f"{node!r} rearranges it")
+    return row
+
+
+def _shuffle_labels(node: Node, labels: Labels) -> None:
+    """The r² channels that become one channel go together."""
+    row = _source_channels(node, labels)
+    if row is not None:
+        blocks = row.view(-1, _block(node))
+        labels.slots.union(blocks, blocks[:, :1])
+        labels.add(node.output, _channels(blocks[:, 0], node.output.ndim))
+
+
+def _shuffle_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    source = source_of(node)
+    blocks = constants.along(source, source.ndim - 3).view(-1, _block(node))
+    if constants.has_profile(source):
+        blocks = torch.where(blocks == 0, blocks, math.nan)
+    known = torch.where((blocks == blocks[:, :1]).all(1), blocks[:, 0], math.nan)
+    return [_channels(known, node.output.ndim)]
+
+
+def _shuffle_use(node: Node, use: Use) -> None:
+    used = use.along(node.output, node.output.ndim - 3)
+    use.add(source_of(node), _channels(used.repeat_interleave(_block(node)), node.output.ndim))
+
+
+def _unshuffle_labels(node: Node, labels: Labels) -> None:
+    """A channel becomes r² channels, which go together."""
+    row = _source_channels(node, labels)
+    if row is not None:
+        labels.add(node.output, _channels(row.repeat_interleave(_block(node)), node.output.ndim))
+
+
+def _unshuffle_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    source = source_of(node)
+    known = constants.along(source, source.ndim - 3)
+    if constants.has_profile(source):
+        known = torch.where(known == 0, known, math.nan)
+    return [_channels(known.repeat_interleave(_block(node)), node.output.ndim)]
+
+
+def _unshuffle_use(node: Node, use: Use) -> None:
+    used = use.along(node.output, node.output.ndim - 3).reshape(-1, _block(node)).any(1)
+    use.add(source_of(node), _channels(used, node.output.ndim))
+
+
+def _interleaved(node: Node, array: Tensor, position: int) -> Tensor:
+    if array.size(1) == 1:
+        return array
+    groups = node.args["groups"]
+    rows = array.reshape(array.size(0), groups, -1, *array.shape[2:])
+    return rows.transpose(1, 2).reshape(array.shape)
+
+
+def _interleave_labels(node: Node, labels: Labels) -> None:
+    """The number of groups is written in the code, so the same places go from each group."""
+    row = labels.along(source_of(node), 1)
+    if row is not None:
+        rows = row.view(node.args["groups"], -1)
+        labels.slots.union(rows, rows[:1])
+    move_labels(_interleaved)(node, labels)
+
+
+def _samples() -> Iterable[Sample]:
+    yield through("channel_shuffle", lambda x: torch.channel_shuffle(x, 2))
+    yield through("pixel_shuffle", lambda x: torch.pixel_shuffle(x, 2), after=2)
+    yield through("pixel_unshuffle", lambda x: torch.pixel_unshuffle(x, 2), after=32)
+
+
+RULES = [
+    Rule(("pixel_shuffle",), _shuffle_labels, _shuffle_constants, _shuffle_use, samples=_samples),
+    Rule(("pixel_unshuffle",), _unshuffle_labels, _unshuffle_constants, _unshuffle_use),
+    shape_rule(("channel_shuffle", "native_channel_shuffle"), _interleaved, _interleave_labels),
+]

@@ -1,0 +1,129 @@
+"""Ops that take a part of a tensor: chunk, split, slice, narrow, select, unbind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from engine.arrays import support
+from engine.constraints import Equal
+from engine.graph import Node
+from engine.ops.samples import residual
+from engine.ops.shape import Kept, Move, call_on, move_labels, shape_rule, source_of, through
+from engine.propagate import Labels
+from engine.rule import Demand, Sample, Shapes
+
+__all__ = ["MOVES", "RULES"]
+
+
+def _dim(node: Node) -> int:
+    dim: int = node.args["dim"]
+    return dim % source_of(node).ndim
+
+
+def _piece(node: Node, array: Tensor, position: int) -> Tensor:
+    dim = _dim(node)
+    if array.size(dim) == 1:
+        return array
+    start = sum(v.shape[dim] for v in node.outputs[:position])
+    return array.narrow(dim, start, node.outputs[position].shape[dim])
+
+
+def _sliced(node: Node, array: Tensor, position: int) -> Tensor:
+    part: Tensor = array if array.size(_dim(node)) == 1 else call_on(node, array)
+    return part
+
+
+def _selected(node: Node, array: Tensor, position: int) -> Tensor:
+    dim = _dim(node)
+    index = node.args["index"] if node.op == "select" else position
+    return array.select(dim, 0 if array.size(dim) == 1 else index)
+
+
+def _piece_labels(node: Node, labels: Labels) -> None:
+    """Pieces of one size keep equally many; pieces of several sizes, unless each is given, pin the axis."""
+    source, dim = source_of(node), _dim(node)
+    labels.claim(source)
+    even = len({v.shape[dim] for v in node.outputs}) == 1
+    for layer in labels.layers(source):
+        if dim not in support(layer) or len(node.outputs) == 1:
+            continue
+        if support(layer) != (dim,) or not even and node.op != "split_with_sizes":
+            labels.slots.freeze(layer, f"the pieces of {node!r} are not of one size")
+        elif node.op != "split_with_sizes":
+            labels.constraints.append(Equal(layer.view(len(node.outputs), -1)))
+    move_labels(_piece)(node, labels)
+
+
+def _picked_labels(node: Node, labels: Labels) -> None:
+    """An index is written in the code, or there is one output per index: the axis stays whole."""
+    source = source_of(node)
+    labels.claim(source)
+    for layer in labels.without(source, [_dim(node)], f"{node!r} picks single indices from it"):
+        for k, value in enumerate(node.outputs):
+            labels.add(value, _selected(node, layer, k))
+
+
+def _slice_labels(node: Node, labels: Labels) -> None:
+    if node.args.get("step", 1) != 1:
+        labels.without(source_of(node), [_dim(node)], f"{node!r} steps over it")
+    move_labels(_sliced)(node, labels)
+
+
+def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
+    dim = _dim(node)
+    if node.op == "split":
+        yield Demand(("split_size", 0), node.args["split_size"], shapes(node.output)[dim])
+    if node.op == "split_with_sizes":
+        for position, value in enumerate(node.outputs):
+            yield Demand(("split_sizes", position), node.args["split_sizes"][position], shapes(value)[dim])
+
+
+def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
+    """A bound becomes the number of kept entries on its side of the cut."""
+    keep = kept(source_of(node), _dim(node))
+    start = node.args["start"] or 0
+    for name in ("start", "end", "length"):
+        given = node.args.get(name)
+        if keep is None or given is None or given == 0 or given >= len(keep):
+            continue
+        if name == "length":
+            wanted = int(keep[start : start + given].sum())
+        else:
+            wanted = int(keep[:given].sum()) if given > 0 else -int(keep[given:].sum())
+        yield Demand((name, 0), given, wanted)
+
+
+def _samples() -> Iterable[Sample]:
+    def halves(x: Tensor) -> Tensor:
+        half = x.shape[1] // 2
+        return torch.cat([x[:, half:], x[:, :half]], 1)
+
+    yield through("slice at half of the channels", halves)
+    yield through("slice at a number", lambda x: x[:, :4], after=4)
+    yield through("slice from the end", lambda x: x[:, -4:], after=4)
+    yield through("one channel for all", lambda x: x[:, 0:1] + x)
+    yield through("strided", lambda x: x[:, ::2, ::2], after=4)
+    yield through("narrow", lambda x: x.narrow(2, 1, 2))
+    yield through("chunk", lambda x: residual(*x.chunk(2, 1)), after=4)
+    yield through("split", lambda x: residual(*x.split(4, 1)), after=4)
+    yield through("split by half", lambda x: residual(*x.split(x.shape[1] // 2, 1)), after=4)
+    yield through("split with sizes", lambda x: torch.cat(x.split([3, 5], 1), 1))
+    yield through("select", lambda x: x.select(1, 2)[:, None] * x)
+    yield through("unbind", lambda x: torch.stack(x.unbind(2), 3))
+
+
+_PIECES = ("chunk", "split", "split_with_sizes")
+MOVES: dict[str, Move] = (
+    dict.fromkeys(_PIECES, _piece)
+    | dict.fromkeys(("slice", "narrow"), _sliced)
+    | dict.fromkeys(("select", "unbind"), _selected)
+)
+
+RULES = [
+    shape_rule(_PIECES, _piece, _piece_labels, demands=_piece_demands),
+    shape_rule(("slice", "narrow"), _sliced, _slice_labels, demands=_slice_demands, samples=_samples),
+    shape_rule(("select", "unbind"), _selected, _picked_labels),
+]

@@ -1,0 +1,230 @@
+"""Ops over positions, channel by channel: pooling, adaptive pooling, interpolation, padding, means and sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.arrays import support
+from engine.constants import Constants
+from engine.graph import Node
+from engine.ops.samples import Apply, chain
+from engine.ops.shape import through
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+from engine.slots import FROZEN
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+# Each output is a weighted mean with weights that sum to 1, or a maximum: a constant channel stays that constant.
+KEEPING = """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d max_pool1d max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d
+""".split()
+
+# Each output is a sum with weights that sum to less at borders: a constant channel becomes that constant times one map.
+AVERAGE = "avg_pool1d avg_pool2d avg_pool3d".split()
+
+
+def _positions(node: Node) -> list[int]:
+    """The dimensions that a pool or an interpolation runs over: as many as its name says."""
+    source = node.inputs[0]
+    count = next(int(c) for c in node.op if c.isdigit())
+    return list(range(source.ndim - count, source.ndim))
+
+
+def _over_positions(node: Node, labels: Labels) -> None:
+    for layer in labels.without(node.inputs[0], _positions(node), f"{node!r} runs over it"):
+        for value in node.outputs:
+            labels.add(value, layer)
+
+
+def _uniform(array: Tensor, dims: Iterable[int]) -> Tensor:
+    """Reduce to one entry along ``dims``; NaN where it differs along them."""
+    for dim in dims:
+        if array.size(dim) > 1:
+            first = array.narrow(dim, 0, 1)
+            array = torch.where((array == first).all(dim, keepdim=True), first, math.nan)
+    return array
+
+
+def _kept(node: Node, constants: Constants) -> Sequence[Tensor]:
+    return [_uniform(constants.plain(node.inputs[0]), _positions(node))] * len(node.outputs)
+
+
+def _averaged(node: Node, constants: Constants) -> Sequence[Tensor]:
+    a = node.args
+    if any(a["padding"]) and a["count_include_pad"] or a.get("divisor_override") is not None:
+        constants.mark_profile(node.output)
+    return _kept(node, constants)
+
+
+def _used(node: Node, use: Use) -> None:
+    used = use[node.outputs[0]]
+    for dim in _positions(node):
+        used = used.any(dim, keepdim=True)
+    use.add(node.inputs[0], used)
+
+
+# ---------------------------------------------------------------- padding
+
+
+def _pads(node: Node) -> list[tuple[int, int, int]]:
+    """(dimension, before, after) where something is added or cut."""
+    pads, ndim = node.args["pad"], node.output.ndim
+    found = [(ndim - 1 - i // 2, pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
+    return [p for p in found if p[1] or p[2]]
+
+
+def _mode(node: Node) -> str:
+    mode: str = node.args.get("mode", "constant") if node.op == "pad" else "constant"
+    return mode
+
+
+def _pad_labels(node: Node, labels: Labels) -> None:
+    """Channels that are added have a number written in the code: they stay; those in the middle may go."""
+    source = node.inputs[0]
+    labels.claim(source)
+    pads = _pads(node)
+    for layer in labels.layers(source):
+        shape = list(layer.shape)
+        for dim, before, after in pads:
+            if layer.size(dim) == 1:
+                continue
+            if _mode(node) != "constant" or before < 0 or after < 0 or len(support(layer)) > 1:
+                labels.slots.freeze(layer, f"{node!r} pads it")
+            ends = [torch.full([n if d == dim else 1 for d in range(len(shape))], FROZEN) for n in (before, after)]
+            layer = torch.cat([ends[0], layer, ends[1]], dim) if min(before, after) >= 0 else layer[:0]
+        if layer.numel():
+            labels.add(node.output, layer)
+
+
+def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Padding with the constant itself keeps it; zeros around it make it a constant times one map."""
+    source = node.inputs[0]
+    if _mode(node) != "constant":
+        return [_uniform(constants.plain(source), [p[0] for p in _pads(node)])]
+    known, value = constants[source], float(node.args["value"] or 0.0)
+    profile = constants.has_profile(source)
+    for dim, before, after in _pads(node):
+        if known.size(dim) > 1:
+            ends = [[n if d == dim else k for d, k in enumerate(known.shape)] for n in (before, after)]
+            known = torch.cat([torch.full(ends[0], value), known, torch.full(ends[1], value)], dim)
+        elif value == 0:
+            profile = True
+        else:
+            known = torch.where(known == value, known, math.nan)
+    if profile:
+        constants.mark_profile(node.output)
+    return [known]
+
+
+def _pad_used(node: Node, use: Use) -> None:
+    used, source = use[node.output], node.inputs[0]
+    for dim, before, _ in _pads(node):
+        if used.size(dim) > 1 and _mode(node) == "constant":
+            used = used.narrow(dim, before, source.shape[dim])
+        else:
+            used = used.any(dim, keepdim=True)
+    use.add(source, used)
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def _reduced(node: Node) -> list[int]:
+    dims: Any = node.args.get("dim")
+    ndim = node.inputs[0].ndim
+    if dims is None or dims == []:
+        return list(range(ndim))
+    return [d % ndim for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
+
+
+def _without_dims(node: Node, array: Tensor) -> Tensor:
+    if node.args.get("keepdim"):
+        return array
+    gone = set(_reduced(node))
+    return array.reshape([n for d, n in enumerate(array.shape) if d not in gone])
+
+
+def _reduce_labels(node: Node, labels: Labels) -> None:
+    source = node.inputs[0]
+    labels.claim(source)
+    for layer in labels.without(source, _reduced(node), f"{node!r} runs over it"):
+        for value in node.outputs:
+            labels.add(value, _without_dims(node, layer))
+
+
+def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """A mean or a maximum keeps a constant; a sum multiplies it by the number of positions, the same for all."""
+    if node.op == "sum":
+        constants.mark_profile(node.output)
+    known = _uniform(constants.plain(node.inputs[0]), _reduced(node))
+    return [_without_dims(node, known)] * len(node.outputs)
+
+
+def _reduce_used(node: Node, use: Use) -> None:
+    used, source = use[node.outputs[0]], node.inputs[0]
+    if not node.args.get("keepdim"):
+        for dim in sorted(_reduced(node)):
+            used = used.unsqueeze(dim)
+    use.add(source, used)
+
+
+def _pool_samples() -> Iterable[Sample]:
+    pools = {
+        "max": nn.MaxPool2d(3, 2, 1),
+        "adaptive average": nn.AdaptiveAvgPool2d(3),
+        "adaptive maximum": nn.AdaptiveMaxPool2d(3),
+        "nearest": nn.Upsample(scale_factor=2),
+        "bilinear": nn.Upsample(scale_factor=2, mode="bilinear"),
+    }
+    for name, pool in pools.items():
+        yield through(name, pool)
+    yield Sample(lambda: chain(nn.Conv1d(3, 8, 3), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)), (2, 3, 10), "1d")
+    yield Sample(lambda: chain(nn.Conv3d(3, 8, 3), nn.MaxPool3d(2), nn.Conv3d(8, 4, 1)), (2, 3, 6, 6, 6), "3d")
+
+
+def _average_samples() -> Iterable[Sample]:
+    yield through("average", nn.AvgPool2d(2))
+    yield through("average that counts its padding", nn.AvgPool2d(3, 1, 1))
+    yield through("average that does not", nn.AvgPool2d(3, 1, 1, count_include_pad=False))
+    yield through("divisor", nn.AvgPool2d(2, divisor_override=3))
+
+
+def _pad_samples() -> Iterable[Sample]:
+    yield through("zero", lambda x: F.pad(x, (1, 2, 0, 1)))
+    yield through("value", lambda x: F.pad(x, (1, 1, 1, 1), value=0.5))
+    yield through("reflect", lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"))
+    yield through("channels", lambda x: F.pad(x, (0, 0, 0, 0, 2, 2)), after=12)
+    shortcut = lambda x, y: F.pad(x, (0, 0, 0, 0, 2, 2)) + y  # noqa: E731
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 4, 1), Apply(shortcut, nn.Identity(), nn.Conv2d(4, 8, 3, padding=1)), nn.Conv2d(8, 4, 3)),
+        (2, 3, 6, 6),
+        "zero-padded channel shortcut",
+    )
+
+
+def _reduce_samples() -> Iterable[Sample]:
+    yield through("mean over space", lambda x: x.mean((2, 3), keepdim=True) * x)
+    yield through("sum over space", lambda x: x + x.sum(-1, keepdim=True))
+    yield through("largest", lambda x: x.amax((2, 3), keepdim=True) + x)
+    yield through("mean over channels", lambda x: x.mean(1, keepdim=True) + x)
+
+
+_PAD = "pad constant_pad_nd".split()
+
+RULES = [
+    Rule(tuple(KEEPING), _over_positions, _kept, _used, elementwise=1, samples=_pool_samples),
+    Rule(tuple(AVERAGE), _over_positions, _averaged, _used, elementwise=1, samples=_average_samples),
+    Rule(tuple(_PAD), _pad_labels, _pad_constants, _pad_used, samples=_pad_samples),
+    Rule(("amax", "amin", "mean", "sum"), _reduce_labels, _reduce_constants, _reduce_used, samples=_reduce_samples),
+]

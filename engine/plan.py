@@ -1,0 +1,130 @@
+"""The plan of a compaction: frozen, printable, serialisable. What to keep of which parameter, what to add where, which
+attributes change. `engine.compact` applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.compact import Compaction, OptimizerLike
+from engine.errors import PlanError
+from engine.folds import Fold
+from engine.slices import Slice
+
+__all__ = ["FORMAT", "Plan"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How to make a model small.
+
+    Applied to the masked model it computes ``slice(parameter * mask) + fold`` for each parameter and buffer involved.
+
+    Attributes:
+        slices: by canonical parameter or buffer name, what stays of it.
+        masks: 0/1 masks (bool) in the new shape, of parameters that are masked inside of what stays.
+        folds: constants of removed channels, and where they go, in the new shape.
+        attributes: by module name, integer attributes to set.
+        notes: what could not be removed and other remarks, for the reader.
+    """
+
+    slices: Mapping[str, Slice] = field(default_factory=dict)
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    folds: tuple[Fold, ...] = ()
+    attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing gets smaller and nothing is folded."""
+        return not self.slices and not self.folds
+
+    def structure(self) -> Plan:
+        """Return the plan without values: what a model of the same class needs before it can load the small weights."""
+        return replace(self, masks={}, folds=())
+
+    def apply(self, model: nn.Module, optimizer: OptimizerLike = None) -> nn.Module:
+        """Make a model small, in place; all or nothing.
+
+        Args:
+            model: the model that the plan was made for, or another instance of its class. Its module and parameter objects
+                stay, so that optimizers and hooks keep what they hold.
+            optimizer: an optimizer, or several, whose state shrinks along.
+
+        Returns:
+            The model.
+
+        Raises:
+            PlanError: where a parameter is missing or has another shape; nothing has been changed then.
+
+        Example:
+            >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+            >>> keep = Slice.along(0, torch.tensor([0, 2]), (4, 1, 1, 1))
+            >>> plan = Plan({"0.weight": keep, "0.bias": Slice.along(0, torch.tensor([0, 2]), (4,)),
+            ...              "2.weight": Slice.along(1, torch.tensor([0, 2]), (2, 4, 1, 1))},
+            ...             attributes={"0": {"out_channels": 2}, "2": {"in_channels": 2}})
+            >>> plan.apply(net)[0]
+            Conv2d(1, 2, kernel_size=(1, 1), stride=(1, 1))
+        """
+        Compaction(self.slices, self.masks, self.folds, self.attributes, model, optimizer).commit()
+        return model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan as primitives and tensors, readable by ``torch.load(..., weights_only=True)``."""
+        return {
+            "format": FORMAT,
+            "slices": {name: cut.state_dict() for name, cut in self.slices.items()},
+            "masks": dict(self.masks),
+            "folds": [fold.state_dict() for fold in self.folds],
+            "attributes": {module: dict(values) for module, values in self.attributes.items()},
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Plan:
+        """Read what `state_dict` wrote.
+
+        Raises:
+            PlanError: for a newer format, or where something is missing or of the wrong type.
+        """
+        version = state.get("format") if isinstance(state, Mapping) else None
+        if not isinstance(version, int) or version < 1:
+            raise PlanError("This is no compaction plan: it has no format number.")
+        if version > FORMAT:
+            raise PlanError(f"The plan has format {version}; this version reads up to {FORMAT}. Update the package.")
+        try:
+            return cls(
+                slices={str(name): Slice.from_state_dict(cut) for name, cut in state["slices"].items()},
+                masks={str(name): _bool(mask) for name, mask in state["masks"].items()},
+                folds=tuple(Fold.from_state_dict(fold) for fold in state["folds"]),
+                attributes={
+                    str(module): {str(k): int(v) for k, v in values.items()}
+                    for module, values in state["attributes"].items()
+                },
+                notes=tuple(str(note) for note in state["notes"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanError(f"The plan is damaged ({type(error).__name__}: {error}).") from error
+
+    def __str__(self) -> str:
+        if self.is_empty:
+            return "Plan: nothing to remove."
+        width = max(len(name) for name in self.slices) if self.slices else 0
+        rows = [f"  {name:<{width}}  {list(cut.before)} -> {list(cut.shape)}" for name, cut in self.slices.items()]
+        folds = [f"  {fold.name} takes up the constants of removed channels" for fold in self.folds]
+        notes = [f"  {note}" for note in self.notes]
+        sections = [("Plan:", rows), ("Folded:", folds), ("Notes:", notes)]
+        return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
+
+
+def _bool(mask: Any) -> Tensor:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError("a mask of the plan is not a bool tensor")
+    return mask

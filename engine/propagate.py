@@ -1,0 +1,271 @@
+"""Graph + rules -> slot labels of every tensor, the constraints between slots, and what is frozen, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.arrays import support
+from engine.constraints import Constraint, NonEmpty
+from engine.contraction import Contraction
+from engine.graph import Graph, Node, Value
+from engine.rule import Registry
+from engine.slots import FROZEN, Slots
+
+__all__ = ["Labels", "Structure", "propagate"]
+
+
+class Labels:
+    """What the rules write to: per value a list of layers, each a compact int64 array of slots.
+
+    An entry of a tensor goes when the slot of any of its layers goes. An activation's layers touch different dimensions; a
+    stored weight may have one layer over (outputs, inputs) beside one over outputs.
+    """
+
+    def __init__(self, graph: Graph, rules: Registry) -> None:
+        self.graph = graph
+        self.rules = rules
+        self.slots = Slots()
+        self.constraints: list[Constraint] = []
+        self.born: list[Tensor] = []
+        self._layers: dict[int, list[Tensor]] = {}
+        self._outputs: dict[int, Tensor] = {}
+
+    # ------------------------------------------------------------------ reading
+
+    def layers(self, value: Value) -> list[Tensor]:
+        """Return the layers of a value."""
+        return self._layers.setdefault(value.index, [])
+
+    def claim(self, value: Value) -> None:
+        """Give a stored value fresh slots along each dimension that has none yet, as the first use in a point-wise op does."""
+        if value.stored:
+            covered = {d for layer in self.layers(value) for d in support(layer)}
+            for dim in set(range(value.ndim)) - covered:
+                self.layers(value).extend(self.fresh(value, [dim]))
+
+    def fresh(self, value: Value, dims: Sequence[int]) -> list[Tensor]:
+        """Return a new layer for each of the dimensions that is larger than 1."""
+        made = []
+        for dim in dims:
+            if value.shape[dim] > 1:
+                made.append(self.slots.new(value.shape[dim]).view([-1 if d == dim else 1 for d in range(value.ndim)]))
+        return made
+
+    def along(self, value: Value, dim: int) -> Tensor | None:
+        """Return the slots along one dimension, shape ``(size,)``, tied over whatever else they depend on, or None."""
+        found: Tensor | None = None
+        for layer in self.layers(value):
+            touched = support(layer)
+            if dim in touched:
+                row = self._tie(layer, [d for d in touched if d != dim]).reshape(-1)
+                if found is not None:
+                    self.slots.union(found, row)
+                found = row
+        return found
+
+    def without(self, value: Value, dims: Sequence[int], reason: str) -> list[Tensor]:
+        """Return the value's layers so that none depends on ``dims``; what only depends on them is frozen."""
+        kept = []
+        for layer in self.layers(value):
+            touched = support(layer)
+            if set(touched) <= set(dims):
+                self.slots.freeze(layer, reason)
+            else:
+                kept.append(self._tie(layer, [d for d in touched if d in dims]))
+        return kept
+
+    def _tie(self, layer: Tensor, dims: Sequence[int]) -> Tensor:
+        for dim in dims:
+            self.slots.union(layer, layer.narrow(dim, 0, 1))
+            layer = layer.narrow(dim, 0, 1)
+        return layer
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, value: Value, layer: Tensor) -> None:
+        """Say that a value has this layer; it is tied to what the value has along the same dimensions."""
+        layer = self._settle(layer)
+        touched = set(support(layer))
+        if not touched:
+            return
+        have = self.layers(value)
+        for position, other in enumerate(have):
+            theirs = set(support(other))
+            if theirs == touched:
+                self.slots.union(other, layer)
+                return
+            if value.stored or not theirs & touched:
+                continue
+            if theirs < touched or touched < theirs:
+                self.slots.union(other, layer)
+                have[position] = other if theirs < touched else layer
+            else:
+                for array in (other, layer):
+                    self.slots.freeze(array, f"its axes overlap in {value!r}")
+            return
+        have.append(layer)
+
+    def pass_on(self, source: Value, target: Value) -> None:
+        """Give ``target`` the layers of ``source``, dimension by dimension."""
+        for layer in self.layers(source):
+            self.add(target, layer)
+
+    def freeze(self, value: Value, reason: str) -> None:
+        """Freeze everything that a value has, and each dimension of a stored value that has nothing yet."""
+        self.claim(value)
+        for layer in self.layers(value):
+            self.slots.freeze(layer, reason)
+
+    def fix(self, value: Value, dim: int) -> None:
+        """Say that the size along a dimension never changes."""
+        if value.shape[dim] > 1:
+            shape = [value.shape[d] if d == dim else 1 for d in range(value.ndim)]
+            self.add(value, torch.full(shape, FROZEN))
+
+    def outputs_of(self, c: Contraction) -> Tensor | None:
+        """Return the output slots of a contraction's weight, shape (groups, outputs); None for an unknown computed weight."""
+        known = self._outputs.get(c.weight.index)
+        if known is not None:
+            return known
+        place = 1 if c.transposed else 0
+        labels = self.along(c.weight, place) if c.groups == 1 or not c.transposed else None
+        if labels is None:
+            if not c.weight.stored:
+                return None
+            labels = self.slots.new(c.groups * c.outputs)
+        self._outputs[c.weight.index] = labels = labels.view(c.groups, c.outputs)
+        if c.depthwise or not (c.transposed and c.groups > 1 and c.outputs == 1):  # else the rows go with the inputs
+            self.add(c.weight, c.layout(labels[:, :, None]))
+        self.born.append(labels.reshape(-1))
+        self.constraints.append(NonEmpty(labels.reshape(-1)))
+        return labels
+
+    def _settle(self, layer: Tensor) -> Tensor:
+        """Drop dimensions along which all slots are tied, but never the last one."""
+        touched = support(layer)
+        if len(touched) > 1:
+            root = self.slots.find(layer)
+            for dim in touched:
+                if len(support(layer)) > 1 and (root == root.narrow(dim, 0, 1)).all():
+                    layer, root = layer.narrow(dim, 0, 1), root.narrow(dim, 0, 1)
+        return layer
+
+    def make_rectangular(self) -> None:
+        """Tie slots until what remains of every activation is a product of index sets along its dimensions."""
+        for value in self.graph.values:
+            if value.stored:
+                continue
+            for layer in self.layers(value):
+                self._rectangle(layer)
+
+    def _rectangle(self, layer: Tensor) -> None:
+        root = self.slots.find(layer)
+        while True:
+            free = [d for d in support(root) if not (root == root.narrow(d, 0, 1)).all()]
+            if len(free) < 2:
+                return
+            dim = min(free, key=root.size)
+            self.slots.union(root, root.narrow(dim, 0, 1))
+            root = self.slots.find(root)
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """How the axes of a model hang together.
+
+    Attributes:
+        graph, rules: what it was derived from.
+        layers: per value index its layers, entries being representatives.
+        constraints: on representatives.
+        roots: representative of each slot.
+        frozen: per slot, whether it may not go.
+        born: per slot, whether it is an output of a contraction; nothing else is ever removed.
+        slots: the union-find, for reasons.
+        unsafe: per slot, whether a size written in the code does not follow when it goes.
+    """
+
+    graph: Graph
+    rules: Registry
+    layers: Mapping[int, tuple[Tensor, ...]]
+    constraints: tuple[Constraint, ...]
+    roots: Tensor
+    frozen: Tensor
+    born: Tensor
+    slots: Slots
+    unsafe: Tensor
+
+    def of(self, value: Value) -> tuple[Tensor, ...]:
+        """Return the layers of a value."""
+        return self.layers.get(value.index, ())
+
+    def along(self, value: Value, dim: int) -> Tensor | None:
+        """Return the slots along one dimension, shape ``(size,)``, or None."""
+        for layer in self.of(value):
+            if dim in support(layer):
+                for other in support(layer):
+                    layer = layer if other == dim else layer.narrow(other, 0, 1)
+                return layer.reshape(-1)
+        return None
+
+    def free(self) -> Tensor:
+        """Return a bool per slot: a representative that may go as far as the structure is concerned."""
+        return ~self.frozen & self.born & (self.roots == torch.arange(len(self.roots)))
+
+    def contractions(self) -> list[tuple[Node, Contraction]]:
+        """Return the nodes that contract channels with a weight."""
+        found = ((node, self.rules.contraction(node)) for node in self.graph.nodes)
+        return [(node, c) for node, c in found if c is not None]
+
+
+def _resolve(labels: Labels) -> Structure:
+    roots = labels.slots.roots()
+    frozen = labels.slots.frozen(roots)
+    born = torch.zeros(len(roots), dtype=torch.bool)
+    for made in labels.born:
+        born[roots[made]] = True
+    return Structure(
+        graph=labels.graph,
+        rules=labels.rules,
+        layers={
+            value.index: tuple(roots[layer] for layer in labels.layers(value))
+            for value in labels.graph.values
+            if labels.layers(value)
+        },
+        constraints=tuple(c.resolve(roots) for c in labels.constraints),
+        roots=roots,
+        frozen=frozen,
+        born=born,
+        slots=labels.slots,
+        unsafe=torch.zeros(len(roots), dtype=torch.bool),
+    )
+
+
+def propagate(graph: Graph, rules: Registry) -> Structure:
+    """Derive the structure of a graph.
+
+    Args:
+        graph: the recorded program.
+        rules: what each op does to its axes; an op without a rule freezes the axes of its inputs and outputs.
+
+    Returns:
+        The labels of all values. Whatever reaches a model output is frozen.
+
+    Example:
+        >>> from torch import nn
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> structure = propagate(engine.trace(net, torch.zeros(1, 3, 8, 8)), engine.RULES)
+        >>> int(structure.free().sum())  # the four outputs of the first convolution
+        4
+    """
+    labels = Labels(graph, rules)
+    for node in graph.nodes:
+        rules.rule(node.op).labels(node, labels)
+    for value in graph.outputs:
+        labels.freeze(value, "is an output of the model")
+    labels.make_rectangular()
+    return _resolve(labels)

@@ -1,0 +1,376 @@
+"""The dispatch mode behind `engine.trace`: turns op calls into nodes and keeps aliases honest.
+
+Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other is
+brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write`` node where
+a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.graph import Graph, Node, Value, walk_values
+from engine.sizes import Expr, Provenance, Size, integers
+
+__all__ = ["WRITE", "Recorder", "Signature", "map_tensors", "signature", "tensors_in"]
+
+WRITE = "engine::write"
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples, mappings and dataclasses, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, Mapping):
+        yield from tensors_in(tuple(tree.values()))
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        yield from tensors_in(tuple(getattr(tree, f.name) for f in dataclasses.fields(tree)))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the schema of an op says: its plain name, its arguments, and which of them it writes to."""
+
+    op: str
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    writes: tuple[str, ...]
+    recorded: bool
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all arguments by name."""
+        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+        return {name: given[name] for name in self.names if name in given}
+
+
+@functools.cache
+def signature(func: Any) -> Signature:
+    """Read the schema of an overload."""
+    schema = func._schema
+    space, name = schema.name.split("::")
+    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    if writes and name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return Signature(
+        op=name if space == "aten" else f"{space}::{name}",
+        names=tuple(a.name for a in schema.arguments),
+        defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
+        writes=writes,
+        recorded=space != "prim",
+    )
+
+
+@dataclass
+class _Storage:
+    """A piece of memory: the tensor that owned it first, and the writes to it since."""
+
+    root: Tensor
+    version: int = 0
+    writes: list[tuple[int, Tensor, Value]] = field(default_factory=list)
+
+
+@dataclass
+class _Home:
+    """Where a tensor lives, as of which version it was read, and the view that made it from its parent."""
+
+    storage: _Storage
+    version: int
+    node: Node | None = None
+    position: int = 0
+    parent: Tensor | None = None
+
+
+class Recorder(TorchDispatchMode):
+    """Records one or more runs of a model into one program.
+
+    Args:
+        model: gives the names of parameters and buffers, which are known by identity.
+        fake_mode: the mode that substitutes tensors without data, or None to run on the real ones.
+    """
+
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode | None) -> None:
+        super().__init__()
+        self._fake_mode = fake_mode
+        self._names: dict[int, str] = {}
+        self._aliases: dict[str, str] = {}
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, tensor in named:
+            self._aliases[name] = self._names.setdefault(id(tensor), name)
+        self._values: list[Value] = []
+        self._nodes: list[Node] = []
+        self._inputs: list[Value] = []
+        self._outputs: list[Value] = []
+        self._stored: dict[str, Value] = {}
+        self.notes: list[str] = []
+        self._stack, self._path = [""], "eval"
+        self._provenance = Provenance(self._peek)
+        self._forget()
+
+    # ------------------------------------------------------------------ a run
+
+    def _forget(self) -> None:
+        self._fakes: dict[int, Tensor] = {}
+        self._owned: dict[int, str] = {}
+        self._current: dict[int, Value] = {}
+        self._homes: dict[int, _Home] = {}
+        self._storages: dict[int, _Storage] = {}
+        self._alive: list[Tensor] = []  # identities must not be used twice
+
+    def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
+        """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
+        self._forget()
+        self._stack, self._path = stack, path
+        args, kwargs = (map_tensors(t, self._substitute) for t in (args, kwargs))
+        for tensor in tensors_in((args, kwargs)):
+            self._current[id(tensor)] = value = self._value(tensor)
+            self._place(tensor)
+            self._inputs.append(value)
+        with self._provenance, self:
+            out = call(args, kwargs)
+        self._outputs += [self._read(t) for t in tensors_in(out)]
+
+    def mark(self) -> tuple[int, int, int, int]:
+        """Return the place up to which the program stands now."""
+        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs)
+
+    def drop_if_repeated(self, mark: tuple[int, int, int, int]) -> None:
+        """Forget what was recorded since ``mark`` where it only repeats what was recorded before."""
+        nodes = mark[0]
+        if [_summary(n) for n in self._nodes[nodes:]] == [_summary(n) for n in self._nodes[:nodes]]:
+            self.drop(mark)
+
+    def drop(self, mark: tuple[int, int, int, int]) -> None:
+        """Forget what was recorded since ``mark``."""
+        nodes, values, inputs, outputs = mark
+        self._stored = {name: v for name, v in self._stored.items() if v.index < values}
+        del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
+
+    def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
+        """Return what was recorded."""
+        modules = dict(model.named_modules())
+        return Graph(
+            nodes=tuple(self._nodes),
+            values=tuple(self._values),
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            stored=self._stored,
+            aliases=self._aliases,
+            attributes={
+                name: {k: int(v) for k, v in vars(m).items() if isinstance(v, int) and not isinstance(v, bool)}
+                for name, m in modules.items()
+            },
+            types={name: type(m) for name, m in modules.items()},
+            args=args,
+            kwargs=kwargs,
+            notes=tuple(self.notes),
+        )
+
+    # ------------------------------------------------------------------ an op
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op; record it where it touches the inputs, a parameter or something made from them."""
+        kwargs = kwargs or {}
+        what = signature(func)
+        if not what.recorded or not self._relevant(what, args, kwargs):
+            return func(*args, **kwargs)
+        args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
+        bound = what.bind(args, kwargs)
+        values = map_tensors(bound, self._read)
+        with self._fake_mode or nullcontext():
+            out = func(*args, **kwargs)
+        self._add(what, func, bound, values, out)
+        return out
+
+    def _relevant(self, what: Signature, args: Any, kwargs: Any) -> bool:
+        found = False
+        for tensor in tensors_in((args, kwargs)):
+            found = True
+            known = id(tensor) in self._current or id(tensor) in self._fakes
+            if known or isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
+                return True
+        # a factory whose size follows a shape is part of the program, any other is a constant
+        return not found and any(isinstance(n, Size) for n in self._provenance.numbers)
+
+    def _substitute(self, tensor: Tensor) -> Tensor:
+        if self._fake_mode is None or isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self._fakes.get(id(tensor))
+        if fake is None:
+            with torch.inference_mode(False):
+                fake = self._fake_mode.from_tensor(tensor)
+            self._fakes[id(tensor)] = fake
+            self._alive += [tensor, fake]
+            if id(tensor) in self._names:
+                self._owned[id(fake)] = self._names[id(tensor)]
+            elif not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
+                self._constants(tensor, fake)
+        return fake
+
+    def _constants(self, tensor: Tensor, fake: Tensor) -> None:
+        """A real tensor that no module registers: keep its data with the value."""
+        self._current[id(fake)] = self._value(fake, data=tensor.detach())
+        self._place(fake)
+
+    def _add(self, what: Signature, func: Any, bound: Mapping[str, Any], values: dict[str, Any], out: Any) -> None:
+        written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
+        inputs = tuple(walk_values(values))
+        made = list(tensors_in(out))
+        if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
+            return  # nothing happened: the op gave its input back
+        fresh = [t for t in made if not any(_storage_of(t) == _storage_of(w) for w in written)]
+        outputs = tuple(self._value(t, producer=len(self._nodes)) for t in (*written, *fresh))
+        sizes = self._sizes(values)
+        node = self._emit(what.op, func, values, sizes, inputs, outputs)
+        for tensor, value in zip(written, outputs, strict=False):
+            self._write(tensor, value)
+        parents = {_storage_of(t): t for t in reversed(list(tensors_in(bound)))}
+        for position, tensor in enumerate(fresh):
+            self._current[id(tensor)] = outputs[len(written) + position]
+            self._place(tensor, node, len(written) + position, parents.get(_storage_of(tensor)))
+        for tensor in made:  # an in-place op may return another object for the same memory
+            if id(tensor) not in self._current:
+                self._current[id(tensor)] = outputs[0]
+                self._homes[id(tensor)] = self._homes[id(written[0])]
+                self._alive.append(tensor)
+
+    def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
+        owner = args.get("weight")
+        module = self._stack[-1]
+        if isinstance(owner, Value) and owner.name is not None:  # right too where a direct .forward() skipped the hooks
+            module = owner.name.rpartition(".")[0]
+        node = Node(
+            len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, self._provenance.location
+        )
+        self._nodes.append(node)
+        return node
+
+    def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
+        """Match the integers that reached the op with those that the user's code passed."""
+        found: dict[tuple[str, int], Expr] = {}
+        if not any(isinstance(n, Size) for n in self._provenance.numbers):
+            return found
+        for name, value in values.items():
+            if "dim" not in name and not isinstance(value, Value):
+                for position, number in enumerate(integers(value)):
+                    expr = self._provenance.match(number)
+                    if not isinstance(expr, int):
+                        found[name, position] = expr
+        return found
+
+    # ------------------------------------------------------------------ values and the memory behind them
+
+    def _value(self, tensor: Tensor, **what: Any) -> Value:
+        value = Value(len(self._values), tuple(int(n) for n in tensor.shape), tensor.dtype, **what)
+        self._values.append(value)
+        self._alive.append(tensor)
+        return value
+
+    def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: Tensor | None = None) -> None:
+        key = _storage_of(tensor)
+        storage = self._storages.get(key)
+        if storage is None or parent is None:
+            storage, node, parent = self._storages.setdefault(key, _Storage(tensor)), None, None
+        self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
+
+    def _peek(self, tensor: Tensor) -> Value | None:
+        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
+        return self._read(tensor) if name is not None or id(tensor) in self._current else None
+
+    def _read(self, tensor: Tensor) -> Value:
+        """Return the value that a tensor holds now."""
+        if id(tensor) in self._current:
+            return self._refresh(tensor)
+        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
+        if name is None:
+            value = self._value(tensor, data=None if isinstance(tensor, FakeTensor) else tensor.detach())
+        elif name in self._stored:
+            value = self._stored[name]
+        else:
+            value = self._stored[name] = self._value(tensor, name=name)
+        self._current[id(tensor)] = value
+        self._place(tensor)
+        return value
+
+    def _write(self, tensor: Tensor, value: Value) -> None:
+        home = self._homes[id(tensor)]
+        home.storage.version += 1
+        home.version = home.storage.version
+        home.storage.writes.append((home.version, tensor, value))
+        self._current[id(tensor)] = value
+
+    def _refresh(self, tensor: Tensor) -> Value:
+        home, value = self._homes[id(tensor)], self._current[id(tensor)]
+        if home.version == home.storage.version:
+            return value
+        if home.node is None or home.parent is None:
+            for version, writer, written in list(home.storage.writes):
+                if version > home.version:
+                    value = written if writer is tensor else self._write_through(value, written, writer)
+        else:
+            value = self._replay(home.node, home.position, self._refresh(home.parent))
+        home.version = home.storage.version
+        self._current[id(tensor)] = value
+        return value
+
+    def _write_through(self, base: Value, written: Value, writer: Tensor) -> Value:
+        chain: list[tuple[Node, int]] = []
+        home = self._homes[id(writer)]
+        while home.node is not None and home.parent is not None:
+            chain.insert(0, (home.node, home.position))
+            home = self._homes[id(home.parent)]
+        out = Value(len(self._values), base.shape, base.dtype, producer=len(self._nodes))
+        self._values.append(out)
+        args = {"self": base, "src": written, "chain": tuple(chain)}
+        self._emit(WRITE, None, args, {}, (base, written), (out,))
+        return out
+
+    def _replay(self, node: Node, position: int, parent: Value) -> Value:
+        old = node.inputs[0]
+        args = {k: _map_values(v, {old.index: parent}) for k, v in node.args.items()}
+        outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
+        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes)) for v in outputs)
+        self._values += outputs
+        self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
+        return outputs[position]
+
+
+def _storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _summary(node: Node) -> tuple[Any, ...]:
+    return node.op, node.module, [v.shape for v in node.inputs], [v.shape for v in node.outputs]
+
+
+def map_tensors(tree: Any, f: Callable[[Tensor], Any]) -> Any:
+    """Return nested lists, tuples and mappings with ``f`` applied to every tensor."""
+    if isinstance(tree, Tensor):
+        return f(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(x, f) for x in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(x, f) for x in tree)
+    if isinstance(tree, Mapping):
+        return {k: map_tensors(x, f) for k, x in tree.items()}
+    return tree
+
+
+def _map_values(tree: Any, new: Mapping[int, Value]) -> Any:
+    if isinstance(tree, Value):
+        return new.get(tree.index, tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_map_values(x, new) for x in tree)
+    return tree

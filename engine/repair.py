@@ -1,0 +1,259 @@
+"""Repair masks that contradict each other, so that compaction removes what they ask for and leaves no constants behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.build import canonical_tensors
+from engine.constants import Constants
+from engine.demands import structure_of
+from engine.errors import InputError
+from engine.graph import Graph
+from engine.groups import groups_of, producers_of
+from engine.keep import alive, closed, consumers
+from engine.masks import Masks, canonical_masks, load_masks, parameter_name
+from engine.ops import RULES
+from engine.propagate import Structure
+from engine.rule import Registry
+from engine.tracer import trace
+from engine.use import Use
+
+__all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What a repair did.
+
+    Attributes:
+        rows: per group with masks (name, units, units kept by each layer before, units kept after).
+        policy: the policy.
+    """
+
+    policy: str
+    rows: tuple[tuple[str, int, dict[str, int], int], ...]
+
+    def __str__(self) -> str:
+        lines = [f"Mask repair ({self.policy}):"]
+        for name, size, before, after in self.rows:
+            told = ", ".join(f"{layer} {kept}" for layer, kept in before.items())
+            lines.append(f"  {name}: {after} of {size} units stay (masks kept: {told})")
+        return "\n".join(lines)
+
+
+class RepairedMasks(dict[str, dict[str, Tensor]]):
+    """Masks as `fix_mask_conflict` returns them, with ``.report``."""
+
+    report: RepairReport
+
+
+class _Problem:
+    """A masked model, seen group by group.
+
+    Attributes:
+        structure: the slots.
+        masks: canonical masks.
+        masked: per slot, whether a mask closes a whole output of a layer that puts it out.
+        voted: per slot, the number of layers that have a mask and put it out.
+        closed: per slot, the number of these that close it.
+        importance: per slot, the L1 norm of the weights that put it out, each layer scaled to mean 1.
+    """
+
+    def __init__(self, model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str, Tensor]) -> None:
+        self.structure = structure_of(graph, rules)
+        self.masks = masks
+        self.constants = Constants(graph, rules, canonical_tensors(model, graph), masks, repaired=True)
+        use = Use(self.structure, self.constants)
+        self.needed = alive(self.structure, consumers(self.structure, self.constants, use))
+        slots = len(self.structure.roots)
+        self.voted, self.closed = torch.zeros(slots, dtype=torch.long), torch.zeros(slots, dtype=torch.long)
+        self.importance = torch.zeros(slots, dtype=torch.float64)
+        seen: set[int] = set()
+        for _, c in self.structure.contractions():
+            made = self.structure.along(c.output, c.output_dim)
+            if made is None or c.weight.index in seen:
+                continue
+            seen.add(c.weight.index)
+            dead = ~self.constants.connected(c).any(-1).reshape(-1)
+            if c.weight.name in masks:
+                self.voted.index_add_(0, made, torch.ones_like(made))
+                self.closed.index_add_(0, made, dead.long())
+            size = self.constants.magnitude(c)
+            self.importance.index_add_(0, made, size / size.mean().clamp(min=1e-30))
+        self.masked = self.closed > 0
+
+
+Policy = Callable[[_Problem], Tensor]
+
+
+def _union(problem: _Problem) -> Tensor:
+    """A unit stays where any layer that has a say keeps it."""
+    return problem.needed | ~problem.masked
+
+
+def _intersection(problem: _Problem) -> Tensor:
+    """A unit goes where any layer masks it."""
+    return ~(problem.structure.free() & problem.masked)
+
+
+def _score(problem: _Problem) -> Tensor:
+    """Each group keeps as many units as its masked layers keep on average, the most important ones."""
+    keep = torch.ones_like(problem.masked)
+    root = problem.structure.roots == torch.arange(len(keep))
+    free = problem.structure.free() & root
+    for slots in _rows(problem.structure, free):
+        voted = problem.voted[slots].clamp(min=1)
+        wanted = round(float((1 - problem.closed[slots] / voted).sum()))
+        order = problem.importance[slots].argsort(descending=True, stable=True)
+        if problem.masked[slots].any():
+            keep[slots[order[max(wanted, 0) :]]] = False
+    return keep
+
+
+def _rows(structure: Structure, free: Tensor) -> Iterator[Tensor]:
+    for group in groups_of(structure, ()):
+        slots = group.slots
+        for row in group.rows.unique().tolist():
+            found = slots[(group.rows == row) & free[slots]]
+            if len(found):
+                yield found
+
+
+_POLICIES: dict[str, Policy] = {"union": _union, "intersection": _intersection, "score": _score}
+
+
+def fix_mask_conflict(
+    masks: Any,
+    model: nn.Module,
+    dummy_input: Any,
+    policy: str = "union",
+    *,
+    graph: Graph | None = None,
+    rules: Registry = RULES,
+) -> RepairedMasks:
+    """Make masks agree within each dependency group.
+
+    Whole groups are repaired: where a unit goes, it is masked in every parameter that puts it out (weights, biases, norms,
+    depthwise convolutions behind), never in the columns of a consumer; where it stays, a layer that masked all of it gets it
+    back, and element-wise patterns stay as they are. Groups of a convolution and pieces of a chunk keep equally many.
+
+    Args:
+        masks: ``{module: {parameter: 0/1 tensor}}``, or the path of a file that holds it; left untouched.
+        model: it is only read.
+        dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        policy: ``"union"`` of what is kept (as NNI; a layer without influence has no say), ``"intersection"``, or
+            ``"score"`` (each group keeps its layers' mean number of units, those with the largest weights).
+        graph: a graph of this model, to save recording it.
+        rules: what is known of ops.
+
+    Returns:
+        New masks in full parameter shape: the modules given, and every other parameter that had to be masked. ``.report``
+        says what changed.
+
+    Raises:
+        MaskError: for masks that do not fit the model.
+        InputError: for an unknown policy.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+        >>> mask = torch.ones(4, 1, 1, 1)
+        >>> mask[0] = 0
+        >>> fixed = fix_mask_conflict({"0": {"weight": mask}}, net, torch.zeros(1, 1, 4, 4))
+        >>> fixed["1"]["bias"].tolist(), fixed["0"]["bias"].tolist()
+        ([0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0])
+
+    NNI: ``nni.compression.pytorch.utils.mask_conflict.fix_mask_conflict``.
+    """
+    if policy not in _POLICIES:
+        raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
+    given = load_masks(masks)
+    canonical = canonical_masks(given, model)
+    graph = trace(model, dummy_input) if graph is None else graph
+    graph.check_fresh(model)
+    problem = _Problem(model, graph, rules, canonical)
+    keep = _POLICIES[policy](problem) | ~problem.structure.free()
+    keep = closed(problem.structure, keep, problem.importance)
+    repaired = RepairedMasks()
+    for name, mask in _extended(problem, keep).items():
+        _store(repaired, name, mask, given, model)
+    for module, entries in given.items():
+        for key, mask in entries.items():
+            repaired.setdefault(module, {}).setdefault(key, mask.detach().clone())
+    repaired.report = _report(problem, keep, policy)
+    return repaired
+
+
+def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
+    """Canonical masks after the decision."""
+    structure = problem.structure
+    stored = structure.graph.stored
+    found = {name: mask.expand(stored[name].shape).clone() for name, mask in problem.masks.items() if name in stored}
+    inner = _input_layers(structure)
+    for name, value in stored.items():
+        if not problem.constants.is_parameter(value):
+            continue
+        for layer in structure.of(value):
+            stays = keep[layer]
+            if (value.index, tuple(layer.shape)) in inner or (stays.all() and name not in found):
+                continue
+            mask = found.setdefault(name, torch.ones(value.shape, dtype=torch.bool))
+            if name in problem.masks:
+                mask |= _closed_rows(mask, layer) & stays & ~structure.frozen[layer]
+            mask &= stays
+    return found
+
+
+def _closed_rows(mask: Tensor, layer: Tensor) -> Tensor:
+    """Compact bool array: where a layer's unit is masked in all entries; only of weights, whose units are rows."""
+    dims = [d for d in range(mask.ndim) if layer.size(d) == 1]
+    return ~mask.any(dims, keepdim=True) if dims and mask.ndim > 1 else torch.zeros_like(layer, dtype=torch.bool)
+
+
+def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
+    """(value, shape of the layer) of weights' input columns, which repair leaves alone."""
+    found = set()
+    for _, c in structure.contractions():
+        if not c.depthwise:
+            for layer in structure.of(c.weight):
+                rows = layer.size(0) > 1 and all(n == 1 for n in layer.shape[1:])
+                if rows == c.transposed:
+                    found.add((c.weight.index, tuple(layer.shape)))
+    return found
+
+
+def _store(repaired: RepairedMasks, name: str, mask: Tensor, given: Masks, model: nn.Module) -> None:
+    """Write a canonical mask under every name that the user gave it, or under its own."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    wanted = [
+        (module, key)
+        for module, entries in given.items()
+        for key in entries
+        if parameters[parameter_name(module, key, parameters) or ""] is parameters[name]
+    ]
+    module, _, key = name.rpartition(".")
+    for place in wanted or [(module, key.removesuffix("_orig"))]:
+        like = given[place[0]][place[1]] if wanted else parameters[name]
+        dtype = like.dtype if wanted else torch.get_default_dtype()
+        repaired.setdefault(place[0], {})[place[1]] = mask.to(like.device, dtype)
+
+
+def _report(problem: _Problem, keep: Tensor, policy: str) -> RepairReport:
+    rows = []
+    producers = producers_of(problem.structure)
+    connected = {
+        node.module: problem.constants.connected(c).any(-1).reshape(-1) for node, c in problem.structure.contractions()
+    }
+    for group in groups_of(problem.structure, ()):
+        if problem.masked[group.slots].any():
+            before = {
+                name: int(torch.isin(group.slots, made[connected[name]]).sum())
+                for name, made in producers
+                if name in group.layers
+            }
+            rows.append((group.name, group.size, before, int(keep[group.slots].sum())))
+    return RepairReport(policy, tuple(rows))

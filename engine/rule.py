@@ -1,0 +1,166 @@
+"""What an op declares about itself, the registry of these declarations, and what happens to an op without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from engine.errors import RuleError
+from engine.graph import Node, Value
+
+if TYPE_CHECKING:
+    from engine.constants import Constants
+    from engine.contraction import Contraction
+    from engine.propagate import Labels
+    from engine.use import Use
+
+__all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes"]
+
+Shapes = Callable[[Value], tuple[int, ...]]
+"""Gives the shape of a value: the recorded one, or the one it will have."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What an integer argument of an op has to be once tensors are smaller.
+
+    Attributes:
+        argument: the argument's name and the position of the integer in it.
+        given: the integer that was passed.
+        wanted: what it has to become.
+    """
+
+    argument: tuple[str, int]
+    given: int
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A small network around one op, with an input, for the tests that every rule goes through.
+
+    Attributes:
+        make: builds the network.
+        shape: shape of its input, batch first.
+        name: what it shows.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    name: str
+
+
+def _freeze_everything(node: Node, labels: Labels) -> None:
+    for value in (*node.inputs, *node.outputs):
+        labels.freeze(value, f"{node.op} has no rule ({node!r})")
+
+
+def _varies(node: Node, constants: Constants) -> None:
+    return None
+
+
+def _use_everything(node: Node, use: Use) -> None:
+    for value in node.inputs:
+        use.add_all(value)
+
+
+def _nothing(node: Node, shapes: Shapes) -> int:
+    return 0
+
+
+def _no_demands(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
+    return ()
+
+
+def _no_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    return {}
+
+
+def _no_samples() -> Iterable[Sample]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """All that the engine knows of an op, or of several that behave alike.
+
+    What is left out is the safe answer: the result varies, everything is used, nothing is counted. Labels have no safe
+    answer but freezing, so they are required.
+
+    Attributes:
+        ops: names of the ops (``Node.op``).
+        labels: passes slot labels from inputs to outputs and ties those that must go together.
+        constants: what is known of the outputs without running the model: one compact float64 array per output, NaN
+            where it varies; None if nothing is known.
+        use: passes on which entries of the inputs have an influence, given which entries of the outputs have.
+        macs: multiply-accumulates under given shapes.
+        elementwise: operations per output element, for counting in ``"full"`` mode.
+        demands: what its integer arguments have to become when slots are removed.
+        attributes: integer attributes that the owner module needs under given shapes (``out_channels`` …).
+        contraction: how the op contracts channels with a weight, for those that do.
+        absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that can.
+        normalises: whether it is a norm, whose output the certificate compares.
+        samples: small networks that exercise it.
+    """
+
+    ops: tuple[str, ...]
+    labels: Callable[[Node, Labels], None]
+    constants: Callable[[Node, Constants], Sequence[Tensor] | None] = _varies
+    use: Callable[[Node, Use], None] = _use_everything
+    macs: Callable[[Node, Shapes], int] = _nothing
+    elementwise: int = 0
+    demands: Callable[[Node, Callable[[Value, int], Tensor | None], Shapes], Iterable[Demand]] = _no_demands
+    attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
+    contraction: Callable[[Node], Contraction] | None = None
+    absorbs: Callable[[Node], Value | None] | None = None
+    normalises: bool = False
+    samples: Callable[[], Iterable[Sample]] = _no_samples
+
+
+UNKNOWN = Rule(ops=(), labels=_freeze_everything)
+
+
+class Registry(Mapping[str, Rule]):
+    """Rules by op name. Two rules for one op are an error; ``registry + rules`` is a new registry.
+
+    Example:
+        >>> from engine.ops import RULES
+        >>> RULES["relu"] is RULES["sigmoid"], RULES.rule("no::such_op") is UNKNOWN
+        (True, True)
+    """
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._rules: dict[str, Rule] = {}
+        for rule in rules:
+            for op in rule.ops:
+                if op in self._rules:
+                    raise RuleError(f"Two rules claim the op {op!r}; remove one of them, or rename the op.")
+                self._rules[op] = rule
+
+    def __getitem__(self, op: str) -> Rule:
+        return self._rules[op]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __add__(self, rules: Iterable[Rule]) -> Registry:
+        return Registry([*self.distinct(), *rules])
+
+    def distinct(self) -> list[Rule]:
+        """Return the rules, each once."""
+        return list({id(rule): rule for rule in self._rules.values()}.values())
+
+    def rule(self, op: str) -> Rule:
+        """Return the rule of an op, or the one that freezes."""
+        return self._rules.get(op, UNKNOWN)
+
+    def contraction(self, node: Node) -> Any:
+        """Return how a node contracts channels with a weight, or None."""
+        rule = self.rule(node.op)
+        return None if rule.contraction is None else rule.contraction(node)

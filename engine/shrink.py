@@ -1,0 +1,76 @@
+"""What every value looks like once some slots are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from engine.graph import Node, Value
+from engine.propagate import Structure
+
+__all__ = ["Shrunk"]
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """A structure and the slots that stay.
+
+    Attributes:
+        structure: the slots.
+        keep: bool per slot, read at representatives.
+    """
+
+    structure: Structure
+    keep: Tensor
+    _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
+
+    def indices(self, value: Value, dim: int) -> Tensor | None:
+        """Return which indices of an activation's dimension stay, bool ``(size,)``; None where it has no slots."""
+        slots = self.structure.along(value, dim)
+        return None if slots is None else self.keep[slots]
+
+    def mask(self, value: Value) -> Tensor | None:
+        """Return a compact bool array: which entries of a value stay; None where all do."""
+        found: Tensor | None = None
+        for layer in self.structure.of(value):
+            stays = self.keep[layer]
+            if not stays.all():
+                found = stays if found is None else found & stays
+        return found
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """Return the shape that a value will have."""
+        known = self._shapes.get(value.index)
+        if known is None:
+            mask = self.mask(value)
+            known = self._shapes[value.index] = value.shape if mask is None else self._sizes(value, mask)
+        return known
+
+    def _sizes(self, value: Value, mask: Tensor) -> tuple[int, ...]:
+        sizes = list(value.shape)
+        for dim in (d for d, n in enumerate(mask.shape) if n > 1):
+            sizes[dim] = int(mask.movedim(dim, 0).reshape(mask.size(dim), -1).any(1).sum())
+        if value.stored and mask.ndim > 1 and mask.size(0) > 1 and mask.size(1) > 1:
+            # rows of a grouped weight keep other columns each, but equally many
+            sizes[1] = int(mask.flatten(1).sum(1).max())
+        return tuple(sizes)
+
+    def attributes(self) -> Mapping[str, Mapping[str, int]]:
+        """Return, per module, the integer attributes that change, with their new values."""
+        graph = self.structure.graph
+        changed: dict[str, dict[str, int]] = {}
+        for node in graph.nodes:
+            before = self._attributes(node, recorded=True)
+            if before:
+                after = self._attributes(node, recorded=False)
+                have = graph.attributes.get(node.module, {})
+                news = {k: after[k] for k, old in before.items() if have.get(k) == old != after[k]}
+                if news:
+                    changed.setdefault(node.module, {}).update(news)
+        return changed
+
+    def _attributes(self, node: Node, recorded: bool) -> Mapping[str, int]:
+        rule = self.structure.rules.rule(node.op)
+        return rule.attributes(node, (lambda value: value.shape) if recorded else self.shape)

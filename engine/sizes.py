@@ -1,0 +1,215 @@
+"""Sizes written in Python code: where each integer argument of an op came from.
+
+``x.view(b, c // self.groups, -1)`` passes plain integers to the op. While tracing, shapes and module attributes are handed
+out as `Size`, an ``int`` that remembers its expression through arithmetic, so that an analysis can ask what the argument
+*will be* once tensors are smaller, and refuse what would stay behind.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from engine.graph import Value
+
+__all__ = ["Apply", "AttributeOf", "Expr", "Provenance", "ShapeOf", "Size", "describe", "evaluate"]
+
+
+@dataclass(frozen=True)
+class ShapeOf:
+    """The size of a value along a dimension."""
+
+    value: Value
+    dim: int
+
+
+@dataclass(frozen=True)
+class AttributeOf:
+    """An integer attribute of a module."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An arithmetic operation on expressions."""
+
+    symbol: str
+    left: Expr
+    right: Expr
+
+
+Expr = int | ShapeOf | AttributeOf | Apply
+
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+
+
+def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> int:
+    """Return the value of an expression under new shapes and attributes."""
+    if isinstance(expr, ShapeOf):
+        return shape(expr.value)[expr.dim]
+    if isinstance(expr, AttributeOf):
+        return attribute(expr)
+    if isinstance(expr, Apply):
+        left, right = (evaluate(e, shape, attribute) for e in (expr.left, expr.right))
+        return _ARITHMETIC[expr.symbol](left, right)
+    return expr
+
+
+def describe(expr: Expr) -> str:
+    """Return an expression as a reader would write it."""
+    if isinstance(expr, ShapeOf):
+        return f"shape[{expr.dim}]"
+    if isinstance(expr, AttributeOf):
+        return f"{expr.module + '.' if expr.module else ''}{expr.name}"
+    if isinstance(expr, Apply):
+        return f"({describe(expr.left)} {expr.symbol} {describe(expr.right)})"
+    return str(expr)
+
+
+class Size(int):
+    """An ``int`` that knows the expression it came from.
+
+    Example:
+        >>> heads = Size(4, AttributeOf("attention", "num_heads"))
+        >>> describe((heads * 16).expr), heads * 16
+        ('(attention.num_heads * 16)', 64)
+    """
+
+    expr: Expr
+
+    def __new__(cls, value: int, expr: Expr) -> Size:
+        self = super().__new__(cls, value)
+        self.expr = expr
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of it is a plain int
+        return (int, (int(self),))
+
+
+def _expr(number: int) -> Expr:
+    return number.expr if isinstance(number, Size) else int(number)
+
+
+def _tagged(symbol: str, name: str, swapped: bool) -> Callable[[int, Any], Any]:
+    plain = getattr(int, name)
+
+    def method(self: int, other: Any) -> Any:
+        result = plain(self, other)
+        if result is NotImplemented:
+            return result
+        left, right = (other, self) if swapped else (self, other)
+        return Size(result, Apply(symbol, _expr(left), _expr(right)))
+
+    return method
+
+
+for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv"), ("%", "mod")):
+    setattr(Size, f"__{_name}__", _tagged(_symbol, f"__{_name}__", swapped=False))
+    setattr(Size, f"__r{_name}__", _tagged(_symbol, f"__r{_name}__", swapped=True))
+
+
+class Shape(tuple[int, ...]):
+    """What ``x.shape`` gives while tracing: `torch.Size` drops subclasses of ``int``, a tuple keeps them."""
+
+    def numel(self) -> int:
+        """Product of the sizes."""
+        product = 1
+        for size in self:
+            product *= int(size)
+        return product
+
+    def __getitem__(self, item: Any) -> Any:
+        found = tuple.__getitem__(self, item)
+        return Shape(found) if isinstance(item, slice) else found
+
+    def __add__(self, other: Any) -> Shape:
+        return Shape(tuple.__add__(self, tuple(other)))
+
+    def __radd__(self, other: Any) -> Shape:
+        return Shape(tuple(other)) + self
+
+
+def integers(tree: Any) -> Iterator[int]:
+    """Yield the integers in nested arguments, in order."""
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from integers(item)
+    elif isinstance(tree, slice):
+        yield from integers((tree.start, tree.stop, tree.step))
+    elif isinstance(tree, dict):
+        yield from integers(tuple(tree.values()))
+
+
+_LIBRARY = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, __file__))
+
+
+def user_location() -> str:
+    """Return ``file:line`` of the innermost frame outside of torch and the engine."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class Provenance(TorchFunctionMode):
+    """Hands out tagged shapes, and keeps the integers and the source line of the torch function that is running.
+
+    Args:
+        value_of: gives the recorded value of a tensor, or None where the tensor is not part of the program.
+    """
+
+    _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "size"})
+
+    def __init__(self, value_of: Callable[[Tensor], Value | None]) -> None:
+        super().__init__()
+        self._value_of = value_of
+        self.numbers: list[int] = []
+        self.location = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function; tag the result where it is a shape."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name not in self._plain:
+            self.numbers = list(integers((args, kwargs)))
+            self.location = user_location()
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Size):
+            return self._tag(args[0], result)
+        if name == "size":
+            dim = args[1] if len(args) > 1 else kwargs["dim"]
+            return self._tag(args[0], args[0].size())[dim]
+        return result
+
+    def _tag(self, tensor: Tensor, sizes: torch.Size) -> Shape:
+        value = self._value_of(tensor)
+        if value is None:
+            return Shape(sizes)
+        return Shape(Size(n, ShapeOf(value, d)) for d, n in enumerate(sizes))
+
+    def match(self, number: int) -> Expr:
+        """Return the expression of an integer that reached the op, and forget it and what came before it."""
+        for position, candidate in enumerate(self.numbers):
+            if candidate == number:
+                del self.numbers[: position + 1]
+                return _expr(candidate)
+        return number

@@ -1,0 +1,125 @@
+"""What stays of one tensor, as index sets along its dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import PlanError
+
+__all__ = ["Cut", "Slice", "slice_from_mask"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Indices that stay along one dimension, or along the first two together.
+
+    Attributes:
+        dims: ``(d,)``, or ``(0, 1)`` where each row keeps other columns.
+        index: int64, indices that stay, of the flattened dimensions.
+        sizes: their sizes afterwards.
+    """
+
+    dims: tuple[int, ...]
+    index: Tensor
+    sizes: tuple[int, ...]
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor that stays."""
+        index = self.index.to(tensor.device)
+        if len(self.dims) == 1:
+            return tensor.index_select(self.dims[0], index)
+        return tensor.flatten(0, 1).index_select(0, index).unflatten(0, self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """What stays of a tensor.
+
+    Attributes:
+        before: its shape.
+        cuts: applied one after the other.
+    """
+
+    before: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+
+    @classmethod
+    def along(cls, dim: int, index: Tensor, before: tuple[int, ...]) -> Slice:
+        """Keep ``index`` along one dimension of a tensor of shape ``before``."""
+        return cls(before, (Cut((dim,), index, (len(index),)),))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape afterwards."""
+        sizes = list(self.before)
+        for cut in self.cuts:
+            for dim, size in zip(cut.dims, cut.sizes, strict=True):
+                sizes[dim] = size
+        return tuple(sizes)
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor that stays, contiguous, on the tensor's device."""
+        for cut in self.cuts:
+            tensor = cut.apply(tensor)
+        return tensor.contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the slice as primitives and tensors; indices are stored as small as they fit."""
+        small = torch.int32 if math.prod(self.before) < 2**31 else torch.int64
+        cuts = [{"dims": list(c.dims), "index": c.index.to(small), "sizes": list(c.sizes)} for c in self.cuts]
+        return {"before": list(self.before), "cuts": cuts}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Slice:
+        """Read what `state_dict` wrote, and check it.
+
+        Raises:
+            PlanError: where an index is out of range or sizes do not fit.
+        """
+        before = tuple(int(n) for n in state["before"])
+        cuts = tuple(
+            Cut(tuple(int(d) for d in c["dims"]), c["index"].long(), tuple(int(n) for n in c["sizes"]))
+            for c in state["cuts"]
+        )
+        for cut in cuts:
+            _check(before, cut)
+        return cls(before, cuts)
+
+
+def _check(before: tuple[int, ...], cut: Cut) -> None:
+    known = cut.dims == (0, 1) and len(before) > 1 or len(cut.dims) == 1 and 0 <= cut.dims[0] < len(before)
+    limit = math.prod(before[d] for d in cut.dims) if known else 0
+    inside = cut.index.ndim == 1 and len(cut.index) > 0 and 0 <= int(cut.index.min()) <= int(cut.index.max()) < limit
+    if not known or not inside or math.prod(cut.sizes) != len(cut.index) or len(cut.sizes) != len(cut.dims):
+        raise PlanError(f"A cut of the plan does not fit a tensor of shape {before}: dims {cut.dims}, sizes {cut.sizes}.")
+
+
+def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:
+    """Return the slice that keeps what a compact bool mask keeps.
+
+    Args:
+        before: shape of the tensor.
+        mask: compact; a product of index sets, or of rows that keep equally many columns each.
+        what: name of the tensor, for the error.
+
+    Raises:
+        PlanError: where what is kept is no rectangle.
+    """
+    sets = {d: mask.movedim(d, 0).reshape(mask.size(d), -1).any(1) for d in range(mask.ndim) if mask.size(d) > 1}
+    product = torch.ones([1] * mask.ndim, dtype=torch.bool)
+    for dim, stays in sets.items():
+        product = product & stays.view([-1 if d == dim else 1 for d in range(mask.ndim)])
+    if torch.equal(product.expand(mask.shape), mask):
+        cuts = [Cut((d,), s.nonzero()[:, 0], (int(s.sum()),)) for d, s in sets.items() if not s.all()]
+        return Slice(before, tuple(cuts))
+    rows = mask.reshape(mask.size(0), -1) if set(sets) == {0, 1} else mask[:0].reshape(0, 1)
+    counts = rows.sum(1)[rows.any(1)]
+    if not len(counts) or int(counts.min()) != int(counts.max()):
+        raise PlanError(f"What stays of {what} is no rectangle; this is a defect of a rule, please report it.")
+    return Slice(before, (Cut((0, 1), rows.reshape(-1).nonzero()[:, 0], (len(counts), int(counts[0]))),))

@@ -1,0 +1,207 @@
+"""Record what a model does: model + example inputs -> `Graph`.
+
+A `TorchDispatchMode` watches the model's real forward on fake tensors under ``inference_mode``, where composite ops stay
+whole (``linear``, ``conv2d``, ``batch_norm``). Any Python control flow works; no weight is copied; nothing of the model
+changes. Where the forward depends on data, the same recorder runs on the real tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from engine.errors import InputError, TraceError
+from engine.graph import Graph
+from engine.recorder import Recorder, tensors_in
+from engine.sizes import AttributeOf, Size
+
+__all__ = ["call_model", "evaluation", "resolve_inputs", "trace"]
+
+_NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split example inputs into positional and keyword arguments.
+
+    Args:
+        example_inputs: a tensor is one argument; a tuple or list, positional arguments; a mapping, keywords.
+
+    Raises:
+        InputError: for None, or where there is no tensor anywhere.
+    """
+    if isinstance(example_inputs, Mapping):
+        args, kwargs = (), dict(example_inputs)
+    elif isinstance(example_inputs, (tuple, list)):
+        args, kwargs = tuple(example_inputs), {}
+    else:
+        args, kwargs = (example_inputs,), {}
+    if not any(True for _ in tensors_in((args, kwargs))):
+        raise InputError(
+            f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
+            "positional arguments or a mapping of keyword arguments."
+        )
+    return args, kwargs
+
+
+def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run the model and turn whatever its forward raises into an error that names the inputs."""
+    try:
+        return model(*args, **kwargs)
+    except _NEEDS_DATA:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in((args, kwargs)))
+        raise TraceError(
+            f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
+            "Pass example inputs that the model accepts."
+        ) from error
+
+
+@contextmanager
+def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
+
+    Modes, module attributes and dictionaries, buffers' identity and the random state are restored.
+    """
+    modules = list(model.modules())
+    before = [dict(vars(m)) for m in modules]
+    tables = [(t, dict(t)) for m in modules for t in (m._parameters, m._buffers, m._modules)]
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[d.index for d in devices]):
+        try:
+            training = set(map(id, train))
+            for m in modules:
+                m.training = id(m) in training
+            yield
+        finally:
+            for m, attributes in zip(modules, before, strict=True):
+                vars(m).clear()
+                vars(m).update(attributes)
+            for table, entries in tables:
+                table.clear()
+                table.update(entries)
+
+
+@contextmanager
+def _module_stack(names: Mapping[int, str], stack: list[str]) -> Iterator[None]:
+    """Keep the name of the running module on top of ``stack``."""
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if id(module) in names:
+            stack.append(names[id(module)])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if id(module) in names:
+            stack.pop()
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for hook in hooks:
+            hook.remove()
+
+
+def int_attributes(module: nn.Module) -> dict[str, int]:
+    """Return the public integers among a module's attributes."""
+    return {
+        k: v
+        for k, v in vars(module).items()
+        if isinstance(v, int) and not isinstance(v, bool) and not k.startswith("_")
+    }
+
+
+@functools.cache
+def _reads_training(cls: type) -> bool:
+    """Whether the class's own Python code looks at ``self.training``; torch's own layers do so only for their op."""
+    for base in cls.__mro__:
+        if base is nn.Module or base.__module__.startswith("torch.nn.modules"):
+            continue
+        functions = (getattr(f, "__wrapped__", f) for f in vars(base).values())
+        if any("training" in f.__code__.co_names for f in functions if hasattr(f, "__code__")):
+            return True
+    return False
+
+
+def _containers(model: nn.Module) -> list[nn.Module]:
+    """Modules whose path may differ while training; leaves stay in eval, so that norms and dropout are comparable."""
+    return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]
+
+
+def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: list[nn.Module]) -> None:
+    names = {id(m): n for n, m in model.named_modules()}
+    stack = [""]
+    with ExitStack() as scope:
+        scope.enter_context(evaluation(model, train))
+        scope.enter_context(_module_stack(names, stack))
+        scope.enter_context(torch.inference_mode())
+        for m in model.modules():
+            vars(m).update({k: Size(v, AttributeOf(names[id(m)], k)) for k, v in int_attributes(m).items()})
+        recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, "train" if train else "eval")
+
+
+def _record(model: nn.Module, args: Any, kwargs: Any, fake: bool) -> Recorder:
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    recorder = Recorder(model, mode)
+    _run(recorder, model, args, kwargs, [])
+    containers = _containers(model)
+    if containers:
+        mark = recorder.mark()
+        try:
+            _run(recorder, model, args, kwargs, containers)
+            recorder.drop_if_repeated(mark)
+        except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
+            recorder.drop(mark)
+            recorder.notes.append(f"The train-mode path was not recorded. {error}")
+    return recorder
+
+
+def trace(model: nn.Module, example_inputs: Any) -> Graph:
+    """Record the forward pass of a model.
+
+    Args:
+        model: any module; it is left exactly as it was (weights, buffers, modes, random state).
+        example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+
+    Returns:
+        The recorded program. Auxiliary branches that run in train mode only are part of it.
+
+    Raises:
+        InputError: where the example inputs hold no tensor.
+        TraceError: where the model rejects the example inputs.
+
+    Example:
+        >>> graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8))
+        >>> [node.op for node in graph.nodes]
+        ['conv2d', 'relu']
+    """
+    args, kwargs = resolve_inputs(example_inputs)
+    try:
+        recorder = _record(model, args, kwargs, fake=True)
+    except _NEEDS_DATA:
+        buffers = [(b, b.clone()) for b in model.buffers()]
+        try:
+            recorder = _record(model, args, kwargs, fake=False)
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+    graph = recorder.graph(model, args, kwargs)
+    graph.verify()
+    return graph
+
+

@@ -1,0 +1,57 @@
+"""Backward pass: which entries of every tensor have an influence on an output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.arrays import reduce_to, support
+from engine.constants import Constants
+from engine.graph import Value
+from engine.propagate import Structure
+
+__all__ = ["Use"]
+
+
+class Use:
+    """Compact bool arrays, resolved along the dimensions that carry slots.
+
+    Args:
+        structure: says which dimensions matter.
+        constants: says which weights and factors are zero.
+    """
+
+    def __init__(self, structure: Structure, constants: Constants) -> None:
+        self.structure = structure
+        self.constants = constants
+        self._arrays: dict[int, Tensor] = {}
+        for value in structure.graph.outputs:
+            self.add_all(value)
+        for node in reversed(structure.graph.nodes):
+            if any(self[value].any() for value in node.outputs):
+                structure.rules.rule(node.op).use(node, self)
+
+    def shape(self, value: Value) -> list[int]:
+        """Return the compact shape in which use of a value is kept."""
+        touched = {d for layer in self.structure.of(value) for d in support(layer)}
+        return [n if d in touched else 1 for d, n in enumerate(value.shape)]
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """Return which entries of a value are used."""
+        found = self._arrays.get(value.index)
+        if found is None:
+            found = self._arrays[value.index] = torch.zeros(self.shape(value), dtype=torch.bool)
+        return found
+
+    def along(self, value: Value, dim: int) -> Tensor:
+        """Return which indices of a dimension are used, shape ``(size,)``."""
+        rows = self[value].movedim(dim, 0)
+        return rows.reshape(rows.size(0), -1).any(1).expand(value.shape[dim])
+
+    def add(self, value: Value, used: Tensor) -> None:
+        """Say that entries are used; the array may be larger, smaller or of higher rank, as broadcasting allows."""
+        self._arrays[value.index] = self[value] | reduce_to(used, self.shape(value))
+
+    def add_all(self, value: Value) -> None:
+        """Say that all of a value is used."""
+        self._arrays[value.index] = torch.ones(self.shape(value), dtype=torch.bool)
