@@ -89,7 +89,7 @@ def _samples() -> Iterable[Sample]:
 
     yield joined("cat channels", lambda x, y: torch.cat([x, y], 1), 16)
     yield joined("cat positions", lambda x, y: torch.cat([x, y], 2), 8)
-    yield joined("cat with a constant", lambda x, y: torch.cat([x, torch.ones(2, 2, 6, 6).to(x), y], 1), 18)
+    yield joined("cat with a constant", lambda x, y: torch.cat([x, torch.ones(1, 2, 1, 1).to(x).expand(len(x), 2, *x.shape[2:]), y], 1), 18)
     yield joined("stack and sum", lambda x, y: torch.stack([x, y], 1).sum(1), 8)
     yield joined("stack and flatten", lambda x, y: torch.stack([x, y], 2).flatten(1, 2), 16)
 

@@ -152,8 +152,8 @@ def through(name: str, f: Callable[[Tensor], Tensor], after: int = 8) -> Sample:
 
 
 def _view_samples() -> Iterable[Sample]:
-    yield through("view and back", lambda x: x.view(x.shape[0], 2, -1, 4, 4).reshape(x.shape))
-    yield through("flatten", lambda x: x.flatten(1).unflatten(1, (x.shape[1], 4, 4)))
+    yield through("view and back", lambda x: x.view(x.shape[0], 2, -1, *x.shape[2:]).reshape(x.shape))
+    yield through("flatten", lambda x: x.flatten(1).unflatten(1, (x.shape[1], *x.shape[2:])))
     yield through("squeeze", lambda x: x.unsqueeze(1).squeeze(1).contiguous().clone())
     yield through("channel shuffle by hand", _shuffle_by_hand)
     yield Sample(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)), (2, 3, 6, 6), "into linear")

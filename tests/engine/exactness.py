@@ -130,7 +130,7 @@ def norm_outputs(model: nn.Module, *inputs: Any) -> dict[str, Tensor]:
     """Return what every norm puts out, by name."""
     found: dict[str, Tensor] = {}
     hooks = [
-        module.register_forward_hook(lambda m, a, out, name=name: found.__setitem__(name, out.detach()))
+        module.register_forward_hook(lambda m, a, out, name=name: found.__setitem__(name, out.detach().clone()))
         for name, module in model.named_modules()
         if isinstance(module, NORMS)
     ]
