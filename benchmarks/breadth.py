@@ -9,9 +9,9 @@ Each model runs in float64 with random BN statistics, affine parameters and bias
     elements   30 % of the single weights
     groups     50 % of the units of each dependency group
 
-Compared are the outputs at the example's size and at another batch size and resolution, and, channel by channel, what every
-norm puts out. A channel that differs inside must have no influence: random numbers in its place may not change the output.
-Results are kept, line by line, in ``build/breadth.jsonl``; the table goes to the terminal.
+Compared are the outputs at the example's size and at another batch size and resolution, and, channel by channel, what
+every norm puts out. A channel that differs inside must have no influence: random numbers in its place may not change
+the output. Results are kept, line by line, in ``build/breadth.jsonl``; the table goes to the terminal.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from tests.engine.exactness import (
 )
 
 MODELS = """
-    alexnet vgg11 vgg11_bn resnet18 resnet50 resnext50_32x4d wide_resnet50_2 squeezenet1_0 densenet121 googlenet inception_v3
-    mobilenet_v2 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 efficientnet_b0 efficientnet_v2_s regnet_y_400mf
-    regnet_x_400mf
+    alexnet vgg11 vgg11_bn resnet18 resnet50 resnext50_32x4d wide_resnet50_2 squeezenet1_0 densenet121 googlenet
+    inception_v3 mobilenet_v2 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 efficientnet_b0 efficientnet_v2_s
+    regnet_y_400mf regnet_x_400mf
 """.split()
 
 # Parameters that Torch-Pruning 1.6.1 reaches at 50 %, in millions; inception_v3 without auxiliary heads.
@@ -120,13 +120,14 @@ def kept_channels(plan: engine.Plan, name: str, size: int) -> Tensor:
 
 
 def inner_error(reference: nn.Module, compacted: nn.Module, plan: engine.Plan, images: Tensor) -> float:
-    """Return the largest error of a norm's channel relative to that channel's size, of channels that have an influence."""
+    """Return the largest error of a norm's channel that has an influence, relative to that channel's size."""
     before, after = norm_outputs(reference, images), norm_outputs(compacted, images)
     worst, idle = 0.0, {}
     for name, old in before.items():
         index = kept_channels(plan, name, old.size(1))
         size = old.movedim(1, 0).flatten(1)[index].norm(dim=1)
-        error = (old[:, index] - after[name]).movedim(1, 0).flatten(1).norm(dim=1) / size.clamp(min=1e-6 * float(size.max()))
+        difference = (old[:, index] - after[name]).movedim(1, 0).flatten(1).norm(dim=1)
+        error = difference / size.clamp(min=1e-6 * float(size.max()))
         differs = error > TOLERANCE
         idle[name] = index[differs]
         worst = max(worst, *error[~differs].tolist(), 0.0)
@@ -145,7 +146,9 @@ def without_influence(model: nn.Module, channels: dict[str, Tensor], images: Ten
 
         return hook
 
-    hooks = [model.get_submodule(n).register_forward_hook(disturb(index)) for n, index in channels.items() if len(index)]
+    hooks = [
+        model.get_submodule(n).register_forward_hook(disturb(index)) for n, index in channels.items() if len(index)
+    ]
     if not hooks:
         return True
     found = run(model, images)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 __all__ = ["align", "along", "compact", "reduce_to", "support", "view_array"]

@@ -1,9 +1,9 @@
 """Prove a compaction: masked and compacted model compute the same, inside as well as at the output.
 
 On randomised mobile nets the output hardly depends on the input, so that comparing outputs alone hides wrongly removed
-channels. What every norm and every contraction puts out is compared too, channel by channel, each relative to that channel's
-own size. Channels are compared by random projections: for ``r ~ N(0, I)`` the expected square of ``<r, a - b>`` is
-``|a - b|²``, so a few of them find any difference, and nothing large has to be stored.
+channels. What every norm and every contraction puts out is compared too, channel by channel, each relative to that
+channel's own size. Channels are compared by random projections: for ``r ~ N(0, I)`` the expected square of ``<r, a -
+b>`` is ``|a - b|²``, so a few of them find any difference, and nothing large has to be stored.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
     def __init__(self, witness: Witness, channels: Sequence[Tensor | None], found: Observation) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._witness, self._channels, self._found = witness, channels, found
         self._ops = {node.op for node in witness.nodes}
 

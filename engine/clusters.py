@@ -14,8 +14,9 @@ __all__ = ["clusters"]
 def clusters(structure: Structure, slots: Tensor | None = None, balanced: bool = True) -> Tensor:
     """Return the number of each slot's group, int64 ``(slots,)``; -1 for slots that are not asked for.
 
-    Slots are told apart by the set of sites that they touch: a dimension of a stored tensor and, where ``balanced``, a piece
-    that has to keep as many as another piece. Sets are compared by the sum of random 62-bit numbers, one per site.
+    Slots are told apart by the set of sites that they touch: a dimension of a stored tensor and, where ``balanced``,
+    a piece that has to keep as many as another piece. Sets are compared by the sum of random 62-bit numbers, one per
+    site.
 
     Args:
         structure: the slots.

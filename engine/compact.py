@@ -1,7 +1,7 @@
 """Apply a plan to a model and its optimizers, all or nothing.
 
-The objects stay: modules, parameters and buffers are the same before and after, only their data and some integer attributes
-are exchanged, so that optimizers, hooks and averaged copies keep what they hold.
+The objects stay: modules, parameters and buffers are the same before and after, only their data and some integer
+attributes are exchanged, so that optimizers, hooks and averaged copies keep what they hold.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Compaction:
                 continue
             if tuple(entry.shape) != cut.before:
                 raise PlanError(
-                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot be "
-                    f"cut like the parameter {cut.before}. Compact after training, or use another optimizer."
+                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
+                    f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
                 )
             new = cut.apply(entry)
             self._redo.append(lambda s=state, k=key, n=new: s.__setitem__(k, n))  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Forward pass: what is known of every tensor without running the model.
 
-A dead channel is not nothing: it leaves its bias, a norm's β, ``sigmoid(0)`` behind. Each value gets a compact float64 array;
-NaN stands for "varies with the input". A constant that borders disturb in the same way in all channels (zero padding in an
-average, a sum over positions) is a *profile*: the constant times one common map.
+A dead channel is not nothing: it leaves its bias, a norm's β, ``sigmoid(0)`` behind. Each value gets a compact
+float64 array; NaN stands for "varies with the input". A constant that borders disturb in the same way in all channels
+(zero padding in an average, a sum over positions) is a *profile*: the constant times one common map.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.arrays import along, compact
 from engine.contraction import Contraction
-from engine.graph import Graph, Node, Value
+from engine.graph import Graph, Value
 from engine.rule import Registry
 
 __all__ = ["Constants"]
@@ -27,10 +27,10 @@ class Constants:
     Args:
         graph, rules: the recorded program.
         stored: parameters and buffers by canonical name.
-        masks: per canonical name a 0/1 mask in full shape; only masked entries of parameters count as zero. None: whatever
-            is zero in a parameter counts.
-        repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that a dead
-            channel puts out exactly 0.
+        masks: per canonical name a 0/1 mask in full shape; only masked entries of parameters count as zero. None:
+            whatever is zero in a parameter counts.
+        repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that
+            a dead channel puts out exactly 0.
     """
 
     def __init__(

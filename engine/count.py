@@ -43,7 +43,8 @@ def count_flops_params(
 
     Args:
         model: it is only read.
-        x: shape of one input (random numbers in the dtype and on the device of the first floating parameter), a tensor, a
+        x: shape of one input (random numbers in the dtype and on the device of the first floating parameter), a
+            tensor, a
             tuple of tensors, or a mapping of keyword arguments.
         custom_ops: not supported; register a rule with ``macs`` for the op instead.
         verbose: print a table.

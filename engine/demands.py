@@ -21,8 +21,8 @@ __all__ = ["structure_of", "touching", "unmet_demands"]
 def unmet_demands(shrunk: Shrunk) -> Iterator[tuple[Node, str]]:
     """Yield the nodes whose integer arguments would be wrong, with the reason.
 
-    An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as the
-    code has it.
+    An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
+    the code has it.
     """
     structure = shrunk.structure
     attributes: Mapping[str, Mapping[str, int]] | None = None
@@ -91,5 +91,3 @@ def structure_of(graph: Graph, rules: Registry) -> Structure:
     structure = propagate(graph, rules)
     _freeze_unsafe(structure)
     return structure
-
-

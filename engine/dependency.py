@@ -23,9 +23,9 @@ __all__ = ["ChannelDependency", "UnsafeLayers", "not_safe_to_prune"]
 class ChannelDependency:
     """Which layers share output channels.
 
-    Layers (convolutions, transposed convolutions, linear) that share a slot, transitively, form a set: what an addition or a
-    gate combines is coupled; what stands side by side after a concatenation is not. The layer that makes the model's output
-    and couples with nothing has no set.
+    Layers (convolutions, transposed convolutions, linear) that share a slot, transitively, form a set: what an
+    addition or a gate combines is coupled; what stands side by side after a concatenation is not. The layer that
+    makes the model's output and couples with nothing has no set.
 
     Args:
         model: it is only read.
@@ -117,8 +117,8 @@ def not_safe_to_prune(
 ) -> UnsafeLayers:
     """Return the layers whose pruning would break the model's code.
 
-    A layer is listed where a size written in the code (``view(-1, 1024)``, ``x[:, :32]``) does not follow when its channels
-    go; ``flatten`` and ``view(b, -1)`` follow.
+    A layer is listed where a size written in the code (``view(-1, 1024)``, ``x[:, :32]``) does not follow when its
+    channels go; ``flatten`` and ``view(b, -1)`` follow.
 
     Args:
         model: it is only read.

@@ -1,7 +1,8 @@
 """The recorded program of a model: plain data, with a check of its own.
 
-A `Value` is a tensor as it flows: an input, a parameter or buffer, a captured constant, or the result of a node. A `Node`
-is one call of an op. Both are frozen; analyses keep their findings in tables of their own, keyed by ``Value.index``.
+A `Value` is a tensor as it flows: an input, a parameter or buffer, a captured constant, or the result of a node. A
+`Node` is one call of an op. Both are frozen; analyses keep their findings in tables of their own, keyed by
+``Value.index``.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ class Member:
 
     Attributes:
         parameter: its full name.
-        role: ``"out"`` for weight and bias of a layer that puts the units out, ``"norm"`` for those of a norm, ``"in"`` for
-            the input columns of a layer that reads them, ``"scale"`` for parameters that are combined point by point.
+        role: ``"out"`` for weight and bias of a layer that puts the units out, ``"norm"`` for those of a norm,
+            ``"in"`` for the input columns of a layer that reads them, ``"scale"`` for parameters that are combined
+            point by point.
         units: int64, broadcastable to the parameter; the unit of each entry, -1 where it is not of the group.
         shape: shape of the parameter.
     """

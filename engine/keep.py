@@ -1,8 +1,8 @@
 """Which slots stay: what is alive, what constraints ask for, and the carriers of constants.
 
-A slot is alive where a contraction uses it and it varies there. A removed slot that is a constant ``c`` at a consumer is
-folded: into the consumer's bias or the running mean behind it, or, where a border makes the constant's share differ from
-place to place, into the weight column of another constant channel of the same consumer, its *carrier*.
+A slot is alive where a contraction uses it and it varies there. A removed slot that is a constant ``c`` at a consumer
+is folded: into the consumer's bias or the running mean behind it, or, where a border makes the constant's share differ
+from place to place, into the weight column of another constant channel of the same consumer, its *carrier*.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def alive(structure: Structure, found: tuple[Consumer, ...]) -> Tensor:
     for consumer in found:
         needed = consumer.used & consumer.constants.isnan()
         keep[consumer.slots[needed]] = True
-        if consumer.carried and not consumer.contraction.weight.stored:  # nothing can be folded into a weight that is computed at each call
+        # nothing can be folded into a weight that is computed at each call
+        if consumer.carried and not consumer.contraction.weight.stored:
             keep[consumer.slots[consumer.used & (consumer.constants != 0)]] = True
         calls.setdefault(consumer.contraction.weight.index, []).append(consumer)
     for same in calls.values():  # one weight, several calls: it can be folded once only, so constants must agree

@@ -76,12 +76,12 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
         if module not in modules:
             raise MaskError(f"The masks name a module {module!r} that the model does not have{_like(module, modules)}.")
         for key, mask in entries.items():
-            name = parameter_name(module, key, parameters)
-            if name is None:
+            full = parameter_name(module, key, parameters)
+            if full is None:
                 have = ", ".join(sorted(n for n, _ in modules[module].named_parameters(recurse=False))) or "none"
                 raise MaskError(f"The masks name a parameter {key!r} of {module!r}, which has: {have}.")
-            clean = _checked(f"{module}.{key}" if module else key, mask, tuple(parameters[name].shape))
-            canonical = first[id(parameters[name])]
+            clean = _checked(f"{module}.{key}" if module else key, mask, tuple(parameters[full].shape))
+            canonical = first[id(parameters[full])]
             found[canonical] = clean & found[canonical] if canonical in found else clean
     return found
 

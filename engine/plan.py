@@ -54,7 +54,8 @@ class Plan:
         """Make a model small, in place; all or nothing.
 
         Args:
-            model: the model that the plan was made for, or another instance of its class. Its module and parameter objects
+            model: the model that the plan was made for, or another instance of its class. Its module and parameter
+                objects
                 stay, so that optimizers and hooks keep what they hold.
             optimizer: an optimizer, or several, whose state shrinks along.
 

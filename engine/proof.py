@@ -50,8 +50,8 @@ class Trial:
 class Proof:
     """Observations of the masked model, made before it is changed.
 
-    What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the model's
-    dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
+    What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the
+    model's dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
 
     Args:
         model: the model before the change.
@@ -211,5 +211,3 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
         have = [v.shape for v in new.outputs]
         if old.op != new.op or want != have:
             raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
-
-

@@ -21,8 +21,8 @@ __all__ = ["Labels", "Structure", "propagate"]
 class Labels:
     """What the rules write to: per value a list of layers, each a compact int64 array of slots.
 
-    An entry of a tensor goes when the slot of any of its layers goes. An activation's layers touch different dimensions; a
-    stored weight may have one layer over (outputs, inputs) beside one over outputs.
+    An entry of a tensor goes when the slot of any of its layers goes. An activation's layers touch different
+    dimensions; a stored weight may have one layer over (outputs, inputs) beside one over outputs.
     """
 
     def __init__(self, graph: Graph, rules: Registry) -> None:
@@ -41,7 +41,7 @@ class Labels:
         return self._layers.setdefault(value.index, [])
 
     def claim(self, value: Value) -> None:
-        """Give a stored value fresh slots along each dimension that has none yet, as the first use in a point-wise op does."""
+        """Give a stored value fresh slots along each dimension that has none yet (its first use in a point-wise op)."""
         if value.stored:
             covered = {d for layer in self.layers(value) for d in support(layer)}
             for dim in set(range(value.ndim)) - covered:
@@ -127,7 +127,7 @@ class Labels:
             self.add(value, torch.full(shape, FROZEN))
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
-        """Return the output slots of a contraction's weight, shape (groups, outputs); None for an unknown computed weight."""
+        """Return the output slots of a contraction's weight, (groups, outputs); None for an unknown computed weight."""
         known = self._outputs.get(c.weight.index)
         if known is not None:
             return known

@@ -1,8 +1,8 @@
 """The dispatch mode behind `engine.trace`: turns op calls into nodes and keeps aliases honest.
 
-Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other is
-brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write`` node where
-a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
+Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other
+is brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write``
+node where a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fake_mode = fake_mode
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Repair masks that contradict each other, so that compaction removes what they ask for and leaves no constants behind."""
+"""Repair masks that contradict each other, so that compaction removes what they ask for, and no constants are left."""
 
 from __future__ import annotations
 
@@ -138,9 +138,10 @@ def fix_mask_conflict(
 ) -> RepairedMasks:
     """Make masks agree within each dependency group.
 
-    Whole groups are repaired: where a unit goes, it is masked in every parameter that puts it out (weights, biases, norms,
-    depthwise convolutions behind), never in the columns of a consumer; where it stays, a layer that masked all of it gets it
-    back, and element-wise patterns stay as they are. Groups of a convolution and pieces of a chunk keep equally many.
+    Whole groups are repaired: where a unit goes, it is masked in every parameter that puts it out (weights, biases,
+    norms, depthwise convolutions behind), never in the columns of a consumer; where it stays, a layer that masked all
+    of it gets it back, and element-wise patterns stay as they are. Groups of a convolution and pieces of a chunk keep
+    equally many.
 
     Args:
         masks: ``{module: {parameter: 0/1 tensor}}``, or the path of a file that holds it; left untouched.
@@ -152,8 +153,8 @@ def fix_mask_conflict(
         rules: what is known of ops.
 
     Returns:
-        New masks in full parameter shape: the modules given, and every other parameter that had to be masked. ``.report``
-        says what changed.
+        New masks in full parameter shape: the modules given, and every other parameter that had to be masked.
+        ``.report`` says what changed.
 
     Raises:
         MaskError: for masks that do not fit the model.

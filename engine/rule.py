@@ -101,7 +101,8 @@ class Rule:
         demands: what its integer arguments have to become when slots are removed.
         attributes: integer attributes that the owner module needs under given shapes (``out_channels`` …).
         contraction: how the op contracts channels with a weight, for those that do.
-        absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that can.
+        absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
+            can.
         normalises: whether it is a norm, whose output the certificate compares.
         samples: small networks that exercise it.
     """

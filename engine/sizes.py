@@ -1,8 +1,8 @@
 """Sizes written in Python code: where each integer argument of an op came from.
 
-``x.view(b, c // self.groups, -1)`` passes plain integers to the op. While tracing, shapes and module attributes are handed
-out as `Size`, an ``int`` that remembers its expression through arithmetic, so that an analysis can ask what the argument
-*will be* once tensors are smaller, and refuse what would stay behind.
+``x.view(b, c // self.groups, -1)`` passes plain integers to the op. While tracing, shapes and module attributes are
+handed out as `Size`, an ``int`` that remembers its expression through arithmetic, so that an analysis can ask what
+the argument *will be* once tensors are smaller, and refuse what would stay behind.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Size(int):
     expr: Expr
 
     def __new__(cls, value: int, expr: Expr) -> Size:
+        """Return ``value`` with its expression."""
         self = super().__new__(cls, value)
         self.expr = expr
         return self

@@ -97,7 +97,9 @@ def _check(before: tuple[int, ...], cut: Cut) -> None:
     limit = math.prod(before[d] for d in cut.dims) if known else 0
     inside = cut.index.ndim == 1 and len(cut.index) > 0 and 0 <= int(cut.index.min()) <= int(cut.index.max()) < limit
     if not known or not inside or math.prod(cut.sizes) != len(cut.index) or len(cut.sizes) != len(cut.dims):
-        raise PlanError(f"A cut of the plan does not fit a tensor of shape {before}: dims {cut.dims}, sizes {cut.sizes}.")
+        raise PlanError(
+            f"A cut of the plan does not fit a tensor of shape {before}: dims {cut.dims}, sizes {cut.sizes}."
+        )
 
 
 def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:

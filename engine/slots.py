@@ -1,6 +1,7 @@
-"""Slots: the indices of parameter dimensions that may be removed, and the union-find that ties those which must go together.
+"""Slots: indices of parameter dimensions that may be removed, and the union-find that ties those which go together.
 
-A slot is an integer. Slot 0 stands for "not removable"; whatever is tied to it is frozen. The module knows integers only.
+A slot is an integer. Slot 0 stands for "not removable"; whatever is tied to it is frozen. Nothing but integers is known
+here.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Slots:
         return root
 
     def union(self, a: Tensor, b: Tensor) -> None:
-        """Tie ``a`` and ``b`` element by element, after broadcasting. A tie to slot 0 freezes, and ties to nothing else."""
+        """Tie ``a`` and ``b`` element by element, after broadcasting. A tie to slot 0 freezes and does nothing else."""
         a, b = (t.reshape(-1) for t in torch.broadcast_tensors(a, b))
         fixed = (a == FROZEN) | (b == FROZEN)
         if fixed.any():

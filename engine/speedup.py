@@ -21,6 +21,7 @@ from engine.tracer import trace
 
 __all__ = ["ModelSpeedup"]
 
+
 class ModelSpeedup:
     """Physically remove what masks remove, so that the model computes what the masked one computed.
 

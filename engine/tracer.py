@@ -1,8 +1,8 @@
 """Record what a model does: model + example inputs -> `Graph`.
 
-A `TorchDispatchMode` watches the model's real forward on fake tensors under ``inference_mode``, where composite ops stay
-whole (``linear``, ``conv2d``, ``batch_norm``). Any Python control flow works; no weight is copied; nothing of the model
-changes. Where the forward depends on data, the same recorder runs on the real tensors.
+A `TorchDispatchMode` watches the model's real forward on fake tensors under ``inference_mode``, where composite ops
+stay whole (``linear``, ``conv2d``, ``batch_norm``). Any Python control flow works; no weight is copied; nothing of
+the model changes. Where the forward depends on data, the same recorder runs on the real tensors.
 """
 
 from __future__ import annotations
@@ -40,12 +40,10 @@ def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     Raises:
         InputError: for None, or where there is no tensor anywhere.
     """
-    if isinstance(example_inputs, Mapping):
-        args, kwargs = (), dict(example_inputs)
-    elif isinstance(example_inputs, (tuple, list)):
-        args, kwargs = tuple(example_inputs), {}
-    else:
-        args, kwargs = (example_inputs,), {}
+    args: tuple[Any, ...] = () if isinstance(example_inputs, Mapping) else (example_inputs,)
+    kwargs = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    if isinstance(example_inputs, (tuple, list)):
+        args = tuple(example_inputs)
     if not any(True for _ in tensors_in((args, kwargs))):
         raise InputError(
             f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
@@ -61,7 +59,9 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except _NEEDS_DATA:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in((args, kwargs)))
+        shapes = ", ".join(
+            f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in((args, kwargs))
+        )
         raise TraceError(
             f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
             "Pass example inputs that the model accepts."
@@ -76,7 +76,9 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
     """
     modules = list(model.modules())
     before = [dict(vars(m)) for m in modules]
-    tables = [(t, dict(t)) for m in modules for t in (m._parameters, m._buffers, m._modules)]
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for m in modules:
+        tables += [(t, dict(t)) for t in (m._parameters, m._buffers, m._modules)]  # type: ignore[arg-type, misc]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=[d.index for d in devices]):
         try:
@@ -139,7 +141,7 @@ def _reads_training(cls: type) -> bool:
 
 def _containers(model: nn.Module) -> list[nn.Module]:
     """Modules whose path may differ while training; leaves stay in eval, so that norms and dropout are comparable."""
-    return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]
+    return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]  # type: ignore[arg-type]
 
 
 def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: list[nn.Module]) -> None:
@@ -203,5 +205,3 @@ def trace(model: nn.Module, example_inputs: Any) -> Graph:
     graph = recorder.graph(model, args, kwargs)
     graph.verify()
     return graph
-
-

@@ -165,7 +165,9 @@ def _linear_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 def _convolution_samples() -> Iterable[Sample]:
     yield Sample(lambda: chain(nn.Conv1d(3, 8, 3, padding=1), nn.Conv1d(8, 6, 3), flat=True), (2, 3, 9), "conv1d")
-    yield Sample(lambda: chain(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)), (2, 3, 6, 6), "conv2d padded")
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)), (2, 3, 6, 6), "conv2d padded"
+    )
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 6, 3, padding="same")), (2, 3, 6, 6), "conv2d same")
     yield Sample(lambda: chain(nn.Conv3d(2, 6, 2), nn.Conv3d(6, 4, 2, padding=1)), (2, 2, 4, 4, 4), "conv3d")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=4)), (2, 3, 6, 6), "grouped")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,13 +83,20 @@ def _use(node: Node, use: Use) -> None:
 
 
 def _samples() -> Iterable[Sample]:
-    def joined(name: str, f: object, after: int) -> Sample:
-        two = lambda: Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 3, padding=1))  # type: ignore[arg-type]  # noqa: E731
-        return Sample(lambda: chain(two(), nn.Conv2d(after, 4, 3, padding=1)), (2, 3, 6, 6), name)
+    def joined(name: str, f: Callable[..., Tensor], after: int) -> Sample:
+        def make() -> nn.Module:
+            two = Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 3, padding=1))
+            return chain(two, nn.Conv2d(after, 4, 3, padding=1))
+
+        return Sample(make, (2, 3, 6, 6), name)
 
     yield joined("cat channels", lambda x, y: torch.cat([x, y], 1), 16)
     yield joined("cat positions", lambda x, y: torch.cat([x, y], 2), 8)
-    yield joined("cat with a constant", lambda x, y: torch.cat([x, torch.ones(1, 2, 1, 1).to(x).expand(len(x), 2, *x.shape[2:]), y], 1), 18)
+    yield joined(
+        "cat with a constant",
+        lambda x, y: torch.cat([x, torch.ones(1, 2, 1, 1).to(x).expand(len(x), 2, *x.shape[2:]), y], 1),
+        18,
+    )
     yield joined("stack and sum", lambda x, y: torch.stack([x, y], 1).sum(1), 8)
     yield joined("stack and flatten", lambda x, y: torch.stack([x, y], 2).flatten(1, 2), 16)
 

@@ -82,14 +82,20 @@ def _samples() -> Iterable[Sample]:
     )
     yield Sample(
         lambda: chain(
-            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1, bias=False), nn.BatchNorm2d(4)
+            nn.Conv2d(3, 6, 3, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 4, 1, bias=False),
+            nn.BatchNorm2d(4),
         ),
         (2, 3, 6, 6),
         "2d",
     )
     yield Sample(lambda: chain(nn.Conv3d(2, 6, 2), nn.BatchNorm3d(6), nn.Conv3d(6, 3, 2)), (2, 2, 4, 4, 4), "3d")
     yield Sample(
-        lambda: chain(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 4, 1)), (2, 3, 6, 6), "no affine"
+        lambda: chain(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 4, 1)),
+        (2, 3, 6, 6),
+        "no affine",
     )
     yield Sample(
         lambda: chain(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 4, 1)),

@@ -7,7 +7,7 @@ factor is; comparisons give booleans, with which nothing further is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ __all__ = ["RULES", "broadcast_labels"]
 UNARY = """
     abs acos acosh asin asinh atan atanh ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor
     frac gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish
-    nan_to_num neg negative reciprocal relu relu6 round rrelu rsqrt rsub selu sigmoid sign silu sin sinh softplus softshrink
-    softsign sqrt square tan tanh threshold trunc
+    nan_to_num neg negative reciprocal relu relu6 round rrelu rsqrt rsub selu sigmoid sign silu sin sinh softplus
+    softshrink softsign sqrt square tan tanh threshold trunc
 """.split()
 
 # Several tensors in, a function of the entries that meet.
@@ -44,8 +44,8 @@ PRODUCTS = "mul multiply".split()
 
 # Nothing is known of the result.
 OPAQUE = """
-    bitwise_and bitwise_not bitwise_or eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt
-    masked_fill ne where
+    bitwise_and bitwise_not bitwise_or eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor
+    lt masked_fill ne where
 """.split()
 
 
@@ -207,15 +207,20 @@ def _unary_samples() -> Iterable[Sample]:
 
 
 def _combining_samples() -> Iterable[Sample]:
-    two = lambda f: Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1))  # noqa: E731
-    for name, f in {"add": residual, "sub": torch.sub, "maximum": torch.maximum}.items():
-        yield Sample(lambda f=f: chain(two(f), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), name)  # type: ignore[misc]
-    yield Sample(
-        lambda: chain(two(lambda x, y: x / (1 + y * y)), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), "division"
-    )
+    yield _of_two("add", residual)
+    yield _of_two("sub", torch.sub)
+    yield _of_two("maximum", torch.maximum)
+    yield _of_two("division", lambda x, y: x / (1 + y * y))
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu per channel")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu")
     yield through("add in place", lambda x: (x * 1).add_(x).sub_(1.5).div_(2))
+
+
+def _of_two(name: str, f: Callable[..., Tensor]) -> Sample:
+    def make() -> nn.Module:
+        return chain(Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)), nn.Conv2d(8, 4, 3, padding=1))
+
+    return Sample(make, (2, 3, 6, 6), name)
 
 
 def _product_samples() -> Iterable[Sample]:

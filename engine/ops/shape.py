@@ -6,13 +6,13 @@ Each needs one function that does to a compact array what the op does to the ten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support, view_array
+from engine.arrays import view_array
 from engine.constants import Constants
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, chain
@@ -79,9 +79,7 @@ def _use(move: Move) -> Callable[[Node, Use], None]:
 
 def shape_rule(ops: Iterable[str], move: Move, labels: Any = None, **more: Any) -> Rule:
     """Return the rule of ops that do ``move``; ``labels`` where there is more to say about the axes."""
-    return Rule(
-        ops=tuple(ops), labels=labels or move_labels(move), constants=_constants(move), use=_use(move), **more
-    )
+    return Rule(ops=tuple(ops), labels=labels or move_labels(move), constants=_constants(move), use=_use(move), **more)
 
 
 # ---------------------------------------------------------------- what each op does to an array
@@ -156,7 +154,9 @@ def _view_samples() -> Iterable[Sample]:
     yield through("flatten", lambda x: x.flatten(1).unflatten(1, (x.shape[1], *x.shape[2:])))
     yield through("squeeze", lambda x: x.unsqueeze(1).squeeze(1).contiguous().clone())
     yield through("channel shuffle by hand", _shuffle_by_hand)
-    yield Sample(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)), (2, 3, 6, 6), "into linear")
+    yield Sample(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 3)), (2, 3, 6, 6), "into linear"
+    )
 
 
 def _move_samples() -> Iterable[Sample]:
@@ -182,7 +182,7 @@ _VIEW = "_reshape_alias flatten reshape_as squeeze unsqueeze view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
 _EXPANDED = "expand_as".split()
 
-MOVES: dict[str, Move] = (
+MOVES: Mapping[str, Move] = (
     dict.fromkeys(_SAME, _same)
     | dict.fromkeys([*_VIEW, "view", "_unsafe_view", "reshape", "unflatten"], _view)
     | dict.fromkeys([*_PERMUTED, "roll"], _permuted)

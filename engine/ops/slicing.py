@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def _samples() -> Iterable[Sample]:
 
 
 _PIECES = ("chunk", "split", "split_with_sizes")
-MOVES: dict[str, Move] = (
+MOVES: Mapping[str, Move] = (
     dict.fromkeys(_PIECES, _piece)
     | dict.fromkeys(("slice", "narrow"), _sliced)
     | dict.fromkeys(("select", "unbind"), _selected)

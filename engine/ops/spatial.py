@@ -207,7 +207,9 @@ def _pad_samples() -> Iterable[Sample]:
     yield through("channels", lambda x: F.pad(x, (0, 0, 0, 0, 2, 2)), after=12)
     shortcut = lambda x, y: F.pad(x, (0, 0, 0, 0, 2, 2)) + y  # noqa: E731
     yield Sample(
-        lambda: chain(nn.Conv2d(3, 4, 1), Apply(shortcut, nn.Identity(), nn.Conv2d(4, 8, 3, padding=1)), nn.Conv2d(8, 4, 3)),
+        lambda: chain(
+            nn.Conv2d(3, 4, 1), Apply(shortcut, nn.Identity(), nn.Conv2d(4, 8, 3, padding=1)), nn.Conv2d(8, 4, 3)
+        ),
         (2, 3, 6, 6),
         "zero-padded channel shortcut",
     )

@@ -18,7 +18,7 @@ NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give a model random statistics, affine parameters and biases, so that no constant can hide; float64, eval mode."""
+    """Give a model random statistics, affine parameters and biases, so that no constant hides; float64, eval mode."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     with torch.no_grad():
@@ -79,7 +79,9 @@ def column_masks(model: nn.Module, seed: int) -> Masks:
     for name, module in layers(model):
         dim = 1 - out_dim(module)
         kept = torch.rand(module.weight.shape[dim], generator=generator) >= 0.5
-        masks[name] = {"weight": kept.view([-1 if d == dim else 1 for d in range(module.weight.ndim)]).expand_as(module.weight)}
+        masks[name] = {
+            "weight": kept.view([-1 if d == dim else 1 for d in range(module.weight.ndim)]).expand_as(module.weight)
+        }
     return masks
 
 
@@ -147,7 +149,9 @@ def check_exact(model: nn.Module, masks: Masks | None, *batches: Tensor, toleran
     """
     reference = masked(model, masks or {})
     compacted = copy.deepcopy(model)
-    predicted = engine.count_flops_params(model, batches[0], verbose=False, masks=masks if masks is not None else engine.ZEROS)
+    predicted = engine.count_flops_params(
+        model, batches[0], verbose=False, masks=masks if masks is not None else engine.ZEROS
+    )
     speedup = engine.ModelSpeedup(compacted, batches[0], masks, confidence=2)
     compacted = speedup.speedup_model()
     for batch in batches:

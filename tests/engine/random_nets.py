@@ -111,7 +111,9 @@ def _rearrange(x: int, y: int, v: int) -> Made:
     functions = (
         lambda a: torch.channel_shuffle(a, 2),
         lambda a: F.pixel_shuffle(a, 2)[:, :, ::2, ::2].repeat(1, 4, 1, 1),
-        lambda a: F.max_pool2d(F.pixel_unshuffle(a, 2), 1).repeat_interleave(2, 2).repeat_interleave(2, 3)[:, : a.shape[1]],
+        lambda a: (
+            F.max_pool2d(F.pixel_unshuffle(a, 2), 1).repeat_interleave(2, 2).repeat_interleave(2, 3)[:, : a.shape[1]]
+        ),
         lambda a: a.view(a.shape[0], 2, -1, *a.shape[2:]).transpose(1, 2).flatten(1, 2),
     )
     return nn.Identity(), lambda m, a, b: functions[v % 4](a), x

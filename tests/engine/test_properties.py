@@ -6,17 +6,12 @@ import copy
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.random_nets import BUILDERS, SIZE, RandomNet, Step
-
-_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-settings.register_profile("quick", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_QUIET)
-settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=_QUIET, print_blob=True)
-settings.load_profile("quick")
 
 STEP = st.builds(
     Step,
@@ -46,7 +41,9 @@ def test_random_networks_compact_exactly(
     if repaired is not None:
         masks = engine.fix_mask_conflict(masks, model, example, repaired)
     check_exact(model, masks, example, torch.randn(3, 3, SIZE, SIZE, dtype=torch.float64))
-    assert all(torch.equal(m, before[k][n]) for k, e in before.items() for n, m in KINDS[kind](model, seed)[k].items() if e)
+    assert all(
+        torch.equal(m, before[k][n]) for k, e in before.items() for n, m in KINDS[kind](model, seed)[k].items() if e
+    )
 
 
 @given(steps=st.lists(STEP, min_size=1, max_size=6), seed=st.integers(0, 3))

@@ -26,7 +26,7 @@ def built(sample: Sample, seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sample_compacts_exactly(sample: Sample, kind: str) -> None:
-    """A rule is exact on its samples for masked channels, entries, columns and whole layers, at another batch size too."""
+    """A rule is exact on its samples for masked channels, entries, columns, layers, at another batch size too."""
     model, example, other = built(sample)
     check_exact(model, KINDS[kind](model, 1), example, other)
 
