@@ -112,9 +112,10 @@ class _Observer(TorchDispatchMode):
         position, self._found.runs = self._found.runs, self._found.runs + 1
         if position >= len(self._witness.nodes) or self._witness.nodes[position].op != op:
             return
-        channels = self._channels[position]
-        if channels is None or len(channels):
-            rows = out.movedim(self._witness.dims[position], 0).flatten(1)
+        channels, dim = self._channels[position], self._witness.dims[position]
+        fits = out.ndim > dim and (channels is None or not len(channels) or int(channels.max()) < out.size(dim))
+        if fits and (channels is None or len(channels)):
+            rows = out.movedim(dim, 0).flatten(1)
             rows = rows if channels is None else rows.index_select(0, channels.to(rows.device))
             generator = torch.Generator().manual_seed(position)
             random = torch.randn(rows.size(1), _PROJECTIONS, generator=generator, dtype=torch.float32)
@@ -169,6 +170,10 @@ def compare(reference: Observation, compacted: Observation, witness: Witness, to
             raise VerificationError("The masked model's own output is not finite on random inputs; nothing to compare.")
         worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
     for position, (projected, norms) in reference.inner.items():
+        if position not in compacted.inner:
+            raise VerificationError(
+                f"The compacted model does not reach {witness.nodes[position]!r} as the masked one does."
+            )
         error = _inner_error(projected, norms, compacted.inner[position][0], tolerance)
         if error > worst:
             worst, where = error, repr(witness.nodes[position])

@@ -72,6 +72,8 @@ class ModelSpeedup:
             raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
         if customized_replace_func is not None:
             raise InputError("`customized_replace_func` is not supported yet; register a rule for the op instead.")
+        if confidence and any(p.is_meta for p in model.parameters()):
+            raise InputError("The model is on the meta device and cannot be run; pass `confidence=0`.")
         self._model = model
         self._batch_dim = batch_dim
         self._confidence = confidence

@@ -80,13 +80,16 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
     for m in modules:
         tables += [(t, dict(t)) for t in (m._parameters, m._buffers, m._modules)]  # type: ignore[arg-type, misc]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[d.index for d in devices]):
         try:
+            torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
             training = set(map(id, train))
             for m in modules:
                 m.training = id(m) in training
             yield
         finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
             for m, attributes in zip(modules, before, strict=True):
                 vars(m).clear()
                 vars(m).update(attributes)
@@ -108,12 +111,9 @@ def _module_stack(names: Mapping[int, str], stack: list[str]) -> Iterator[None]:
             stack.pop()
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
         for hook in hooks:
             hook.remove()
 

@@ -56,10 +56,16 @@ def move_labels(move: Move) -> Callable[[Node, Labels], None]:
 
 def _constants(move: Move) -> Callable[[Node, Constants], Sequence[Tensor]]:
     def constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-        if constants.has_profile(source_of(node)):
-            for value in node.outputs:
-                constants.mark_profile(value)
-        return [move(node, constants[source_of(node)], k) for k in range(len(node.outputs))]
+        source = source_of(node)
+        moved = [move(node, constants[source], k) for k in range(len(node.outputs))]
+        if not constants.has_profile(source):
+            return moved
+        if any(array.numel() > constants[source].numel() for array in moved):
+            # positions become channels, and each has its own share of the common map
+            return [move(node, constants.plain(source), k) for k in range(len(node.outputs))]
+        for value in node.outputs:
+            constants.mark_profile(value)
+        return moved
 
     return constants
 
