@@ -148,6 +148,18 @@ class Graph:
         if any(v.index != i for i, v in enumerate(self.values)) or any(v.index not in made for v in self.outputs):
             raise TraceError("The recorded graph is broken: a value is listed under another index or never made.")
 
+    def sources(self, value: Value) -> list[Value]:
+        """Return the stored values of a value's own shape that it is computed from, or itself where it is stored.
+
+        That is the parameter behind a weight that is masked or scaled at each call (``weight_orig * weight_mask``).
+        """
+        if value.stored:
+            return [value]
+        if value.producer is None:
+            return []
+        inputs = self.nodes[value.producer].inputs
+        return [source for v in inputs if v.shape == value.shape for source in self.sources(v)]
+
     def users(self) -> dict[int, list[Node]]:
         """Return the nodes that read each value, by value index."""
         table: dict[int, list[Node]] = {}

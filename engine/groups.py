@@ -159,7 +159,8 @@ def _roles(structure: Structure) -> Any:
     for node in structure.graph.nodes:
         c = structure.rules.contraction(node)
         if c is not None:
-            weights.setdefault(c.weight.index, c)
+            for source in structure.graph.sources(c.weight):
+                weights.setdefault(source.index, c)
             biases |= set() if c.bias is None else {c.bias.index}
         elif structure.rules.rule(node.op).normalises:
             norms |= {v.index for v in node.inputs if v.stored}

@@ -80,7 +80,7 @@ class _Problem:
                 continue
             seen.add(c.weight.index)
             dead = ~self.constants.connected(c).any(-1).reshape(-1)
-            if c.weight.name in masks:
+            if any(source.name in masks for source in graph.sources(c.weight)):
                 self.voted.index_add_(0, made, torch.ones_like(made))
                 self.closed.index_add_(0, made, dead.long())
             size = self.constants.magnitude(c)
@@ -219,11 +219,11 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
     """(value, shape of the layer) of weights' input columns, which repair leaves alone."""
     found = set()
     for _, c in structure.contractions():
-        if not c.depthwise:
-            for layer in structure.of(c.weight):
+        for value in structure.graph.sources(c.weight) if not c.depthwise else ():
+            for layer in structure.of(value):
                 rows = layer.size(0) > 1 and all(n == 1 for n in layer.shape[1:])
                 if rows == c.transposed:
-                    found.add((c.weight.index, tuple(layer.shape)))
+                    found.add((value.index, tuple(layer.shape)))
     return found
 
 

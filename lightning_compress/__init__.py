@@ -1,0 +1,9 @@
+"""Lightning callbacks that prune while training, repair masks, count what is saved, and remove what is masked."""
+
+from lightning_compress.checkpoint import load_compacted
+from lightning_compress.compaction import ModelCompaction
+from lightning_compress.complexity import ComplexityMonitor
+from lightning_compress.pruning import ChannelPruning
+from lightning_compress.repair import MaskConflictRepair
+
+__all__ = ["ChannelPruning", "ComplexityMonitor", "MaskConflictRepair", "ModelCompaction", "load_compacted"]

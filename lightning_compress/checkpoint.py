@@ -1,0 +1,253 @@
+"""The compacted checkpoint: an ordinary Lightning checkpoint with the plan inside, under a versioned key of its own."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+
+import engine
+from engine.errors import CheckpointError, EngineError
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+    AnyModule = TypeVar("AnyModule", bound=LightningModule)
+
+KEY = "lightning_compress"
+VERSION = 1
+# What torch.load raises on files that are cut off, are no checkpoints, or hold objects that it does not read.
+UNREADABLE = (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError)
+
+
+def payload(target: str, plan: engine.Plan | None, certificate: engine.Certificate | None) -> dict[str, Any]:
+    """What goes under the key ``lightning_compress``: primitives and tensors only.
+
+    Args:
+        target: path of the compacted model inside the LightningModule.
+        plan: the plan that was applied; ``None``: the model was left as it is.
+        certificate: its certificate.
+
+    Returns:
+        ``{"version", "target", "plan", "certificate"}``.
+    """
+    return {
+        "version": VERSION,
+        "target": target,
+        "plan": None if plan is None else plan.structure().state_dict(),
+        "certificate": None if certificate is None else certificate.state_dict(),
+    }
+
+
+def dump(trainer: Trainer, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Lightning's own checkpoint of the weights and hyper-parameters, with ``content`` inside.
+
+    Hyper-parameters that ``torch.load(weights_only=True)`` does not read are left out, with a warning that names them.
+    """
+    # `Trainer.save_checkpoint` would write at once, with a barrier that hangs where another rank was interrupted.
+    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+    return {**readable_hparams(checkpoint), KEY: dict(content)}
+
+
+def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint without the hyper-parameters that cannot be read with ``weights_only=True``.
+
+    Example:
+        >>> readable_hparams({"hyper_parameters": {"width": 8}})
+        {'hyper_parameters': {'width': 8}}
+    """
+    kept = {name: value for name, value in checkpoint.get("hyper_parameters", {}).items() if _is_readable(value)}
+    lost = sorted(set(checkpoint.get("hyper_parameters", {})) - set(kept))
+    if not lost:
+        return checkpoint
+    rank_zero_warn(
+        f"The hyper-parameters {', '.join(map(repr, lost))} are no plain values and are left out of the compacted "
+        "checkpoint. Pass them to `load_compacted` by name, or use `self.save_hyperparameters(ignore=...)`."
+    )
+    return {**checkpoint, "hyper_parameters": kept}
+
+
+def _is_readable(value: Any) -> bool:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except (*UNREADABLE, pickle.PicklingError):
+        return False
+    return True
+
+
+def write(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write atomically: a temporary file, fsync, read back and compare, rename. ``path`` is the old file or the new
+    one.
+
+    Args:
+        checkpoint: the content.
+        path: where to; its folder is made.
+
+    Raises:
+        CheckpointError: if what was written does not read back as it is; ``path`` is then untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(dict(checkpoint), file)
+            file.flush()
+            os.fsync(file.fileno())
+        _compare(read(temporary), checkpoint, path)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    # The rename itself is safe on disk only once the folder is.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _compare(found: Mapping[str, Any], meant: Mapping[str, Any], path: Path) -> None:
+    saved, weights = found["state_dict"], meant["state_dict"]
+    wrong = [name for name, value in weights.items() if not _equal(saved.get(name), value)]
+    if wrong or found[KEY]["version"] != meant[KEY]["version"]:
+        raise CheckpointError(
+            f"{path} does not read back as it was written ({', '.join(wrong[:3])}). Is the disk sound?"
+        )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return bool(one == other)
+    other = other.cpu()
+    return one.dtype == other.dtype and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+
+
+def read(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a compacted checkpoint with ``weights_only=True`` and check its form.
+
+    Args:
+        path: the file.
+        map_location: as in ``torch.load``.
+
+    Returns:
+        The checkpoint; the plan is under ``lightning_compress``.
+
+    Raises:
+        CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, or its format is newer.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
+    try:
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    except (OSError, *UNREADABLE) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"{os.fspath(path)} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
+            "Take another copy of it, or compact again."
+        ) from error
+    _check_form(checkpoint, os.fspath(path))
+    return dict(checkpoint)
+
+
+def _check_form(checkpoint: Any, path: str) -> None:
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise CheckpointError(f"{path} is no Lightning checkpoint: it has no `state_dict`.")
+    content = checkpoint.get(KEY)
+    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
+        raise CheckpointError(
+            f"{path} holds no compaction plan: it was not written by `ModelCompaction`. "
+            "Load it with `load_from_checkpoint` of its LightningModule."
+        )
+    if content["version"] > VERSION:
+        raise CheckpointError(
+            f"{path} has format {content['version']}, newer than format {VERSION}, the newest that this version of "
+            "lightning_compress reads. Install a newer version."
+        )
+    missing = {"target", "plan", "certificate"} - content.keys()
+    if missing:
+        raise CheckpointError(f"{path} is damaged: its compaction plan lacks {', '.join(sorted(missing))}.")
+
+
+def load_compacted(
+    path: str | os.PathLike[str],
+    LightningModuleClass: type[AnyModule],
+    map_location: Any = None,
+    strict: bool = True,
+    **init_kwargs: Any,
+) -> AnyModule:
+    """Load a checkpoint that ``ModelCompaction`` wrote.
+
+    The class is instantiated from the saved hyper-parameters, the model in it is brought to its small shapes by the
+    stored plan, and the weights are loaded. The file is read with ``weights_only=True``: no code in it runs.
+
+    Args:
+        path: the checkpoint, ``ModelCompaction.checkpoint_path``.
+        LightningModuleClass: the class that was trained.
+        map_location: as in ``torch.load``.
+        strict: whether the names of the weights must agree exactly.
+        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+
+    Returns:
+        The LightningModule, on the device of the loaded weights.
+
+    Raises:
+        CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan.
+    """
+    checkpoint = read(path, map_location)
+    module = _instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
+    try:
+        _shape_and_load(module, checkpoint, strict)
+    except (EngineError, *UNREADABLE) as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it is of another model, or of one "
+            f"built with other arguments. {error}"
+        ) from error
+    device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), module.device)
+    return module.to(device)
+
+
+def _shape_and_load(module: LightningModule, checkpoint: dict[str, Any], strict: bool) -> None:
+    content = checkpoint[KEY]
+    if content["plan"] is not None:
+        engine.Plan.from_state_dict(content["plan"]).apply(module.get_submodule(content["target"]))
+    module.on_load_checkpoint(checkpoint)
+    module.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+
+def _instantiate(
+    cls: type[AnyModule], checkpoint: Mapping[str, Any], init_kwargs: Mapping[str, Any], path: str
+) -> AnyModule:
+    accepted = inspect.signature(cls.__init__).parameters
+    hparams: dict[str, Any] = dict(checkpoint.get("hyper_parameters", {}))
+    name = str(checkpoint.get("hparams_name"))
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    saved = {name: hparams} if name in accepted and name != "kwargs" else hparams
+    arguments = {key: value for key, value in saved.items() if takes_any or key in accepted} | dict(init_kwargs)
+    _check_arguments(cls, arguments, path)
+    module = cls(**arguments)
+    module.configure_model()
+    return module
+
+
+def _check_arguments(cls: Callable[..., Any], arguments: Mapping[str, Any], path: str) -> None:
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise CheckpointError(
+            f"`{cls.__name__}` cannot be built from the hyper-parameters in {path}: {error}. Pass what is missing to "
+            "`load_compacted` by name, or call `self.save_hyperparameters()` in its `__init__` when you train."
+        ) from error

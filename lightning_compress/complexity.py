@@ -1,0 +1,134 @@
+"""What the model costs, and what it will cost once compacted, over the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+import engine
+from lightning_compress.base import CompressionCallback
+from lightning_compress.masking import active_masks
+from lightning_compress.selection import kept_units
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+    from lightning_compress.selection import Masks
+
+
+def measure(model: nn.Module, example: Any, masks: Masks | None = None) -> dict[str, int | float]:
+    """Costs of a model, now and after a compaction.
+
+    Args:
+        model: the model.
+        example: what it takes.
+        masks: masks relative to the model; ``None`` reads zeros from the weights.
+
+    Returns:
+        ``complexity/macs`` and ``complexity/flops`` (two per multiply-accumulate) per sample, ``complexity/params``,
+        the
+        predicted ``…_compacted``, and as fractions ``sparsity/channels`` and ``sparsity/<group>``.
+    """
+    graph = engine.trace(model, example)
+    chosen = engine.ZEROS if masks is None else masks
+    macs, params, _ = engine.count_flops_params(model, example, verbose=False, graph=graph)
+    small = engine.count_flops_params(model, example, verbose=False, masks=chosen, graph=graph)
+    costs: dict[str, int | float] = {
+        "complexity/macs": int(macs),
+        "complexity/flops": 2 * int(macs),
+        "complexity/params": int(params),
+        "complexity/macs_compacted": int(small[0]),
+        "complexity/params_compacted": int(small[1]),
+    }
+    groups = engine.dependency_groups(model, example, graph=graph)
+    return {**costs, **sparsity(groups, nonzero_masks(model) if masks is None else masks)}
+
+
+def nonzero_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Masks of the entries that are not zero; those of `torch.nn.utils.prune` apply.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> _ = nn.init.zeros_(layer.weight)
+        >>> nonzero_masks(layer)[""]["weight"]
+        tensor([[False, False]])
+    """
+    masks = {
+        module: {name: parameter.detach() != 0 for name, parameter in owner.named_parameters(recurse=False)}
+        for module, owner in model.named_modules()
+    }
+    for module, own in engine.read_masks(model).items():
+        for name, mask in own.items():
+            stored = f"{name}_orig" if f"{name}_orig" in masks[module] else name
+            masks[module][stored] = masks[module][stored] & (mask != 0)
+    return {module: own for module, own in masks.items() if own}
+
+
+def sparsity(groups: Sequence[engine.Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
+    """Fractions of masked channels, of each prunable group and of all together.
+
+    Args:
+        groups: dependency groups.
+        masks: masks relative to the model.
+
+    Returns:
+        ``{"sparsity/channels": …, "sparsity/<group>": …}``.
+    """
+    prunable = [group for group in groups if group.reason is None]
+    gone = {name: int((~keep).sum()) for name, keep in kept_units(prunable, masks).items()}
+    total = sum(group.size for group in prunable)
+    each = {f"sparsity/{group.name}": gone[group.name] / group.size for group in prunable}
+    return {"sparsity/channels": sum(gone.values()) / total if total else 0.0, **each}
+
+
+class ComplexityMonitor(CompressionCallback):
+    """Logs MACs, FLOPs, parameters and sparsity, and what they will be after compaction, to every logger.
+
+    It does so at the start of training, after each epoch, and before and after :class:`ModelCompaction` compacts,
+    which asks for it, so that their order in the list of callbacks does not matter. All that was logged is in
+    ``history``.
+
+    Args:
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+
+    Example:
+        >>> ComplexityMonitor().history
+        []
+    """
+
+    def __init__(self, model: str | None = None, example_input: Any = None) -> None:
+        super().__init__(model, example_input)
+        self.history: list[dict[str, int | float]] = []
+
+    def record(self, trainer: Trainer, pl_module: LightningModule, compacted: bool = False) -> None:
+        """Measure and log, on rank 0.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            compacted: whether the model is compacted, so that no mask is in force.
+        """
+        if not trainer.is_global_zero:
+            return
+        path, model = self.target(pl_module)
+        # Without explicit masks, ModelCompaction reads zeros from the weights: the prediction has to do the same.
+        masks = {} if compacted else active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
+        metrics = measure(model, self.example(trainer, pl_module), masks)
+        entry = {"step": trainer.global_step, **metrics}
+        if self.history[-1:] == [entry]:
+            return
+        self.history.append(entry)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(metrics), step=trainer.global_step)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.record(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.record(trainer, pl_module)

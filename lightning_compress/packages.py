@@ -1,0 +1,66 @@
+"""The classes of `pytorch_lightning` and of `lightning.pytorch`, whichever are installed, as one.
+
+The two packages are two class trees of the same code. A class that inherits from both trees is accepted by both
+Trainers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+TREES = tuple(
+    (tree, fabric)
+    for top, tree, fabric in (
+        ("pytorch_lightning", "pytorch_lightning", "lightning_fabric"),
+        ("lightning", "lightning.pytorch", "lightning.fabric"),
+    )
+    if importlib.util.find_spec(top) is not None
+)
+
+
+def classes(module: str, name: str) -> tuple[type, ...]:
+    """The class ``name`` in each installed package; ``module`` starts with ``tree`` or ``fabric``.
+
+    Args:
+        module: for instance ``"tree.callbacks"`` or ``"fabric.utilities.exceptions"``.
+        name: name of the class in that module.
+
+    Returns:
+        One class per tree, duplicates left out.
+
+    Example:
+        >>> [c.__name__ for c in classes("tree.callbacks", "Callback")][0]
+        'Callback'
+    """
+    part, _, rest = module.partition(".")
+    roots = [tree if part == "tree" else fabric for tree, fabric in TREES]
+    modules = [importlib.import_module(f"{root}.{rest}" if rest else root) for root in roots]
+    return tuple(dict.fromkeys(getattr(module, name) for module in modules))
+
+
+def joined(name: str, bases: tuple[type, ...]) -> Any:
+    """A class that inherits from all ``bases``.
+
+    Example:
+        >>> joined("Both", (ValueError, KeyError)).__mro__[1:3] == (ValueError, KeyError)
+        True
+    """
+    return type(name, bases, {"__module__": __name__})
+
+
+if TYPE_CHECKING:
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+    from pytorch_lightning import Callback
+    from pytorch_lightning.utilities.seed import isolate_rng
+else:
+    Callback = joined("Callback", classes("tree.callbacks", "Callback"))
+    MisconfigurationException = joined(
+        "MisconfigurationException", classes("fabric.utilities.exceptions", "MisconfigurationException")
+    )
+    isolate_rng = classes("tree.utilities.seed", "isolate_rng")[0]
+
+LIGHTNING_MODULES = classes("tree", "LightningModule")
+
+__all__ = ["LIGHTNING_MODULES", "Callback", "MisconfigurationException", "classes", "isolate_rng", "joined"]

@@ -1,0 +1,99 @@
+"""Repair of contradicting masks while training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_info
+from typing_extensions import override
+
+import engine
+from lightning_compress.base import to_device
+from lightning_compress.masking import MaskingCallback, combine, masks_anything, same
+from lightning_compress.selection import Masks
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+    from torch import nn
+
+
+class MaskConflictRepair(MaskingCallback):
+    """Makes masks agree wherever layers share channels, and extends them to norm layers and biases.
+
+    :class:`ChannelPruning` asks it at each pruning, before a weight is zeroed, so their order in the list of
+    callbacks does not matter. The masks of Lightning's ``ModelPruning`` (of `torch.nn.utils.prune`) are repaired in
+    their buffers; what has none (norm layers, biases) is masked by this callback. That happens at the end of an
+    epoch, again at the start of the next and at the end of training: whichever of them comes first after
+    ``ModelPruning``, it comes before the next forward pass and before ``ModelPruning`` makes its masks permanent, in
+    either order of the two.
+
+    Args:
+        policy: ``"union"``: a channel that one layer keeps is kept; see ``engine.fix_mask_conflict``.
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+
+    Example:
+        >>> MaskConflictRepair(policy="union").masks
+        {}
+    """
+
+    def __init__(self, policy: str = "union", model: str | None = None, example_input: Any = None) -> None:
+        super().__init__(model, example_input)
+        self.policy = policy
+        self.report: Any = None
+        self._repaired: Masks = {}
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(model=self.model)
+
+    def repaired(self, masks: Masks, model: nn.Module, example: Any, graph: Any = None) -> Masks:
+        """Repaired masks; ``report`` then holds what was changed.
+
+        Args:
+            masks: masks relative to ``model``.
+            model: the model.
+            example: what it takes.
+            graph: its trace, where there is one.
+
+        Returns:
+            New masks of the same form.
+        """
+        found = engine.fix_mask_conflict(masks, model, example, policy=self.policy, graph=graph)
+        self.report = found.report
+        return dict(found)
+
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._repaired = {}
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A wrong policy or example input fails here, before the first epoch, and not at the first repair.
+        self.repaired({}, self.target(pl_module)[1], self.example(trainer, pl_module))
+        self._repair_buffers(trainer, pl_module)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._repair_buffers(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._repair_buffers(trainer, pl_module)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._repair_buffers(trainer, pl_module)
+
+    def _repair_buffers(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        model = self.target(pl_module)[1]
+        found = engine.read_masks(model)
+        if not masks_anything(found) or same(found, self._repaired):
+            return
+        # What was repaired before stays masked: ModelPruning knows nothing of it.
+        masks = self.repaired(combine([found, self._masks]), model, self.example(trainer, pl_module))
+        self.impose(pl_module, trainer.strategy.broadcast(to_device(masks, "cpu")))
+        self._repaired = combine([engine.read_masks(model)])
+        rank_zero_info(f"Mask conflicts repaired.\n{self.report}")
