@@ -179,9 +179,7 @@ def fix_mask_conflict(
     problem = _Problem(model, graph, rules, canonical)
     keep = _POLICIES[policy](problem) | ~problem.structure.free()
     keep = closed(problem.structure, keep, problem.importance)
-    repaired = RepairedMasks()
-    for name, mask in _extended(problem, keep).items():
-        _store(repaired, name, mask, given, model)
+    repaired = _stored(_extended(problem, keep), given, model)
     for module, entries in given.items():
         for key, mask in entries.items():
             repaired.setdefault(module, {}).setdefault(key, mask.detach().clone())
@@ -227,20 +225,25 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
     return found
 
 
-def _store(repaired: RepairedMasks, name: str, mask: Tensor, given: Masks, model: nn.Module) -> None:
-    """Write a canonical mask under every name that the user gave it, or under its own."""
+def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> RepairedMasks:
+    """Write canonical masks under every name that the user gave them, or under their own."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    wanted = [
-        (module, key)
-        for module, entries in given.items()
-        for key in entries
-        if parameters[parameter_name(module, key, parameters) or ""] is parameters[name]
-    ]
-    module, _, key = name.rpartition(".")
-    for place in wanted or [(module, key.removesuffix("_orig"))]:
-        like = given[place[0]][place[1]] if wanted else parameters[name]
-        dtype = like.dtype if wanted else torch.get_default_dtype()
-        repaired.setdefault(place[0], {})[place[1]] = mask.to(like.device, dtype)
+    places: dict[int, list[tuple[str, str]]] = {}
+    for module, entries in given.items():
+        for key in entries:
+            name = parameter_name(module, key, parameters)
+            places.setdefault(id(parameters[name or ""]), []).append((module, key))
+    repaired = RepairedMasks()
+    for name, mask in found.items():
+        module, _, key = name.rpartition(".")
+        own = [(module, key.removesuffix("_orig"))]
+        for place in places.get(id(parameters[name]), own):
+            like = given.get(place[0], {}).get(place[1])
+            device, dtype = (
+                (parameters[name].device, torch.get_default_dtype()) if like is None else (like.device, like.dtype)
+            )
+            repaired.setdefault(place[0], {})[place[1]] = mask.to(device, dtype)
+    return repaired
 
 
 def _report(problem: _Problem, keep: Tensor, policy: str) -> RepairReport:

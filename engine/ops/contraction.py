@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.constants import Constants
-from engine.constraints import Grouped
+from engine.constraints import Grouped, NonEmpty
 from engine.contraction import Contraction
 from engine.graph import Node
 from engine.ops.samples import chain
@@ -75,6 +75,8 @@ def _contract(node: Node, labels: Labels, c: Contraction) -> None:
         if c.inputs > 1 or c.transposed:
             fixed = groups if groups is not None else torch.zeros(c.groups, c.inputs, dtype=torch.long)
             labels.add(c.weight, c.layout(fixed[:, None, :]))
+        if groups is not None:
+            labels.constraints.append(NonEmpty(groups.reshape(-1)))
         if c.groups > 1:
             labels.constraints.append(Grouped(groups, outputs, _can_drop_groups(node, labels)))
     if c.bias is not None:

@@ -30,7 +30,7 @@ UNARY = """
     abs acos acosh asin asinh atan atanh ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor
     frac gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish
     nan_to_num neg negative reciprocal relu relu6 round rrelu rsqrt rsub selu sigmoid sign silu sin sinh softplus
-    softshrink softsign sqrt square tan tanh threshold trunc
+    softshrink sqrt square tan tanh threshold trunc
 """.split()
 
 # Several tensors in, a function of the entries that meet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -92,7 +93,8 @@ def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
         if name == "length":
             wanted = int(keep[start : start + given].sum())
         else:
-            wanted = int(keep[:given].sum()) if given > 0 else -int(keep[given:].sum())
+            # counted from the end, "none" cannot be said: -0 is the start
+            wanted = int(keep[:given].sum()) if given > 0 else -int(keep[given:].sum()) or sys.maxsize
         yield Demand((name, 0), given, wanted)
 
 

@@ -89,22 +89,24 @@ def _mode(node: Node) -> str:
     return mode
 
 
+def _padded(array: Tensor, dim: int, before: int, after: int, value: float) -> Tensor:
+    """Pad, or cut where negative, along one dimension."""
+    return F.pad(array, [0, 0] * (array.ndim - 1 - dim) + [before, after], value=value)
+
+
 def _pad_labels(node: Node, labels: Labels) -> None:
     """Channels that are added have a number written in the code: they stay; those in the middle may go."""
     source = node.inputs[0]
     labels.claim(source)
-    pads = _pads(node)
     for layer in labels.layers(source):
-        shape = list(layer.shape)
-        for dim, before, after in pads:
-            if layer.size(dim) == 1:
-                continue
-            if _mode(node) != "constant" or before < 0 or after < 0 or len(support(layer)) > 1:
-                labels.slots.freeze(layer, f"{node!r} pads it")
-            ends = [torch.full([n if d == dim else 1 for d in range(len(shape))], FROZEN) for n in (before, after)]
-            layer = torch.cat([ends[0], layer, ends[1]], dim) if min(before, after) >= 0 else layer[:0]
-        if layer.numel():
-            labels.add(node.output, layer)
+        along = [p for p in _pads(node) if layer.size(p[0]) > 1]
+        adds = all(before >= 0 and after >= 0 for _, before, after in along)
+        if along and not (_mode(node) == "constant" and adds and len(support(layer)) == 1):
+            labels.slots.freeze(layer, f"{node!r} pads it")
+            continue
+        for dim, before, after in along:
+            layer = _padded(layer, dim, before, after, FROZEN)
+        labels.add(node.output, layer)
 
 
 def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -116,8 +118,7 @@ def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     profile = constants.has_profile(source)
     for dim, before, after in _pads(node):
         if known.size(dim) > 1:
-            ends = [[n if d == dim else k for d, k in enumerate(known.shape)] for n in (before, after)]
-            known = torch.cat([torch.full(ends[0], value), known, torch.full(ends[1], value)], dim)
+            known = _padded(known, dim, before, after, value)
         elif value == 0:
             profile = True
         else:
@@ -128,13 +129,13 @@ def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _pad_used(node: Node, use: Use) -> None:
-    used, source = use[node.output], node.inputs[0]
-    for dim, before, _ in _pads(node):
+    used = use[node.output]
+    for dim, before, after in _pads(node):
         if used.size(dim) > 1 and _mode(node) == "constant":
-            used = used.narrow(dim, before, source.shape[dim])
+            used = _padded(used, dim, -before, -after, False)
         else:
             used = used.any(dim, keepdim=True)
-    use.add(source, used)
+    use.add(node.inputs[0], used)
 
 
 # ---------------------------------------------------------------- reductions
@@ -198,6 +199,11 @@ def _average_samples() -> Iterable[Sample]:
     yield through("average that counts its padding", nn.AvgPool2d(3, 1, 1))
     yield through("average that does not", nn.AvgPool2d(3, 1, 1, count_include_pad=False))
     yield through("divisor", nn.AvgPool2d(2, divisor_override=3))
+    yield Sample(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.AvgPool2d(3, 1, 1), nn.Flatten(), nn.Linear(128, 3)),
+        (2, 3, 6, 6),
+        "average that counts its padding, flattened",
+    )
 
 
 def _pad_samples() -> Iterable[Sample]:

@@ -1,0 +1,273 @@
+"""How much each output channel weighs, and masks that remove the least important ones.
+
+A criterion maps the weights behind each channel, one row per channel, to one score per channel; the lowest go first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from engine.arrays import support
+from engine.errors import InputError
+from engine.groups import Group, group_masks
+from engine.masks import parameter_name
+
+__all__ = [
+    "CRITERIA",
+    "Criterion",
+    "Masking",
+    "cut",
+    "fpgm",
+    "l1",
+    "l2",
+    "level_mask",
+    "mask_groups",
+    "mask_layer",
+    "unit_rows",
+]
+
+Criterion = Callable[[Tensor], Tensor]
+"""Weights ``(channels, weights per channel)`` -> scores ``(channels,)``."""
+
+
+def l1(rows: Tensor) -> Tensor:
+    r"""Sum of absolute weights, :math:`s_u = \sum_k |w_{uk}|`.
+
+    Args:
+        rows: weights, shape (channels, weights per channel).
+
+    Returns:
+        Scores, shape (channels,).
+
+    Example:
+        >>> l1(torch.tensor([[1.0, -2.0], [0.0, 1.0]]))
+        tensor([3., 1.])
+
+    Li et al., "Pruning Filters for Efficient ConvNets", 2017.
+    """
+    return rows.abs().sum(1)
+
+
+def l2(rows: Tensor) -> Tensor:
+    r"""Euclidean norm of the weights, :math:`s_u = \sqrt{\sum_k w_{uk}^2}`.
+
+    Args:
+        rows: weights, shape (channels, weights per channel).
+
+    Returns:
+        Scores, shape (channels,).
+
+    Example:
+        >>> l2(torch.tensor([[3.0, -4.0], [0.0, 1.0]]))
+        tensor([5., 1.])
+    """
+    return torch.linalg.vector_norm(rows, dim=1)
+
+
+def fpgm(rows: Tensor) -> Tensor:
+    r"""Distance to all other channels, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`: what others can stand in for goes.
+
+    Args:
+        rows: weights, shape (channels, weights per channel).
+
+    Returns:
+        Scores, shape (channels,).
+
+    Example:
+        >>> fpgm(torch.tensor([[0.0], [1.0], [4.0]]))
+        tensor([5., 4., 7.])
+
+    He et al., "Filter Pruning via Geometric Median for Deep Convolutional Neural Networks Acceleration", 2019.
+    """
+    return torch.cdist(rows, rows).sum(1)
+
+
+CRITERIA: Mapping[str, Criterion] = {"fpgm": fpgm, "l1": l1, "l2": l2}
+
+
+def cut(scores: Tensor, sparsity: float, rows: Tensor | None = None) -> Tensor:
+    """Choose which channels stay: ``floor(sparsity * channels)`` with the lowest scores go, one stays at least.
+
+    Args:
+        scores: shape (channels,); of equal scores the first goes first.
+        sparsity: fraction in [0, 1].
+        rows: int, shape (channels,): channels of different rows go in equal numbers. None: all are one row.
+
+    Returns:
+        Bool, shape (channels,), True where the channel stays.
+
+    Example:
+        >>> cut(torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.5)
+        tensor([ True, False,  True, False])
+    """
+    keep = torch.ones(len(scores), dtype=torch.bool)
+    ranked = scores.detach().cpu().argsort(stable=True)
+    rows = torch.zeros_like(ranked) if rows is None else rows.cpu()
+    for row in rows.unique():
+        of_row = ranked[rows[ranked] == row]
+        keep[of_row[: min(_count(sparsity, len(of_row)), len(of_row) - 1)]] = False
+    return keep
+
+
+def _count(sparsity: float, size: int) -> int:
+    # 0.29 * 100 is 28.999…: the small addition keeps the floor of what was meant.
+    return math.floor(sparsity * size + 1e-9)
+
+
+def level_mask(weight: Tensor, sparsity: float) -> Tensor:
+    """Mask the ``floor(sparsity * n)`` entries of a weight with the smallest magnitude, wherever they are.
+
+    Args:
+        weight: any shape.
+        sparsity: fraction in [0, 1].
+
+    Returns:
+        Bool, shape of the weight, True where the entry stays.
+
+    Example:
+        >>> level_mask(torch.tensor([[3.0, -1.0], [2.0, -4.0]]), 0.5)
+        tensor([[ True, False],
+                [False,  True]])
+    """
+    keep = torch.ones(weight.numel(), dtype=torch.bool)
+    keep[weight.detach().cpu().abs().reshape(-1).argsort(stable=True)[: _count(sparsity, weight.numel())]] = False
+    return keep.view(weight.shape)
+
+
+def unit_rows(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
+    """Return the weights that put each unit of a group out, of all its layers, side by side.
+
+    Args:
+        group: a dependency group.
+        parameter: gives a parameter by its full name.
+
+    Returns:
+        Shape (units, weights per unit) on the CPU; where units have unequally many weights, the rest is 0.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+        >>> group = engine.dependency_groups(net, torch.zeros(1, 1, 8, 8))[0]
+        >>> unit_rows(group, net.get_parameter).shape
+        torch.Size([4, 9])
+    """
+    weights = [(parameter(m.parameter), m.units) for m in group.members if m.role == "out"]
+    parts = [_by_unit(weight.detach().cpu().float(), units, group.size) for weight, units in weights if weight.ndim > 1]
+    return torch.cat(parts, 1) if parts else torch.zeros(group.size, 0)
+
+
+def _by_unit(weight: Tensor, units: Tensor, size: int) -> Tensor:
+    """Return the weights of each unit as a row, filled up with zeros."""
+    axes = support(units)
+    if len(axes) == 1 and torch.equal(units.reshape(-1).sort()[0], torch.arange(size)):
+        return weight.movedim(axes[0], 0).flatten(1)[units.reshape(-1).argsort()]
+    of = units.expand(weight.shape).reshape(-1)
+    values, of = weight.reshape(-1)[of >= 0], of[of >= 0]
+    order = of.argsort(stable=True)
+    counts = torch.bincount(of, minlength=size)
+    place = torch.arange(len(of)) - (counts.cumsum(0) - counts)[of[order]]
+    rows = weight.new_zeros(size, int(counts.max()))
+    rows[of[order], place] = values[order]
+    return rows
+
+
+# What a pruning of some layers does: sparsity -> {full parameter name: bool or float mask, broadcastable}.
+Masking = Callable[[float], Mapping[str, Tensor]]
+
+
+def mask_groups(groups: Iterable[Group], model: nn.Module, criterion: Criterion) -> Masking:
+    """Prune units of groups in every parameter that puts them out, norms included.
+
+    Args:
+        groups: dependency groups of the model.
+        model: gives the weights, as they are now.
+        criterion: how to score the units.
+
+    Returns:
+        A function of a sparsity that gives ``{full parameter name: mask}``.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
+        >>> groups = engine.dependency_groups(net, torch.zeros(1, 1, 8, 8))[:1]
+        >>> masks = mask_groups(groups, net, l1)(0.5)
+        >>> int(masks["1.bias"].sum()), sorted(masks)
+        (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
+    """
+    chosen = list(groups)
+    scores = {group.name: criterion(unit_rows(group, model.get_parameter)) for group in chosen}
+
+    def masks(sparsity: float) -> Mapping[str, Tensor]:
+        keep = {group.name: cut(scores[group.name], sparsity, group.rows) for group in chosen}
+        found = group_masks(chosen, keep)
+        return {f"{m}.{key}" if m else key: mask for m, entries in found.items() for key, mask in entries.items()}
+
+    return masks
+
+
+def mask_layer(model: nn.Module, name: str, criterion: Criterion | None) -> Masking:
+    """Prune outputs of one convolution or linear layer, or with ``criterion=None`` single weights.
+
+    Args:
+        model: gives the weights, as they are now.
+        name: the layer.
+        criterion: how to score the outputs.
+
+    Returns:
+        A function of a sparsity that gives ``{full parameter name: mask}`` of weight and bias.
+
+    Raises:
+        InputError: where the weight is computed in a way that a mask of the parameter does not reach, or not there yet.
+
+    Example:
+        >>> masks = mask_layer(nn.Sequential(nn.Linear(2, 4)), "0", l1)(0.25)
+        >>> masks["0.weight"].shape, int(masks["0.bias"].sum())
+        (torch.Size([4, 1]), 3)
+    """
+    module, parameters = model.get_submodule(name), dict(model.named_parameters(remove_duplicate=False))
+    stored = parameter_name(name, "weight", parameters)
+    if stored is None or is_lazy(parameters[stored]):
+        raise InputError(f"The layer {name!r} has no weight yet, or computes it from elsewhere; it cannot be analysed.")
+    weight = _effective(module, parameters[stored])
+    if criterion is None:
+        if weight.shape != parameters[stored].shape:
+            raise InputError(f"Single weights of {name!r} cannot be pruned: it is parametrised ({stored!r}).")
+        return lambda sparsity: {stored: level_mask(weight, sparsity)}
+    scores = criterion(_output_rows(module, weight.cpu().float()))
+    bias = parameter_name(name, "bias", parameters)
+
+    def masks(sparsity: float) -> Mapping[str, Tensor]:
+        keep = cut(scores, sparsity)
+        found = {stored: _output_mask(module, keep, weight)}
+        return found if bias is None else {**found, bias: keep}
+
+    return masks
+
+
+def _effective(module: nn.Module, stored: Tensor) -> Tensor:
+    """The weight that the layer computes with; `torch.nn.utils.prune` only renews its own at the next forward."""
+    buffer = getattr(module, "weight_mask", None)
+    if isinstance(buffer, Tensor):
+        return stored.detach() * buffer
+    weight: Tensor = module.get_parameter("weight") if "weight" in module._parameters else module.weight  # type: ignore[assignment]
+    return weight.detach()
+
+
+def _output_rows(module: nn.Module, weight: Tensor) -> Tensor:
+    if not getattr(module, "transposed", False):
+        return weight.flatten(1)
+    groups: int = module.groups  # type: ignore[assignment]
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _output_mask(module: nn.Module, keep: Tensor, weight: Tensor) -> Tensor:
+    if not getattr(module, "transposed", False):
+        return keep.view([-1] + [1] * (weight.ndim - 1))
+    groups: int = module.groups  # type: ignore[assignment]
+    rows = keep.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1).flatten(0, 1)
+    return rows.reshape([*rows.shape] + [1] * (weight.ndim - 2))
