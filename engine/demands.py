@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from engine.clusters import clusters
+from engine.errors import RuleError
 from engine.graph import Graph, Node
 from engine.propagate import Structure, propagate
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
-from engine.sizes import AttributeOf, Expr, describe, evaluate
+from engine.sizes import AttributeOf, Expr, ShapeOf, describe, evaluate, leaves
 
 __all__ = ["structure_of", "touching", "unmet_demands"]
 
@@ -34,12 +35,21 @@ def unmet_demands(shrunk: Shrunk) -> Iterator[tuple[Node, str]]:
         return attributes.get(expr.module, {}).get(expr.name, recorded)
 
     for node in structure.graph.nodes:
-        for demand in structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape):
+        for demand in _demands(node, shrunk):
             expr: Expr = node.sizes.get(demand.argument, demand.given)
             found = evaluate(expr, shrunk.shape, attribute)
             if found != demand.wanted:
                 yield node, _reason(node, demand, expr)
                 break
+
+
+def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
+    """What the rule asks for, and that a factor computed from sizes (``head_dim ** -0.5``) stays what it is."""
+    yield from shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape)
+    for (name, position), _ in node.sizes.items():
+        number = node.args[name]
+        if isinstance(number, float):
+            yield Demand((name, position), number, number)
 
 
 def _reason(node: Node, demand: Demand, expr: Expr) -> str:
@@ -49,8 +59,16 @@ def _reason(node: Node, demand: Demand, expr: Expr) -> str:
 
 
 def touching(structure: Structure, node: Node) -> Tensor:
-    """Return the slots that a node's tensors carry."""
-    layers = [layer.reshape(-1) for v in (*node.inputs, *node.outputs) for layer in structure.of(v)]
+    """Return the slots that a node's tensors carry, and those that its numbers depend on."""
+    values = [*node.inputs, *node.outputs]
+    for expr in node.sizes.values():
+        for leaf in leaves(expr):
+            if isinstance(leaf, ShapeOf):
+                values.append(leaf.value)
+            else:
+                owned = (n for n in structure.graph.nodes if n.module == leaf.module)
+                values += [v for n in owned for v in (*n.inputs, *n.outputs)]
+    layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
     return torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
 
 
@@ -66,8 +84,10 @@ def _freeze_unsafe(structure: Structure) -> None:
             for node, reason in unmet:
                 slots = touching(structure, node)
                 gone = slots[~keep[slots]]
-                if not len(gone):  # the trial removed nothing there: a demand that can never be met
-                    gone = slots[structure.free()[slots]]
+                if not len(gone):
+                    raise RuleError(
+                        f"The rule of {node!r} asks for a size that differs from the recorded one. {reason}"
+                    )
                 members = torch.isin(group, group[gone].unique()).nonzero()[:, 0]
                 structure.slots.freeze(members, reason)
                 structure.frozen[members] = True

@@ -63,12 +63,12 @@ class Node:
             of ``aten`` carry their namespace, e.g. ``"torchvision::nms"``.
         target: the overload that was called.
         args: every argument by name, defaults filled in; tensors are `Value`.
-        sizes: for integers among the arguments, by their place (``("size", 1)``), the expression they came from.
+        sizes: for numbers among the arguments, by their place (``("size", 1)``), the expression they came from.
         inputs: the values among the arguments, in order.
         outputs: the values it makes.
         module: name of the module that called it.
         path: ``"eval"``, or ``"train"`` for what only runs while training (auxiliary heads).
-        location: source file and line of the call in the user's code.
+        site: the call in the user's code.
     """
 
     index: int
@@ -80,7 +80,12 @@ class Node:
     outputs: tuple[Value, ...]
     module: str
     path: str = "eval"
-    location: str = ""
+    site: Any = None
+
+    @property
+    def location(self) -> str:
+        """Source file and line of the call in the user's code."""
+        return "" if self.site is None else str(self.site)
 
     @property
     def output(self) -> Value:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.graph import Graph, Node, Value, walk_values
-from engine.sizes import Expr, Provenance, Size, integers
+from engine.sizes import Expr, Provenance, numbers_in
 
 __all__ = ["WRITE", "Recorder", "Signature", "map_tensors", "signature", "tensors_in"]
 
@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):
             if known or isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
         # a factory whose size follows a shape is part of the program, any other is a constant
-        return not found and any(isinstance(n, Size) for n in self._provenance.numbers)
+        return not found and self._provenance.tagged
 
     def _substitute(self, tensor: Tensor) -> Tensor:
         if self._fake_mode is None or isinstance(tensor, FakeTensor):
@@ -251,22 +251,21 @@ class Recorder(TorchDispatchMode):
         module = self._stack[-1]
         if isinstance(owner, Value) and owner.name is not None:  # right too where a direct .forward() skipped the hooks
             module = owner.name.rpartition(".")[0]
-        node = Node(
-            len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, self._provenance.location
-        )
+        site = self._provenance.site
+        node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site)
         self._nodes.append(node)
         return node
 
     def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
-        """Match the integers that reached the op with those that the user's code passed."""
+        """Match the numbers that reached the op with those that the user's code passed."""
         found: dict[tuple[str, int], Expr] = {}
-        if not any(isinstance(n, Size) for n in self._provenance.numbers):
+        if not self._provenance.tagged:
             return found
         for name, value in values.items():
             if "dim" not in name and not isinstance(value, Value):
-                for position, number in enumerate(integers(value)):
+                for position, number in enumerate(numbers_in(value)):
                     expr = self._provenance.match(number)
-                    if not isinstance(expr, int):
+                    if not isinstance(expr, (int, float)):
                         found[name, position] = expr
         return found
 

@@ -25,17 +25,17 @@ Shapes = Callable[[Value], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Demand:
-    """What an integer argument of an op has to be once tensors are smaller.
+    """What a number among an op's arguments has to be once tensors are smaller.
 
     Attributes:
         argument: the argument's name and the position of the integer in it.
-        given: the integer that was passed.
+        given: the number that was passed.
         wanted: what it has to become.
     """
 
     argument: tuple[str, int]
-    given: int
-    wanted: int
+    given: int | float
+    wanted: int | float
 
 
 @dataclass(frozen=True)

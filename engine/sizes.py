@@ -1,4 +1,4 @@
-"""Sizes written in Python code: where each integer argument of an op came from.
+"""Sizes written in Python code: where each number among the arguments of an op came from.
 
 ``x.view(b, c // self.groups, -1)`` passes plain integers to the op. While tracing, shapes and module attributes are
 handed out as `Size`, an ``int`` that remembers its expression through arithmetic, so that an analysis can ask what
@@ -7,11 +7,13 @@ the argument *will be* once tensors are smaller, and refuse what would stay behi
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +22,20 @@ from torch.overrides import TorchFunctionMode
 
 from engine.graph import Value
 
-__all__ = ["Apply", "AttributeOf", "Expr", "Provenance", "ShapeOf", "Size", "describe", "evaluate"]
+__all__ = [
+    "Apply",
+    "AttributeOf",
+    "Expr",
+    "Provenance",
+    "Scalar",
+    "ShapeOf",
+    "Site",
+    "Size",
+    "describe",
+    "evaluate",
+    "leaves",
+    "numbers_in",
+]
 
 
 @dataclass(frozen=True)
@@ -48,19 +63,21 @@ class Apply:
     right: Expr
 
 
-Expr = int | ShapeOf | AttributeOf | Apply
+Expr = int | float | ShapeOf | AttributeOf | Apply
 
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "//": operator.floordiv,
     "%": operator.mod,
+    "/": operator.truediv,
+    "**": operator.pow,
 }
 
 
-def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> int:
-    """Return the value of an expression under new shapes and attributes."""
+def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:
+    """Return the value of an expression under new shapes and attributes: an int, or a float after ``/`` or ``**``."""
     if isinstance(expr, ShapeOf):
         return shape(expr.value)[expr.dim]
     if isinstance(expr, AttributeOf):
@@ -69,6 +86,15 @@ def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: C
         left, right = (evaluate(e, shape, attribute) for e in (expr.left, expr.right))
         return _ARITHMETIC[expr.symbol](left, right)
     return expr
+
+
+def leaves(expr: Expr) -> Iterator[ShapeOf | AttributeOf]:
+    """Yield the shapes and attributes that an expression depends on."""
+    if isinstance(expr, Apply):
+        yield from leaves(expr.left)
+        yield from leaves(expr.right)
+    elif not isinstance(expr, (int, float)):
+        yield expr
 
 
 def describe(expr: Expr) -> str:
@@ -103,26 +129,46 @@ class Size(int):
         return (int, (int(self),))
 
 
-def _expr(number: int) -> Expr:
-    return number.expr if isinstance(number, Size) else int(number)
+class Scalar(float):
+    """A ``float`` computed from sizes (``head_dim ** -0.5``) that knows the expression it came from."""
+
+    expr: Expr
+
+    def __new__(cls, value: float, expr: Expr) -> Scalar:
+        """Return ``value`` with its expression."""
+        self = super().__new__(cls, value)
+        self.expr = expr
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (float, (float(self),))
 
 
-def _tagged(symbol: str, name: str, swapped: bool) -> Callable[[int, Any], Any]:
-    plain = getattr(int, name)
+def _expr(number: int | float) -> Expr:
+    if isinstance(number, (Size, Scalar)):
+        return number.expr
+    return float(number) if isinstance(number, float) else int(number)
 
-    def method(self: int, other: Any) -> Any:
+
+def _tagged(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any, Any], Any]:
+    plain = getattr(base, name)
+
+    def method(self: Any, other: Any) -> Any:
         result = plain(self, other)
         if result is NotImplemented:
             return result
         left, right = (other, self) if swapped else (self, other)
-        return Size(result, Apply(symbol, _expr(left), _expr(right)))
+        kind = Scalar if isinstance(result, float) else Size
+        return kind(result, Apply(symbol, _expr(left), _expr(right)))
 
     return method
 
 
-for _symbol, _name in (("+", "add"), ("-", "sub"), ("*", "mul"), ("//", "floordiv"), ("%", "mod")):
-    setattr(Size, f"__{_name}__", _tagged(_symbol, f"__{_name}__", swapped=False))
-    setattr(Size, f"__r{_name}__", _tagged(_symbol, f"__r{_name}__", swapped=True))
+_OPERATORS = {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod", "/": "truediv", "**": "pow"}
+for _symbol, _name in _OPERATORS.items():
+    for _class, _base in ((Size, int), (Scalar, float)):
+        setattr(_class, f"__{_name}__", _tagged(_base, _symbol, f"__{_name}__", swapped=False))
+        setattr(_class, f"__r{_name}__", _tagged(_base, _symbol, f"__r{_name}__", swapped=True))
 
 
 class Shape(tuple[int, ...]):
@@ -146,28 +192,58 @@ class Shape(tuple[int, ...]):
         return Shape(tuple(other)) + self
 
 
-def integers(tree: Any) -> Iterator[int]:
-    """Yield the integers in nested arguments, in order."""
-    if isinstance(tree, int) and not isinstance(tree, bool):
+def numbers_in(tree: Any) -> Iterator[int | float]:
+    """Yield the numbers in nested arguments, in order."""
+    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for item in tree:
-            yield from integers(item)
+            yield from numbers_in(item)
     elif isinstance(tree, slice):
-        yield from integers((tree.start, tree.stop, tree.step))
+        yield from numbers_in((tree.start, tree.stop, tree.step))
     elif isinstance(tree, dict):
-        yield from integers(tuple(tree.values()))
+        yield from numbers_in(tuple(tree.values()))
 
 
 _LIBRARY = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, __file__))
 
 
-def user_location() -> str:
-    """Return ``file:line`` of the innermost frame outside of torch and the engine."""
+@dataclass(frozen=True)
+class Site:
+    """A call in the user's code.
+
+    Attributes:
+        function: name of the torch function that is called.
+        code: the code object that calls it.
+        line: line of the call, as a reader counts.
+        end: last line and column of the call in the source; None before Python 3.11, which does not keep it.
+    """
+
+    function: str
+    code: CodeType
+    line: int
+    end: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        return f"{self.code.co_filename}:{self.line}"
+
+
+@functools.cache
+def _ends(code: CodeType) -> list[tuple[int, int] | None]:
+    """End line and column of each instruction."""
+    if not hasattr(code, "co_positions"):
+        return []
+    return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
+
+
+def user_site(function: str) -> Site:
+    """Return the innermost call outside of torch and the engine."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    ends = _ends(frame.f_code)
+    place = frame.f_lasti // 2
+    return Site(function, frame.f_code, frame.f_lineno, ends[place] if place < len(ends) else None)
 
 
 class Provenance(TorchFunctionMode):
@@ -182,16 +258,16 @@ class Provenance(TorchFunctionMode):
     def __init__(self, value_of: Callable[[Tensor], Value | None]) -> None:
         super().__init__()
         self._value_of = value_of
-        self.numbers: list[int] = []
-        self.location = ""
+        self.numbers: list[int | float] = []
+        self.site: Site | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function; tag the result where it is a shape."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name not in self._plain:
-            self.numbers = list(integers((args, kwargs)))
-            self.location = user_location()
+            self.numbers = list(numbers_in((args, kwargs)))
+            self.site = user_site(name)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Size):
@@ -207,8 +283,13 @@ class Provenance(TorchFunctionMode):
             return Shape(sizes)
         return Shape(Size(n, ShapeOf(value, d)) for d, n in enumerate(sizes))
 
-    def match(self, number: int) -> Expr:
-        """Return the expression of an integer that reached the op, and forget it and what came before it."""
+    @property
+    def tagged(self) -> bool:
+        """Whether any of the running function's numbers came from a shape or an attribute."""
+        return any(isinstance(n, (Size, Scalar)) for n in self.numbers)
+
+    def match(self, number: int | float) -> Expr:
+        """Return the expression of a number that reached the op, and forget it and what came before it."""
         for position, candidate in enumerate(self.numbers):
             if candidate == number:
                 del self.numbers[: position + 1]

@@ -1,0 +1,145 @@
+"""The result of a sensitivity analysis: layers by sparsities, as CSV, as picture, and as amounts to prune."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from engine.errors import InputError
+from engine.plots import sensitivity_figure, show
+
+__all__ = ["DIGITS", "SensitivityTable", "columns", "fraction"]
+
+DIGITS = 10  # 0.1 + 0.2 is to be 0.3
+
+
+class SensitivityTable(dict[str, dict[float, float]]):
+    """Layer -> sparsity -> metric, in the order of the model.
+
+    Args:
+        rows: the numbers.
+        sparsities: the columns, ascending; a row is shorter where its sweep was stopped.
+        baseline: the metric of the un-pruned model.
+        better: ``"higher"`` or ``"lower"`` metrics are better; None: see `suggest`.
+
+    Example:
+        >>> table = SensitivityTable({"a": {0.5: 0.8}, "b": {0.5: 0.2}}, [0.5], baseline=0.9)
+        >>> table.suggest(0.2)
+        {'a': 0.5, 'b': 0.0}
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Mapping[float, float]],
+        sparsities: Sequence[float],
+        baseline: float,
+        better: str | None = None,
+    ) -> None:
+        super().__init__({layer: dict(row) for layer, row in rows.items()})
+        self.sparsities, self.baseline, self.better = list(sparsities), baseline, better
+
+    def export(self, filepath: str | os.PathLike[str]) -> None:
+        """Write the table as CSV: the header ``layername,0.1,0.2…``, then a row per layer.
+
+        Args:
+            filepath: file to write.
+        """
+        with open(filepath, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["layername", *map(str, self.sparsities)])
+            writer.writerows([layer, *(row[s] for s in sorted(row))] for layer, row in self.items())
+
+    def suggest(self, budget: float, better: str | None = None) -> dict[str, float]:
+        r"""Return how much of each layer may go: the largest sparsity up to which the metric stays within a budget.
+
+        .. math:: a_l = \max \{ s : \text{loss}_l(s') \le budget \text{ for all } s' \le s \}
+
+        where the loss is what the metric is worse by than that of the un-pruned model. The budget is spent in each
+        layer by itself; all of them together cost more.
+
+        Args:
+            budget: how much worse the metric may get, in the metric's own unit, 0 or more.
+            better: ``"higher"`` (accuracy) or ``"lower"`` (loss). None: from the early-stop mode; without one, what
+                pruning at the largest sparsity does to the metric in most layers is worse.
+
+        Returns:
+            ``{layer: fraction of its channels}``, 0.0 for a layer that may lose none; ``ChannelPruning`` takes it as
+            ``amount``.
+
+        Raises:
+            InputError: for a negative budget, or where it does not show which way is worse.
+        """
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
+            raise InputError(f"`budget` is how much worse the metric may get, 0 or more; got {budget!r}.")
+        sign = 1.0 if self._direction(better) == "lower" else -1.0
+        found = {}
+        for layer, row in self.items():
+            amount = 0.0
+            for sparsity in sorted(row):
+                if sign * (row[sparsity] - self.baseline) > budget:
+                    break
+                amount = sparsity
+            found[glob.escape(layer)] = amount  # `ChannelPruning` reads names as patterns
+        return found
+
+    def _direction(self, better: str | None) -> str:
+        if better not in ("higher", "lower", None):
+            raise InputError(f"`better` is 'higher' or 'lower'; got {better!r}.")
+        ends = [row[max(row)] - self.baseline for row in self.values() if row]
+        change = statistics.median(ends) if ends else 0.0
+        known = better or self.better or ("higher" if change < 0 else "lower" if change > 0 else None)
+        if known is None:
+            raise InputError("Pruning does not change the metric, so which way is worse? Pass `better='higher'`, say.")
+        return known
+
+    def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "heatmap", *, writer: Any = None) -> Any:
+        """Draw the table.
+
+        Args:
+            path: picture file to write; its ending gives the format. None: no file.
+            kind: ``"heatmap"`` (layers down, sparsities across) or ``"curves"`` (a line per layer).
+            writer: a TensorBoard ``SummaryWriter`` that gets the picture too, as ``sensitivity/<kind>``.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ImportError: without matplotlib, the extra ``plots``.
+            InputError: for an unknown kind.
+        """
+        return show(sensitivity_figure(self, self.sparsities, self.baseline, kind), path, writer, f"sensitivity/{kind}")
+
+
+def fraction(value: Any, name: str) -> float:
+    """Return a number in [0, 1), rounded to what decimal fractions can tell apart; ``name`` is for the error.
+
+    Raises:
+        InputError: for anything else.
+    """
+    number = not isinstance(value, (bool, str, bytes)) and hasattr(value, "__float__")
+    if not number or not 0 <= float(value) < 1:
+        raise InputError(f"{name} is a fraction in [0, 1); got {value!r}.")
+    return round(float(value), DIGITS)
+
+
+def columns(sparsities: Sequence[float] | None) -> list[float]:
+    """Return the sparsities to try, ascending, each once; 0.1 … 0.9 by default.
+
+    Raises:
+        InputError: for anything but fractions in [0, 1), or none.
+
+    Example:
+        >>> columns([0.5, 0.1 + 0.2])
+        [0.3, 0.5]
+    """
+    given = [n / 10 for n in range(1, 10)] if sparsities is None else sparsities
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise InputError(f"`sparsities` is a list of fractions; got {sparsities!r}.")
+    found = sorted({fraction(value, "Each of `sparsities`") for value in given})
+    if not found:
+        raise InputError("`sparsities` is empty; give at least one fraction.")
+    return found
