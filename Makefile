@@ -1,0 +1,58 @@
+# Every target sets up what it needs: .venv is created, the package installed into it once per change of pyproject.toml.
+#
+#   make demo      train, prune, compact and reload a small ResNet on real digits, and print what came of it
+#   make test      the test suite, doctests included
+#   make lint      ruff and mypy
+#   make breadth   exactness on 19 torchvision networks (long; resumes where it stopped)
+#   make property  500 random networks under random masks
+#   make gpu       the tests that need CUDA, then a table of latencies
+#   make clean     remove .venv and the caches
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint breadth property gpu clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.stamp-demo
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -q -m "not slow"
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+breadth: $(VENV)/.stamp-dev
+	$(BIN)/python benchmarks/breadth.py
+
+property: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -q tests/engine/test_properties.py --hypothesis-profile=thorough
+
+# A CUDA machine often brings its own torch and no way to install another: without a .venv that one is used as it is.
+ifeq ($(MAKECMDGOALS)$(wildcard $(VENV)),gpu)
+GPU_PYTHON := $(shell $(PYTHON) -c "import torch, pytest, pytorch_lightning" 2>/dev/null && echo $(PYTHON))
+endif
+
+gpu: $(if $(GPU_PYTHON),,$(VENV)/.stamp-dev)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu
+	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.stamp-venv:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-demo: pyproject.toml $(VENV)/.stamp-venv
+	$(PIP) --editable '.[examples]'
+	@touch $@
+
+# dev holds all that examples needs, so this stands for both.
+$(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-venv
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.stamp-demo

@@ -1,0 +1,75 @@
+"""Networks side by side, on the CPU: accuracy, MACs, parameters, size on disk, latency."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import engine
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network, measured on the CPU."""
+
+    name: str
+    correct: int
+    macs: int
+    params: int
+    size: int
+    latency: dict[int, float]
+
+
+@torch.inference_mode()
+def count_correct(net: nn.Module, test: TensorDataset) -> int:
+    """Number of test images that ``net`` classifies correctly."""
+    net.eval()
+    return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in DataLoader(test, batch_size=256))
+
+
+@torch.inference_mode()
+def relative_difference(one: nn.Module, other: nn.Module, images: Tensor) -> float:
+    """Largest difference between the outputs of two networks, relative to the largest output."""
+    wanted, found = one.eval()(images), other.eval()(images)
+    return float((wanted - found).abs().max() / wanted.abs().max())
+
+
+def bytes_on_disk(net: nn.Module) -> int:
+    """Size of the saved state dict."""
+    buffer = io.BytesIO()
+    torch.save(net.state_dict(), buffer)
+    return buffer.tell()
+
+
+@torch.inference_mode()
+def millilatency(net: nn.Module, images: Tensor) -> float:
+    """Wall time of one forward pass."""
+    start = time.perf_counter()
+    net(images)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def latencies(nets: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, float]:
+    """Median forward time of each network, taken in turns, so that a busy moment of the machine hits all alike."""
+    for net in nets.values():
+        millilatency(net.eval(), images)
+    times = [{name: millilatency(net, images) for name, net in nets.items()} for _ in range(rounds)]
+    return {name: statistics.median(turn[name] for turn in times) for name in nets}
+
+
+def measure(nets: dict[str, nn.Module], test: TensorDataset, rounds: int) -> tuple[Row, ...]:
+    """One row for each network."""
+    images = test.tensors[0][torch.arange(64) % len(test)]
+    latency = {batch: latencies(nets, images[:batch], rounds) for batch in (1, 64)}
+    rows = []
+    for name, net in nets.items():
+        macs, params, _ = engine.count_flops_params(net, images[:1], verbose=False)
+        by_batch = {batch: latency[batch][name] for batch in latency}
+        rows.append(Row(name, count_correct(net, test), macs, params, bytes_on_disk(net), by_batch))
+    return tuple(rows)
