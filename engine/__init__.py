@@ -3,7 +3,7 @@
 from engine import errors
 from engine.certify import Certificate
 from engine.count import count_flops_params
-from engine.dependency import ChannelDependency, not_safe_to_prune
+from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
 from engine.graph import Graph, Node, Value
 from engine.groups import Group, Member, dependency_groups, group_masks
 from engine.masks import ZEROS, read_masks
@@ -11,6 +11,8 @@ from engine.ops import RULES
 from engine.plan import Plan
 from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule
+from engine.sensitivity import SensitivityAnalysis
+from engine.sensitivity_table import SensitivityTable
 from engine.speedup import ModelSpeedup
 from engine.tracer import trace
 
@@ -21,12 +23,16 @@ __all__ = [
     "ChannelDependency",
     "Graph",
     "Group",
+    "GroupDependency",
+    "InputChannelDependency",
     "Member",
     "ModelSpeedup",
     "Node",
     "Plan",
     "Registry",
     "Rule",
+    "SensitivityAnalysis",
+    "SensitivityTable",
     "Value",
     "count_flops_params",
     "dependency_groups",

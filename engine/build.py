@@ -18,6 +18,7 @@ from engine.plan import Plan
 from engine.propagate import Structure
 from engine.rule import Registry
 from engine.slices import Slice, slice_from_mask
+from engine.tracer import trace
 from engine.use import Use
 
 __all__ = ["Analysis", "analyse", "plan_of"]
@@ -59,6 +60,9 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
     structure = structure_of(graph, rules)
     constants = Constants(graph, rules, canonical_tensors(model, graph), masks)
     kept = decide(structure, constants, Use(structure, constants))
+    if kept.pins and not graph.explored:  # what only runs at another resolution has to be pinned as well
+        explored = trace(model, graph.kwargs or graph.args, explore=True)
+        return analyse(model, explored, rules, masks)
     return Analysis(structure, kept, plan_of(kept, masks or {}))
 
 
@@ -75,7 +79,9 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
         masks=_inner_masks(masks, slices),
         folds=tuple(folds_of(kept, slices)),
         attributes=kept.shrunk.attributes(),
-        notes=tuple(dict.fromkeys((*kept.pinned, *graph.notes))),
+        widened=kept.widened,
+        pins=kept.pins,
+        notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes))),
     )
 
 

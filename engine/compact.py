@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.pins import Pin, pinned_class
 from engine.slices import Slice
+from engine.wide import Widening, widen
 
 __all__ = ["Compaction", "OptimizerLike"]
 
@@ -25,38 +27,56 @@ class Compaction:
     """A prepared change of a model. Everything new is computed and checked before anything is exchanged.
 
     Args:
-        slices, masks, folds, attributes: of a `Plan`.
         model: the model to change.
         optimizers: whose state shrinks along.
-
-    Raises:
-        PlanError: where something does not fit; the model has not been touched.
     """
 
-    def __init__(
-        self,
-        slices: Mapping[str, Slice],
-        masks: Mapping[str, Tensor],
-        folds: Sequence[Fold],
-        attributes: Mapping[str, Mapping[str, int]],
-        model: nn.Module,
-        optimizers: OptimizerLike = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizers: OptimizerLike = None) -> None:
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
-        stored = stored_tensors(model)
-        modules = dict(model.named_modules())
+        self._stored = stored_tensors(model)
+        self._modules = dict(model.named_modules())
         known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
         self._optimizers = [o for o in known if o is not None]
-        missing = [n for n in {*slices, *masks, *(f.name for f in folds)} if n not in stored]
-        if missing or any(m not in modules for m in attributes):
-            lacking = [*missing, *(m for m in attributes if m not in modules)]
-            raise PlanError(f"The plan is of another model: this one has no {lacking[0]!r}.")
+
+    def add_tensors(self, slices: Mapping[str, Slice], masks: Mapping[str, Tensor], folds: Sequence[Fold]) -> None:
+        """Prepare ``slice(parameter * mask) + fold``.
+
+        Raises:
+            PlanError: where a parameter is missing or has another shape.
+        """
         for name in sorted({*slices, *masks, *(f.name for f in folds)}):
+            if name not in self._stored:
+                raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
             mine = [fold for fold in folds if fold.name == name]
-            self._prepare(name, stored[name], slices.get(name), masks.get(name), mine)
+            self._prepare(name, self._stored[name], slices.get(name), masks.get(name), mine)
+
+    def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:
+        """Prepare integer attributes.
+
+        Raises:
+            PlanError: where a module or its attribute is missing.
+        """
         for name, values in attributes.items():
-            self._prepare_attributes(name, modules[name], values)
+            self._prepare_attributes(name, self._module(name), values)
+
+    def add_classes(self, pins: Sequence[Pin], widened: Sequence[Widening]) -> None:
+        """Prepare the exchange of classes: pinned arguments, and norms that lost channels.
+
+        Raises:
+            PlanError: where a module is missing, or its code is not what the plan was made for.
+        """
+        for owner in dict.fromkeys(pin.module for pin in pins):
+            self._prepare_pins(self._module(owner), [pin for pin in pins if pin.module == owner])
+        for norm in widened:
+            redo, undo = widen(self._module(norm.module), norm)
+            self._redo.append(redo)
+            self._undo.append(undo)
+
+    def _module(self, name: str) -> nn.Module:
+        if name not in self._modules:
+            raise PlanError(f"The plan is of another model: this one has no module {name!r}.")
+        return self._modules[name]
 
     def _prepare(
         self, name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
@@ -105,6 +125,11 @@ class Compaction:
             old = getattr(module, key)
             self._redo.append(lambda k=key, v=value: setattr(module, k, v))  # type: ignore[misc]
             self._undo.append(lambda k=key, v=old: setattr(module, k, v))  # type: ignore[misc]
+
+    def _prepare_pins(self, module: nn.Module, pins: Sequence[Pin]) -> None:
+        old, new = type(module), pinned_class(type(module), pins)
+        self._redo.append(lambda: setattr(module, "__class__", new))
+        self._undo.append(lambda: setattr(module, "__class__", old))
 
     def commit(self) -> None:
         """Exchange everything."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,20 +13,60 @@ from torch import Tensor
 from engine.clusters import clusters
 from engine.errors import RuleError
 from engine.graph import Graph, Node
+from engine.pins import Pin, pin_of
 from engine.propagate import Structure, propagate
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
 from engine.sizes import AttributeOf, Expr, ShapeOf, describe, evaluate, leaves
 
-__all__ = ["structure_of", "touching", "unmet_demands"]
+__all__ = ["settle", "structure_of", "touching"]
 
 
-def unmet_demands(shrunk: Shrunk) -> Iterator[tuple[Node, str]]:
-    """Yield the nodes whose integer arguments would be wrong, with the reason.
+@dataclass(frozen=True, eq=False)
+class _Checked:
+    """A demand, and the number that the code would pass."""
+
+    node: Node
+    demand: Demand
+    expr: Expr
+    found: int | float
+
+    @property
+    def met(self) -> bool:
+        return self.found == self.demand.wanted
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The argument in the source: every call that runs through it passes the same number once it is pinned."""
+        return self.node.module, self.node.site, self.demand.argument
+
+
+def settle(shrunk: Shrunk) -> tuple[list[Pin], list[tuple[Node, str]]]:
+    """Return the arguments that have to be pinned, and the nodes whose arguments would be wrong, with the reason.
 
     An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
-    the code has it.
+    the code has it. What does not come out right is pinned where the code can be edited: a number that the author wrote
+    down, or one that follows the batch or the resolution, is not.
     """
+    checked = list(_checked(shrunk))
+    wanted: dict[tuple[Any, ...], set[int | float]] = {}
+    if all(c.met for c in checked):
+        return [], []
+    for c in checked:
+        wanted.setdefault(c.place, set()).add(c.demand.wanted)
+    pins: dict[tuple[Any, ...], Pin] = {}
+    unmet: dict[int, tuple[Node, str]] = {}
+    for c in checked:
+        if not c.met and c.place not in pins:
+            pin = _pin(shrunk, c) if len(wanted[c.place]) == 1 else None
+            if pin is None:
+                unmet.setdefault(c.node.index, (c.node, _reason(c.node, c.demand, c.expr)))
+            else:
+                pins[c.place] = pin
+    return list(pins.values()), list(unmet.values())
+
+
+def _checked(shrunk: Shrunk) -> Iterator[_Checked]:
     structure = shrunk.structure
     attributes: Mapping[str, Mapping[str, int]] | None = None
 
@@ -37,10 +79,16 @@ def unmet_demands(shrunk: Shrunk) -> Iterator[tuple[Node, str]]:
     for node in structure.graph.nodes:
         for demand in _demands(node, shrunk):
             expr: Expr = node.sizes.get(demand.argument, demand.given)
-            found = evaluate(expr, shrunk.shape, attribute)
-            if found != demand.wanted:
-                yield node, _reason(node, demand, expr)
-                break
+            yield _Checked(node, demand, expr, evaluate(expr, shrunk.shape, attribute))
+
+
+def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
+    structure, node = shrunk.structure, checked.node
+    sources = list(leaves(checked.expr))
+    fixed = all(not isinstance(s, ShapeOf) or structure.along(s.value, s.dim) is not None for s in sources)
+    if not sources or not fixed or not isinstance(checked.demand.wanted, int):
+        return None
+    return pin_of(node, checked.demand.argument, checked.demand.wanted, structure.graph.types[node.module])
 
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
@@ -78,7 +126,7 @@ def _freeze_unsafe(structure: Structure) -> None:
         while True:
             group = clusters(structure)
             keep = ~part(structure, group)
-            unmet = list(unmet_demands(Shrunk(structure, keep)))
+            unmet = settle(Shrunk(structure, keep))[1]
             if not unmet:
                 break
             for node, reason in unmet:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import math
+import operator
 import os
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from engine.arrays import support
+from engine.constraints import Constraint, Equal, Grouped
 from engine.demands import structure_of
+from engine.errors import InputError
 from engine.graph import Graph
-from engine.groups import producers_of
+from engine.groups import Group, Member, groups_of, producers_of
 from engine.ops import RULES
+from engine.plots import dependency_figure, show
 from engine.propagate import Structure
 from engine.rule import Registry
+from engine.slots import FROZEN
 from engine.tracer import trace
 
-__all__ = ["ChannelDependency", "UnsafeLayers", "not_safe_to_prune"]
+__all__ = ["ChannelDependency", "GroupDependency", "InputChannelDependency", "UnsafeLayers", "not_safe_to_prune"]
 
 
 class ChannelDependency:
@@ -52,11 +61,13 @@ class ChannelDependency:
     def __init__(
         self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
     ) -> None:
-        graph = trace(model, dummy_input) if graph is None else graph
-        graph.check_fresh(model)
-        self._ordered = _coupled(structure_of(graph, rules))
+        self._structure = _structure(model, dummy_input, graph, rules)
+        self._ordered = self._sets()
         self.dependency_sets: list[set[str]] = [set(layers) for layers in self._ordered]
         self.dependency: dict[str, set[str]] = {name: s for s in self.dependency_sets for name in s}
+
+    def _sets(self) -> list[list[str]]:
+        return _coupled(self._structure)
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
         """Write the sets as CSV: the header ``Dependency Set,Convolutional Layers``, then ``Set k,layer,layer…``.
@@ -70,10 +81,89 @@ class ChannelDependency:
             for number, layers in enumerate(self._ordered, 1):
                 writer.writerow([f"Set {number}", *layers])
 
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the sets: a row per set, with a dot for each of its layers.
+
+        Args:
+            path: picture file to write; its ending gives the format. None: no file.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ImportError: without matplotlib, the extra ``plots``.
+        """
+        sizes: dict[str, int] = {}
+        for node, c in self._structure.contractions():
+            sizes.setdefault(node.module, c.output.shape[c.output_dim])
+        return show(dependency_figure(self._ordered, sizes), path)
+
+    def tree(self, layer: str) -> str:
+        """Return a layer's dependency groups as a tree of modules, parameters and dimensions.
+
+        Args:
+            layer: name of a layer that puts channels out.
+
+        Raises:
+            InputError: where there is no such layer.
+
+        Example:
+            >>> net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+            >>> print(ChannelDependency(net, torch.zeros(1, 3, 8, 8)).tree("0"))
+            0: 4 channels that go together
+            ├── 0 (Conv2d)
+            │   └── weight [4, 3, 1, 1], dim 0: out
+            ├── 1 (BatchNorm2d)
+            │   ├── weight [4], dim 0: norm
+            │   ├── bias [4], dim 0: norm
+            │   ├── running_mean [4], dim 0: norm
+            │   └── running_var [4], dim 0: norm
+            └── 3 (Conv2d)
+                └── weight [2, 4, 1, 1], dim 1: in
+        """
+        groups = [g for g in groups_of(self._structure, self._structure.graph.stored) if layer in g.layers]
+        if not groups:
+            known = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
+            raise InputError(f"There is no layer {layer!r} that puts channels out; the first ones are {known}.")
+        return "\n".join(_tree(group, self._structure.graph) for group in groups)
+
+
+def _structure(model: nn.Module, dummy_input: Any, graph: Graph | None, rules: Registry) -> Structure:
+    graph = trace(model, dummy_input) if graph is None else graph
+    graph.check_fresh(model)
+    return structure_of(graph, rules)
+
+
+def _tree(group: Group, graph: Graph) -> str:
+    modules: dict[str, list[Member]] = {}
+    for member in group.members:
+        modules.setdefault(member.parameter.rpartition(".")[0], []).append(member)
+    stays = f" and stay ({group.reason})" if group.reason else ""
+    lines = [f"{group.name}: {group.size} channels that go together{stays}"]
+    for number, (module, members) in enumerate(modules.items(), 1):
+        branch, indent = ("└── ", "    ") if number == len(modules) else ("├── ", "│   ")
+        lines.append(f"{branch}{module or 'the model itself'} ({graph.types[module].__name__})")
+        leaves = ["├── "] * (len(members) - 1) + ["└── "]
+        lines += [indent + leaf + _leaf(member) for leaf, member in zip(leaves, members, strict=True)]
+    return "\n".join(lines)
+
+
+def _leaf(member: Member) -> str:
+    axes = support(member.units) or (0,)
+    where = f"dim {axes[0]}" if len(axes) == 1 else f"dims {', '.join(map(str, axes))}"
+    return f"{member.parameter.rpartition('.')[2]} {list(member.shape)}, {where}: {member.role}"
+
 
 def _coupled(structure: Structure) -> list[list[str]]:
-    """Connected components of layers over the slots they share, in order of first use."""
+    """Layers that share outputs; the layer that makes the model's output and couples with nothing has no set."""
     producers = producers_of(structure)
+    sets = _components((name, made.unique().tolist()) for name, made in producers)
+    last = _output_layers(structure)
+    return [names for names in sets if len(names) > 1 or not set(names) & last]
+
+
+def _components(layers: Iterable[tuple[str, Iterable[Hashable]]]) -> list[list[str]]:
+    """Connected components of layers over what they share, in order of first use."""
     leader: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -81,16 +171,17 @@ def _coupled(structure: Structure) -> list[list[str]]:
             name = leader[name]
         return name
 
-    owner: dict[int, str] = {}
-    for name, made in producers:
-        for slot in made.unique().tolist():
-            first = find(owner.setdefault(slot, name))
+    owner: dict[Hashable, str] = {}
+    order: dict[str, None] = {}
+    for name, shared in layers:
+        order[name] = None
+        for thing in shared:
+            first = find(owner.setdefault(thing, name))
             leader[find(name)] = first
-    sets: dict[str, dict[str, None]] = {}
-    for name, _ in producers:
-        sets.setdefault(find(name), {})[name] = None
-    last = _output_layers(structure)
-    return [list(names) for names in sets.values() if len(names) > 1 or not set(names) & last]
+    sets: dict[str, list[str]] = {}
+    for name in order:
+        sets.setdefault(find(name), []).append(name)
+    return list(sets.values())
 
 
 def _output_layers(structure: Structure) -> set[str]:
@@ -98,6 +189,106 @@ def _output_layers(structure: Structure) -> set[str]:
     slots = [layer.reshape(-1) for v in structure.graph.outputs for layer in structure.of(v)]
     visible = torch.cat(slots) if slots else torch.zeros(0, dtype=torch.long)
     return {name for name, made in producers_of(structure) if torch.isin(made, visible).any()}
+
+
+class InputChannelDependency(ChannelDependency):
+    """Which layers share input channels: an input channel that is pruned in one has to be pruned in all.
+
+    Layers that read the same tensor share its channels, through whatever keeps them apart: norms, activations, pools,
+    additions, depthwise convolutions.
+
+    Args:
+        model: it is only read.
+        dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        graph: a graph of this model, to save recording it.
+        rules: what is known of ops.
+
+    Attributes:
+        dependency_sets: the sets, by first use.
+        dependency: layer -> its set.
+
+    Raises:
+        TraceError: where the model rejects the input.
+
+    Example:
+        >>> import torchvision
+        >>> dependency = InputChannelDependency(torchvision.models.resnet18(weights=None), torch.ones(1, 3, 224, 224))
+        >>> sorted(dependency.dependency["layer2.0.conv1"])
+        ['layer1.0.conv1', 'layer1.1.conv1', 'layer2.0.conv1', 'layer2.0.downsample.0']
+
+    NNI: ``nni.compression.pytorch.utils.shape_dependency.InputChannelDependency``.
+    """
+
+    def _sets(self) -> list[list[str]]:
+        found = []
+        for node, c in self._structure.contractions():
+            slots = self._structure.along(c.input, c.input_dim)
+            # what has no slots comes from outside: then the tensor itself is what they share
+            found.append(
+                (node.module, [f"%{c.input.index}"] if slots is None else slots[slots != FROZEN].unique().tolist())
+            )
+        return _components(found)
+
+
+class GroupDependency:
+    """By what each layer's number of output channels has to be divisible.
+
+    A grouped convolution needs equally many inputs and outputs per group, and so does every layer that feeds it: as
+    many parts as the groups that its channels are in, which are fewer than all where a concatenation feeds it. The
+    pieces of a ``chunk`` count alike. Depthwise convolutions ask for nothing: their groups go along with the channels.
+
+    Args:
+        model: it is only read.
+        dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        graph: a graph of this model, to save recording it.
+        rules: what is known of ops.
+
+    Attributes:
+        dependency: layer -> number of parts, 1 where any number of channels will do.
+        dependency_sets: the same.
+
+    Raises:
+        TraceError: where the model rejects the input.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, 1, groups=4))
+        >>> GroupDependency(net, torch.zeros(1, 3, 8, 8)).dependency
+        {'0': 2, '1': 4, '2': 4}
+
+    NNI: ``nni.compression.pytorch.utils.shape_dependency.GroupDependency``.
+    """
+
+    def __init__(
+        self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
+    ) -> None:
+        structure = _structure(model, dummy_input, graph, rules)
+        self.dependency: dict[str, int] = {}
+        for name, made in producers_of(structure):
+            parts = [_parts_hit(rows, made) for c in structure.constraints for rows in _parted(c)]
+            self.dependency[name] = math.lcm(self.dependency.get(name, 1), *parts)
+        self.dependency_sets = self.dependency
+
+    def export(self, filepath: str | os.PathLike[str]) -> None:
+        """Write the numbers as CSV: the header ``Conv Layer Name,Group``, then ``layer,number``.
+
+        Args:
+            filepath: file to write.
+        """
+        with open(filepath, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["Conv Layer Name", "Group"])
+            writer.writerows(self.dependency.items())
+
+
+def _parted(constraint: Constraint) -> list[Tensor]:
+    """Labels (parts, size) of which the parts keep equally many."""
+    if isinstance(constraint, Grouped):
+        return [labels for labels in (constraint.inputs, constraint.outputs) if labels is not None]
+    return [constraint.rows] if isinstance(constraint, Equal) else []
+
+
+def _parts_hit(rows: Tensor, made: Tensor) -> int:
+    return max(int(torch.isin(rows, made).any(1).sum()), 1)
 
 
 class UnsafeLayers(list[str]):
@@ -118,7 +309,7 @@ def not_safe_to_prune(
     """Return the layers whose pruning would break the model's code.
 
     A layer is listed where a size written in the code (``view(-1, 1024)``, ``x[:, :32]``) does not follow when its
-    channels go; ``flatten`` and ``view(b, -1)`` follow.
+    channels go, or mixes channels with positions; ``flatten`` and ``view(b, -1)`` follow.
 
     Args:
         model: it is only read.
@@ -144,12 +335,50 @@ def not_safe_to_prune(
 
     NNI: ``nni.compression.pytorch.utils.not_safe_to_prune``.
     """
-    graph = trace(model, dummy_input) if graph is None else graph
-    graph.check_fresh(model)
-    structure = structure_of(graph, rules)
+    structure = _structure(model, dummy_input, graph, rules)
     reasons: dict[str, str] = {}
     for name, made in producers_of(structure):
         slots = made[structure.unsafe[made]]
         if len(slots):
             reasons.setdefault(name, structure.slots.why(slots) or "")
+        elif len(made) > 1 and (bool((made == made[0]).all()) or bool(structure.frozen[made].all())):
+            mixer = _mixer(structure, made)
+            if mixer is not None:
+                reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can go")
     return UnsafeLayers(reasons)
+
+
+def _mixer(structure: Structure, slots: Tensor) -> str | None:
+    """The first view that lays an axis out anew together with others, so that no part of it can go."""
+    for node in structure.graph.nodes:
+        if "size" in node.args or "shape" in node.args:
+            for value in node.inputs:
+                mixed = _regrouped(value.shape, node.output.shape)
+                for layer in structure.of(value):
+                    if mixed & set(support(layer)) and torch.isin(slots, layer).any():
+                        return repr(node)
+    return None
+
+
+def _regrouped(before: tuple[int, ...], after: tuple[int, ...]) -> set[int]:
+    """Dimensions that a view neither keeps, splits nor merges, but cuts across.
+
+    Where the products of the leading sizes agree, a new run of dimensions starts; a run of several before and several
+    after cuts across.
+    """
+    cuts = set(itertools.accumulate(before, operator.mul, initial=1)) & set(
+        itertools.accumulate(after, operator.mul, initial=1)
+    )
+
+    def runs(shape: tuple[int, ...]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        product = 1
+        for dim, size in enumerate(shape):
+            if size > 1:
+                start = max(cut for cut in cuts if cut <= product)
+                found.setdefault(start, []).append(dim)
+            product *= size
+        return found
+
+    old, new = runs(before), runs(after)
+    return {d for start, dims in old.items() if len(dims) > 1 and len(new.get(start, ())) > 1 for d in dims}

@@ -67,7 +67,8 @@ class Node:
         inputs: the values among the arguments, in order.
         outputs: the values it makes.
         module: name of the module that called it.
-        path: ``"eval"``, or ``"train"`` for what only runs while training (auxiliary heads).
+        path: ``"eval"``; ``"train"`` for what only runs while training (auxiliary heads); ``"other"`` for what only
+            runs at another resolution.
         site: the call in the user's code.
     """
 
@@ -123,6 +124,7 @@ class Graph:
         attributes: per module the integers among its attributes.
         types: per module the name of its class.
         args, kwargs: the example inputs.
+        explored: whether a larger resolution was recorded too.
         notes: what could not be recorded, for the reader.
     """
 
@@ -136,6 +138,7 @@ class Graph:
     types: Mapping[str, type[nn.Module]]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    explored: bool = False
     notes: tuple[str, ...] = ()
 
     def verify(self) -> None:

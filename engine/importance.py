@@ -6,7 +6,8 @@ A criterion maps the weights behind each channel, one row per channel, to one sc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ __all__ = [
     "level_mask",
     "mask_groups",
     "mask_layer",
+    "masked",
     "unit_rows",
 ]
 
@@ -70,7 +72,9 @@ def l2(rows: Tensor) -> Tensor:
 
 
 def fpgm(rows: Tensor) -> Tensor:
-    r"""Distance to all other channels, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`: what others can stand in for goes.
+    r"""Distance to all other channels, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`.
+
+    What others can stand in for goes first.
 
     Args:
         rows: weights, shape (channels, weights per channel).
@@ -271,3 +275,36 @@ def _output_mask(module: nn.Module, keep: Tensor, weight: Tensor) -> Tensor:
     groups: int = module.groups  # type: ignore[assignment]
     rows = keep.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1).flatten(0, 1)
     return rows.reshape([*rows.shape] + [1] * (weight.ndim - 2))
+
+
+@contextmanager
+def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Zero what is masked while the body runs; afterwards parameters, buffers and modes are what they were.
+
+    Args:
+        model: the model, changed in place.
+        masks: by full parameter name, broadcastable to the parameter.
+
+    Example:
+        >>> layer = nn.Linear(1, 2)
+        >>> with masked(layer, {"weight": torch.tensor([[1], [0]])}):
+        ...     int(layer.weight.count_nonzero())
+        1
+        >>> int(layer.weight.count_nonzero())
+        2
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    before = [(t, t.detach().clone()) for t in (*(parameters[name] for name in masks), *model.buffers())]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            for name, mask in masks.items():
+                parameters[name].masked_fill_((mask == 0).to(parameters[name].device), 0)
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        for module, training in modes:
+            module.training = training

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from engine.constants import Constants
 from engine.contraction import Contraction
-from engine.demands import touching, unmet_demands
+from engine.demands import settle, touching
+from engine.errors import RuleError
 from engine.graph import Node, Value
+from engine.pins import Pin
 from engine.propagate import Structure
 from engine.shrink import Shrunk
 from engine.use import Use
+from engine.wide import Widening
 
 __all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide"]
 
@@ -81,7 +84,9 @@ class Kept:
         carriers: slots that stay only to carry constants.
         consumers: all contractions with slots at their input.
         constants, use: the analyses behind the decision.
-        pinned: reasons for slots that stay because of a size written in the code.
+        widened: norms that lose constant channels.
+        pins: arguments in the code that have to be set.
+        reasons: why slots stay because of a size written in the code.
     """
 
     shrunk: Shrunk
@@ -89,7 +94,9 @@ class Kept:
     consumers: tuple[Consumer, ...]
     constants: Constants
     use: Use
-    pinned: tuple[str, ...] = ()
+    widened: tuple[Widening, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Consumer, ...]:
@@ -170,6 +177,44 @@ def closed(structure: Structure, keep: Tensor, score: Tensor) -> Tensor:
             return keep
 
 
+@dataclass(frozen=True, eq=False)
+class _Norm:
+    """A norm over channels: the slot and the constant of each, NaN where it varies."""
+
+    module: str
+    slots: Tensor
+    constants: Tensor
+
+
+def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
+    """Return the norms over channels that can go; several calls of one module must see the same constants."""
+    found: dict[str, _Norm] = {}
+    for node in structure.graph.nodes:
+        statistic = structure.rules.rule(node.op).statistic
+        span = None if statistic is None else statistic(node)
+        slots = None if span is None else structure.along(span.input, span.dim)
+        if span is None or slots is None:
+            continue
+        known = constants.along(span.input, span.dim)
+        if constants.has_profile(span.input):
+            known = torch.where(known == 0, known, torch.nan)
+        if not use[node.output].any():  # what it computes does not matter, but it has to run
+            known = torch.zeros_like(known)
+        before = found.get(node.module)
+        if before is not None:
+            known = torch.where(known == before.constants, known, torch.nan)
+        found[node.module] = _Norm(node.module, slots, known)
+    return list(found.values())
+
+
+def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
+    for norm in norms:
+        gone = ~keep[norm.slots]
+        if gone.any():
+            fill = norm.constants[gone]
+            yield Widening(norm.module, len(gone), int((~gone).sum()), fill if fill.any() else None)
+
+
 def _cover(needs: list[Tensor]) -> list[int]:
     """Greedy cover: the fewest slots such that each need has one of its own."""
     waiting: dict[int, list[int]] = {}
@@ -204,9 +249,12 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     """
     found = consumers(structure, constants, use)
     keep = alive(structure, found)
+    norms = _norms(structure, constants, use)
+    for norm in norms:
+        keep[norm.slots[norm.constants.isnan()]] = True
     score = torch.zeros(len(keep))
     carriers: list[int] = []
-    pinned: list[str] = []
+    reasons: list[str] = []
     while True:
         keep = closed(structure, keep, score)
         chosen = _cover([need for consumer in found for need in consumer.needs(keep)])
@@ -215,10 +263,15 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         if chosen:
             continue
         shrunk = Shrunk(structure, keep)
-        unmet = list(unmet_demands(shrunk))
+        pins, unmet = settle(shrunk)
         if not unmet:
             carried = torch.tensor(sorted(carriers), dtype=torch.long)
-            return Kept(shrunk, carried, found, constants, use, tuple(pinned))
+            return Kept(
+                shrunk, carried, found, constants, use, tuple(_widened(norms, keep)), tuple(pins), tuple(reasons)
+            )
+        before = int(keep.sum())
         for node, reason in unmet:
             keep[touching(structure, node)] = True
-            pinned.append(reason)
+            reasons.append(reason)
+        if int(keep.sum()) == before:
+            raise RuleError(f"A size cannot be met although all of its channels stay: {unmet[0][1]}.")

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from engine.compact import Compaction, OptimizerLike
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.pins import Pin
 from engine.slices import Slice
+from engine.wide import Widening
 
 __all__ = ["FORMAT", "Plan"]
 
@@ -32,6 +34,8 @@ class Plan:
         masks: 0/1 masks (bool) in the new shape, of parameters that are masked inside of what stays.
         folds: constants of removed channels, and where they go, in the new shape.
         attributes: by module name, integer attributes to set.
+        widened: norms over channels that lose some of them.
+        pins: size arguments to set in the forward of single modules.
         notes: what could not be removed and other remarks, for the reader.
     """
 
@@ -39,6 +43,8 @@ class Plan:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     folds: tuple[Fold, ...] = ()
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    widened: tuple[Widening, ...] = ()
+    pins: tuple[Pin, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -74,8 +80,20 @@ class Plan:
             >>> plan.apply(net)[0]
             Conv2d(1, 2, kernel_size=(1, 1), stride=(1, 1))
         """
-        Compaction(self.slices, self.masks, self.folds, self.attributes, model, optimizer).commit()
+        self.prepare(model, optimizer).commit()
         return model
+
+    def prepare(self, model: nn.Module, optimizer: OptimizerLike = None) -> Compaction:
+        """Return the change that `apply` makes, checked but not yet made; it can be rolled back after it is.
+
+        Raises:
+            PlanError: where something does not fit.
+        """
+        change = Compaction(model, optimizer)
+        change.add_tensors(self.slices, self.masks, self.folds)
+        change.add_attributes(self.attributes)
+        change.add_classes(self.pins, self.widened)
+        return change
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan as primitives and tensors, readable by ``torch.load(..., weights_only=True)``."""
@@ -85,6 +103,8 @@ class Plan:
             "masks": dict(self.masks),
             "folds": [fold.state_dict() for fold in self.folds],
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
+            "widened": [norm.state_dict() for norm in self.widened],
+            "pins": [pin.state_dict() for pin in self.pins],
             "notes": list(self.notes),
         }
 
@@ -109,6 +129,8 @@ class Plan:
                     str(module): {str(k): int(v) for k, v in values.items()}
                     for module, values in state["attributes"].items()
                 },
+                widened=tuple(Widening.from_state_dict(norm) for norm in state["widened"]),
+                pins=tuple(Pin.from_state_dict(pin) for pin in state["pins"]),
                 notes=tuple(str(note) for note in state["notes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -120,8 +142,10 @@ class Plan:
         width = max(len(name) for name in self.slices) if self.slices else 0
         rows = [f"  {name:<{width}}  {list(cut.before)} -> {list(cut.shape)}" for name, cut in self.slices.items()]
         folds = [f"  {fold.name} takes up the constants of removed channels" for fold in self.folds]
+        pins = [f"  {pin.function} of {pin.module!r} is given the size {pin.value}" for pin in self.pins]
         notes = [f"  {note}" for note in self.notes]
-        sections = [("Plan:", rows), ("Folded:", folds), ("Notes:", notes)]
+        norms = [f"  {norm.module} keeps the statistics of {norm.size} channels" for norm in self.widened]
+        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 
 

@@ -218,4 +218,6 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
 
 def _computes(node: Node, analysis: Analysis) -> bool:
     rules = analysis.structure.rules
-    return rules.rule(node.op).normalises or rules.rule(node.op).contraction is not None
+    wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
+    computes = rules.rule(node.op).normalises or rules.rule(node.op).contraction is not None
+    return computes and node.module not in wide and node.path != "other"

@@ -163,14 +163,14 @@ class Labels:
                 self._rectangle(layer)
 
     def _rectangle(self, layer: Tensor) -> None:
-        root = self.slots.find(layer)
         while True:
+            root = self.slots.find(layer)
+            root = torch.where(self.slots.frozen(root), FROZEN, root)  # what stays anyway is all alike
             free = [d for d in support(root) if not (root == root.narrow(d, 0, 1)).all()]
             if len(free) < 2:
                 return
             dim = min(free, key=root.size)
             self.slots.union(root, root.narrow(dim, 0, 1))
-            root = self.slots.find(root)
 
 
 @dataclass(frozen=True, eq=False)

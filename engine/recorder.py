@@ -146,10 +146,10 @@ class Recorder(TorchDispatchMode):
         """Return the place up to which the program stands now."""
         return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs)
 
-    def drop_if_repeated(self, mark: tuple[int, int, int, int]) -> None:
-        """Forget what was recorded since ``mark`` where it only repeats what was recorded before."""
-        nodes = mark[0]
-        if [_summary(n) for n in self._nodes[nodes:]] == [_summary(n) for n in self._nodes[:nodes]]:
+    def drop_if_repeated(self, mark: tuple[int, int, int, int], shapes: bool) -> None:
+        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
+        first = [_summary(n, shapes) for n in self._nodes if n.path == "eval"]
+        if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
             self.drop(mark)
 
     def drop(self, mark: tuple[int, int, int, int]) -> None:
@@ -350,8 +350,9 @@ def _storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _summary(node: Node) -> tuple[Any, ...]:
-    return node.op, node.module, [v.shape for v in node.inputs], [v.shape for v in node.outputs]
+def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
+    sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
+    return node.op, node.module, sizes
 
 
 def map_tensors(tree: Any, f: Callable[[Tensor], Any]) -> Any:

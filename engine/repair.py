@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from engine.constants import Constants
 from engine.demands import structure_of
 from engine.errors import InputError
 from engine.graph import Graph
-from engine.groups import groups_of, producers_of
+from engine.groups import Group, groups_of
 from engine.keep import alive, closed, consumers
 from engine.masks import Masks, canonical_masks, load_masks, parameter_name
 from engine.ops import RULES
@@ -28,22 +28,30 @@ __all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair did.
+    """What a repair did, and what it cost.
 
     Attributes:
-        rows: per group with masks (name, units, units kept by each layer before, units kept after).
         policy: the policy.
+        rows: per group with masks (name, units, units kept by each layer before, units kept after).
+        channels: per group with masks, the output channels of all its layers, (before, after).
+        macs: the same in multiply-accumulates per sample; a layer's inputs count in full in both.
     """
 
     policy: str
     rows: tuple[tuple[str, int, dict[str, int], int], ...]
+    channels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    macs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"Mask repair ({self.policy}):"]
         for name, size, before, after in self.rows:
             told = ", ".join(f"{layer} {kept}" for layer, kept in before.items())
-            lines.append(f"  {name}: {after} of {size} units stay (masks kept: {told})")
+            lines.append(f"  {name}: {after} of {size} units stay (masks kept: {told}); {self._cost(name)}")
         return "\n".join(lines)
+
+    def _cost(self, name: str) -> str:
+        (channels, channels_after), (macs, macs_after) = self.channels[name], self.macs[name]
+        return f"channels {channels_after - channels:+,}, MACs {macs_after - macs:+,}"
 
 
 class RepairedMasks(dict[str, dict[str, Tensor]]):
@@ -246,18 +254,53 @@ def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> Repa
     return repaired
 
 
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """What a weight puts out.
+
+    Attributes:
+        slots: slot of each output.
+        before, after: which outputs the masks as given, and as repaired, keep.
+        macs: multiply-accumulates of one output per sample, over all calls.
+    """
+
+    slots: Tensor
+    before: Tensor
+    after: Tensor
+    macs: float
+
+    def of(self, group: Group) -> tuple[int, int]:
+        """Return how many outputs in a group were kept, and are."""
+        mine = torch.isin(self.slots, group.slots)
+        return int((mine & self.before).sum()), int((mine & self.after).sum())
+
+
 def _report(problem: _Problem, keep: Tensor, policy: str) -> RepairReport:
-    rows = []
-    producers = producers_of(problem.structure)
-    connected = {
-        node.module: problem.constants.connected(c).any(-1).reshape(-1) for node, c in problem.structure.contractions()
-    }
+    rows: list[tuple[str, int, dict[str, int], int]] = []
+    channels: dict[str, tuple[int, int]] = {}
+    macs: dict[str, tuple[int, int]] = {}
+    outputs = _outputs(problem, keep)
     for group in groups_of(problem.structure, ()):
         if problem.masked[group.slots].any():
-            before = {
-                name: int(torch.isin(group.slots, made[connected[name]]).sum())
-                for name, made in producers
-                if name in group.layers
-            }
-            rows.append((group.name, group.size, before, int(keep[group.slots].sum())))
-    return RepairReport(policy, tuple(rows))
+            found = [(layer, made.macs, made.of(group)) for layer in group.layers for made in outputs[layer]]
+            kept = {layer: sum(n[0] for name, _, n in found if name == layer) for layer in group.layers}
+            rows.append((group.name, group.size, kept, int(keep[group.slots].sum())))
+            channels[group.name] = (sum(n[0] for _, _, n in found), sum(n[1] for _, _, n in found))
+            macs[group.name] = (round(sum(m * n[0] for _, m, n in found)), round(sum(m * n[1] for _, m, n in found)))
+    return RepairReport(policy, tuple(rows), channels, macs)
+
+
+def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
+    """Module -> its weights' outputs; a weight that is called several times counts once, with the MACs of all calls."""
+    structure = problem.structure
+    batch = max(next((v.shape[0] for v in structure.graph.inputs if v.ndim), 1), 1)
+    found: dict[str, dict[int, _Outputs]] = {}
+    for node, c in structure.contractions():
+        slots = structure.along(c.output, c.output_dim)
+        if slots is not None:
+            macs = structure.rules.rule(node.op).macs(node, lambda value: value.shape) if node.path == "eval" else 0
+            own = found.setdefault(node.module, {})
+            earlier = own[c.weight.index].macs if c.weight.index in own else 0.0
+            before = problem.constants.connected(c).any(-1).reshape(-1)
+            own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + macs / batch / len(slots))
+    return {module: list(own.values()) for module, own in found.items()}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.propagate import Labels
     from engine.use import Use
 
-__all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes"]
+__all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes", "Statistic"]
 
 Shapes = Callable[[Value], tuple[int, ...]]
 """Gives the shape of a value: the recorded one, or the one it will have."""
@@ -51,6 +51,19 @@ class Sample:
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     name: str
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A norm over channels: each of them has a share in all outputs, so only constants may go.
+
+    Attributes:
+        input: what is normalised.
+        dim: the dimension of the channels.
+    """
+
+    input: Value
+    dim: int
 
 
 def _freeze_everything(node: Node, labels: Labels) -> None:
@@ -103,6 +116,7 @@ class Rule:
         contraction: how the op contracts channels with a weight, for those that do.
         absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
             can.
+        statistic: the channels that a norm's statistics span, for norms that can do without constant ones.
         normalises: whether it is a norm, whose output the certificate compares.
         samples: small networks that exercise it.
     """
@@ -117,6 +131,7 @@ class Rule:
     attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
     contraction: Callable[[Node], Contraction] | None = None
     absorbs: Callable[[Node], Value | None] | None = None
+    statistic: Callable[[Node], Statistic | None] | None = None
     normalises: bool = False
     samples: Callable[[], Iterable[Sample]] = _no_samples
 

@@ -90,7 +90,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
         if better not in ("higher", "lower", None):
             raise InputError(f"`better` is 'higher' or 'lower'; got {better!r}.")
         ends = [row[max(row)] - self.baseline for row in self.values() if row]
-        change = statistics.median(ends) if ends else 0.0
+        change = (statistics.median(ends) or statistics.fmean(ends)) if ends else 0.0
         known = better or self.better or ("higher" if change < 0 else "lower" if change > 0 else None)
         if known is None:
             raise InputError("Pruning does not change the metric, so which way is worse? Pass `better='higher'`, say.")

@@ -205,7 +205,8 @@ def numbers_in(tree: Any) -> Iterator[int | float]:
         yield from numbers_in(tuple(tree.values()))
 
 
-_LIBRARY = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, __file__))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_ENGINE = frozenset(os.path.join(os.path.dirname(os.path.abspath(__file__)), f) for f in ("sizes.py", "recorder.py"))
 
 
 @dataclass(frozen=True)
@@ -236,10 +237,14 @@ def _ends(code: CodeType) -> list[tuple[int, int] | None]:
     return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
 
 
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_TORCH) or filename in _ENGINE
+
+
 def user_site(function: str) -> Site:
     """Return the innermost call outside of torch and the engine."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     ends = _ends(frame.f_code)
     place = frame.f_lasti // 2

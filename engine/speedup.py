@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from engine.build import analyse
 from engine.certify import Certificate
-from engine.compact import Compaction, OptimizerLike
+from engine.compact import OptimizerLike
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.masks import canonical_masks, load_masks
@@ -103,7 +103,7 @@ class ModelSpeedup:
         certificate = Certificate(exact_in_train=not plan.folds, notes=plan.notes)
         verify = self._confidence > 0 and not plan.is_empty
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
-        change = Compaction(plan.slices, plan.masks, plan.folds, plan.attributes, self._model, optimizer)
+        change = plan.prepare(self._model, optimizer)
         try:
             change.commit()
             if proof is not None:

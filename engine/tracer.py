@@ -7,13 +7,14 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from engine.errors import InputError, TraceError
 from engine.graph import Graph
-from engine.recorder import Recorder, tensors_in
+from engine.recorder import Recorder, map_tensors, tensors_in
 from engine.sizes import AttributeOf, Size
 
 __all__ = ["call_model", "evaluation", "resolve_inputs", "trace"]
@@ -144,7 +145,7 @@ def _containers(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]  # type: ignore[arg-type]
 
 
-def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: list[nn.Module]) -> None:
+def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: list[nn.Module], path: str) -> None:
     names = {id(m): n for n, m in model.named_modules()}
     stack = [""]
     with ExitStack() as scope:
@@ -153,31 +154,43 @@ def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: li
         scope.enter_context(torch.inference_mode())
         for m in model.modules():
             vars(m).update({k: Size(v, AttributeOf(names[id(m)], k)) for k, v in int_attributes(m).items()})
-        recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, "train" if train else "eval")
+        recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
-def _record(model: nn.Module, args: Any, kwargs: Any, fake: bool) -> Recorder:
+def _record(model: nn.Module, inputs: list[tuple[Any, Any]], fake: bool) -> Recorder:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     recorder = Recorder(model, mode)
-    _run(recorder, model, args, kwargs, [])
+    _run(recorder, model, *inputs[0], [], "eval")
     containers = _containers(model)
-    if containers:
+    more = [(*inputs[0], containers, "train")] if containers else []
+    for args, kwargs, train, path in [*more, *((*other, [], "other") for other in inputs[1:])]:
         mark = recorder.mark()
         try:
-            _run(recorder, model, args, kwargs, containers)
-            recorder.drop_if_repeated(mark)
+            _run(recorder, model, args, kwargs, train, path)
+            recorder.drop_if_repeated(mark, shapes=path == "train")
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
-            recorder.notes.append(f"The train-mode path was not recorded. {error}")
+            recorder.notes.append(f"The {path} path was not recorded. {error}")
     return recorder
 
 
-def trace(model: nn.Module, example_inputs: Any) -> Graph:
+def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return inputs that are larger in the dimensions behind the channels: 64 and up by 32, less by a factor of two."""
+
+    def grown(tensor: Tensor) -> Tensor:
+        sizes = [n + 32 if n >= 64 else 2 * n for n in tensor.shape[2:]]
+        return tensor.new_zeros([*tensor.shape[:2], *sizes]) if sizes and tensor.is_floating_point() else tensor
+
+    return map_tensors(args, grown), map_tensors(kwargs, grown)
+
+
+def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False) -> Graph:
     """Record the forward pass of a model.
 
     Args:
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        explore: record a larger resolution too, where its path through the code differs.
 
     Returns:
         The recorded program. Auxiliary branches that run in train mode only are part of it.
@@ -192,16 +205,17 @@ def trace(model: nn.Module, example_inputs: Any) -> Graph:
         ['conv2d', 'relu']
     """
     args, kwargs = resolve_inputs(example_inputs)
+    inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     try:
-        recorder = _record(model, args, kwargs, fake=True)
+        recorder = _record(model, inputs, fake=True)
     except _NEEDS_DATA:
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
-            recorder = _record(model, args, kwargs, fake=False)
+            recorder = _record(model, inputs, fake=False)
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-    graph = recorder.graph(model, args, kwargs)
+    graph = dataclasses.replace(recorder.graph(model, args, kwargs), explored=explore)
     graph.verify()
     return graph

@@ -43,9 +43,16 @@ class Witness:
         for node in analysis.structure.graph.nodes:
             contraction = rules.contraction(node)
             if node.path == "eval" and (contraction is not None or rules.rule(node.op).normalises):
-                dim = 1 if contraction is None else contraction.output_dim
+                dim = _channel_dim(analysis, node) if contraction is None else contraction.output_dim
                 rows.append((node, dim, *_channels(analysis, node, dim, node.index in shifted)))
         return cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
+
+
+def _channel_dim(analysis: Analysis, node: Node) -> int:
+    """Norms over channels say which dimension that is; for all others it is the first after the batch."""
+    statistic = analysis.structure.rules.rule(node.op).statistic
+    span = None if statistic is None else statistic(node)
+    return min(1, node.output.ndim - 1) if span is None else span.dim
 
 
 def _channels(analysis: Analysis, node: Node, dim: int, skip: bool) -> tuple[Tensor | None, Tensor | None]:

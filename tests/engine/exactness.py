@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,7 +120,8 @@ def relative_error(reference: list[Tensor], found: list[Tensor]) -> float:
         assert old.shape == new.shape, (old.shape, new.shape)
         scale = float(old.abs().max())
         difference = float((old - new).abs().max())
-        worst = max(worst, difference / scale if scale else difference)
+        error = difference / scale if scale else difference
+        worst = max(worst, error if math.isfinite(error) else math.inf)  # NaN is no agreement
     return worst
 
 

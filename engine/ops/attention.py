@@ -1,0 +1,205 @@
+"""Attention: products of activations, softmax, scaled dot product attention.
+
+A head goes as a whole: its queries, keys and values. What is contracted between two activations stays whole, because no
+weight says which of its entries matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.arrays import align, support
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.propagate import Labels
+from engine.rule import Rule, Sample, Shapes
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+
+def _pass_batch(labels: Labels, value: Value, target: Value, inner: int, reason: str) -> None:
+    """Pass a factor's layers on, aligned from the right; ``inner`` is summed over, so that nothing may depend on it."""
+    for layer in labels.without(value, [inner], reason):
+        labels.add(target, align(layer, target.ndim))
+
+
+def _fix_unknown(labels: Labels, node: Node, values: Iterable[Value], dims: Iterable[int]) -> None:
+    """An operand that spans a dimension without slots of its own fixes it."""
+    target = node.output
+    for value in values:
+        offset = target.ndim - value.ndim
+        known = {d + offset for layer in labels.layers(value) for d in support(layer)}
+        for layer in labels.layers(target):
+            full = [d for d in support(layer) if d in dims and d >= offset and value.shape[d - offset] > 1]
+            if any(d not in known for d in full):
+                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+
+
+# ---------------------------------------------------------------- products
+
+
+def _product_labels(node: Node, labels: Labels) -> None:
+    """``(…, m, k) @ (…, k, n)``: batch dimensions are tied, m and n pass, k stays whole."""
+    a, b = node.inputs[:2]
+    if a.ndim < 2 or b.ndim < 2:
+        for value in node.inputs:
+            labels.freeze(value, f"{node!r} contracts it")
+        return
+    for value in (a, b):
+        labels.claim(value)
+    _pass_batch(labels, a, node.output, a.ndim - 1, f"{node!r} contracts it")
+    _pass_batch(labels, b, node.output, b.ndim - 2, f"{node!r} contracts it")
+    _fix_unknown(labels, node, (a, b), range(node.output.ndim - 2))
+
+
+def _product_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """Zero where either factor is zero along all that is summed over."""
+    a, b = node.inputs[:2]
+    if a.ndim < 2 or b.ndim < 2:
+        return None
+    left = (constants.plain(a) == 0).all(-1, keepdim=True)
+    right = (constants.plain(b) == 0).all(-2, keepdim=True)
+    zero = align(left, node.output.ndim) | align(right, node.output.ndim)
+    return [torch.where(zero, 0.0, math.nan)]
+
+
+def _product_used(node: Node, use: Use) -> None:
+    a, b = node.inputs[:2]
+    used = use[node.output]
+    if a.ndim < 2 or b.ndim < 2:
+        use.add_all(a)
+        use.add_all(b)
+        return
+    use.add(a, used.any(-1, keepdim=True))
+    use.add(b, used.any(-2, keepdim=True))
+
+
+def _product_macs(node: Node, shapes: Shapes) -> int:
+    return math.prod(shapes(node.output)) * shapes(node.inputs[0])[-1]
+
+
+# ---------------------------------------------------------------- softmax
+
+
+def _softmax_labels(node: Node, labels: Labels) -> None:
+    """What is summed over stays whole."""
+    source = node.inputs[0]
+    dim = node.args["dim"] % source.ndim
+    for layer in labels.without(source, [dim], f"{node!r} sums over it"):
+        labels.add(node.output, layer)
+
+
+def _softmax_used(node: Node, use: Use) -> None:
+    dim = node.args["dim"] % node.output.ndim
+    use.add(node.inputs[0], use[node.output].any(dim, keepdim=True))
+
+
+# ---------------------------------------------------------------- scaled dot product attention
+
+
+def _heads(node: Node) -> tuple[Value, Value, Value]:
+    return node.args["query"], node.args["key"], node.args["value"]
+
+
+def _attention_labels(node: Node, labels: Labels) -> None:
+    """Heads are tied between query, key, value and mask; the values' dimension passes, the queries' stays whole."""
+    query, key, value = _heads(node)
+    target, mask = node.output, node.args["attn_mask"]
+    reason = f"{node!r} contracts it"
+    if query.shape[:-2] != key.shape[:-2] or query.shape[:-2] != value.shape[:-2]:
+        for operand in node.inputs:  # grouped queries: heads of different numbers
+            labels.freeze(operand, f"{node!r} shares keys between heads")
+        return
+    tokens, last = target.ndim - 2, target.ndim - 1
+    for operand in (query, key):
+        for layer in labels.without(operand, [tokens, last], reason):
+            labels.add(target, layer)
+    for layer in labels.without(value, [tokens], reason):
+        labels.add(target, layer)
+    operands = [query, key, value]
+    if mask is not None:
+        labels.claim(mask)
+        for layer in labels.without(mask, [mask.ndim - 2, mask.ndim - 1], reason):
+            labels.add(target, align(layer, target.ndim))
+        operands.append(mask)
+    _fix_unknown(labels, node, operands, range(tokens))
+
+
+def _attention_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Values that are zero at all positions come out as zero."""
+    known = constants.plain(node.args["value"])
+    zero = (known == 0).all(-2, keepdim=True)
+    return [torch.where(zero, 0.0, math.nan)]
+
+
+def _attention_used(node: Node, use: Use) -> None:
+    query, key, value = _heads(node)
+    used = use[node.output].any(-2, keepdim=True)
+    use.add(value, used)
+    for operand in (query, key):
+        use.add(operand, used.any(-1, keepdim=True))
+    if node.args["attn_mask"] is not None:
+        use.add_all(node.args["attn_mask"])
+
+
+def _attention_macs(node: Node, shapes: Shapes) -> int:
+    """``q kᵀ`` and ``a v``."""
+    query, key, value = (shapes(v) for v in _heads(node))
+    return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+# ---------------------------------------------------------------- samples
+
+
+class Attention(nn.Module):
+    """Self-attention with one fused projection.
+
+    Args:
+        width: of the tokens.
+        heads: number of heads.
+        fused: whether to call `scaled_dot_product_attention`.
+        biased: whether to add a bias per head to the scores.
+    """
+
+    def __init__(self, width: int, heads: int, fused: bool, biased: bool = False) -> None:
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.bias = nn.Parameter(torch.randn(heads, 1, 1)) if biased else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens, (batch, tokens, width)."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        else:
+            scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+            y = (scores if self.bias is None else scores + self.bias).softmax(-1) @ v
+        found: Tensor = self.out(y.transpose(1, 2).reshape(n, t, c))
+        return found
+
+
+def _samples() -> Iterable[Sample]:
+    def tokens(name: str, attention: bool, fused: bool, biased: bool) -> Sample:
+        def make() -> nn.Module:
+            body = Attention(8, 4, fused, biased) if attention else nn.Identity()
+            return nn.Sequential(nn.Linear(5, 8), body, nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3))
+
+        return Sample(make, (2, 4, 5), name)
+
+    yield tokens("attention by hand", True, fused=False, biased=False)
+    yield tokens("attention by hand with a bias per head", True, fused=False, biased=True)
+    yield tokens("fused attention", True, fused=True, biased=False)
+
+
+RULES = [
+    Rule(("bmm", "matmul"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples),
+    Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
+    Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),
+]

@@ -1,0 +1,195 @@
+"""Norms whose statistics span channels: layer norm, RMS norm, group norm; and instance norm, which spans positions
+only.
+
+A channel of a layer norm or RMS norm may go where it is a constant in front of the norm; `engine.wide` keeps the
+statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.arrays import align
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.ops.samples import Apply, residual
+from engine.propagate import Labels
+from engine.rule import Rule, Sample, Shapes, Statistic
+from engine.use import Use
+from engine.wide import can_widen
+
+__all__ = ["RULES"]
+
+
+def _correctable(node: Node, labels: Labels) -> bool:
+    """Whether the norm is over the last dimension, and a module of its own whose class can be exchanged."""
+    over_last = len(node.args["normalized_shape"]) == 1
+    return over_last and can_widen(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
+
+
+def _affine(node: Node) -> list[Value]:
+    return [v for name in ("weight", "bias") if (v := node.args.get(name)) is not None]
+
+
+def _layer_labels(node: Node, labels: Labels) -> None:
+    source = node.args["input"]
+    dims = list(range(source.ndim - len(node.args["normalized_shape"]), source.ndim))
+    channels = labels.along(source, source.ndim - 1)
+    if not _correctable(node, labels):
+        for layer in labels.without(source, dims, f"{node!r} averages over it"):
+            labels.add(node.output, layer)
+        channels = None
+    else:
+        labels.pass_on(source, node.output)
+    for value in _affine(node):
+        if channels is None:
+            labels.fix(value, value.ndim - 1)
+        else:
+            labels.add(value, channels)
+
+
+def _layer_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """``β`` where ``γ = 0``."""
+    weight, bias = node.args.get("weight"), node.args.get("bias")
+    dead = torch.zeros(1, dtype=torch.bool) if weight is None else constants.zero(weight)
+    shift = torch.zeros(1, dtype=torch.float64) if bias is None else constants[bias]
+    result = align(torch.where(dead, 0.0, math.nan) + shift, node.output.ndim)
+    if constants.repaired:  # repair masks γ and β of what arrives as zero
+        last = node.output.ndim - 1
+        zero = constants.along(node.args["input"], last) == 0
+        result = torch.where(align(zero, node.output.ndim), 0.0, result)
+    return [result]
+
+
+def _layer_used(node: Node, use: Use) -> None:
+    """Every entry has a share in the statistics."""
+    used = use[node.output]
+    for dim in range(used.ndim - len(node.args["normalized_shape"]), used.ndim):
+        used = used.any(dim, keepdim=True)
+    use.add(node.args["input"], used)
+
+
+def _statistic(node: Node) -> Statistic | None:
+    source = node.args["input"]
+    return Statistic(source, source.ndim - 1) if len(node.args["normalized_shape"]) == 1 else None
+
+
+def _group_labels(node: Node, labels: Labels) -> None:
+    source = node.args["input"]
+    for layer in labels.without(source, range(1, source.ndim), f"{node!r} averages over it"):
+        labels.add(node.output, layer)
+    for value in _affine(node):
+        labels.fix(value, 0)
+
+
+def _group_used(node: Node, use: Use) -> None:
+    use.add_all(node.args["input"])
+
+
+# ---------------------------------------------------------------- instance norm
+
+
+def _instance_labels(node: Node, labels: Labels) -> None:
+    source = node.args["input"]
+    channels = labels.along(source, 1)
+    for layer in labels.without(source, [d for d in range(source.ndim) if d != 1], f"{node!r} averages over it"):
+        labels.add(node.output, layer)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = node.args[name]
+        if value is not None and channels is None:
+            labels.fix(value, 0)
+        elif value is not None and channels is not None:
+            labels.add(value, channels)
+
+
+def _instance_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """``β`` where the channel is constant over positions or ``γ = 0``, with statistics of the input."""
+    weight, bias = node.args["weight"], node.args["bias"]
+    x = constants.along(node.args["input"], 1)
+    still = x.isfinite() & (not constants.has_profile(node.args["input"])) & bool(node.args["use_input_stats"])
+    dead = still if weight is None else still | constants.zero(weight)
+    shift = torch.zeros(1, dtype=torch.float64) if bias is None else constants[bias]
+    result = torch.where(dead, 0.0, math.nan) + shift
+    if constants.repaired:
+        result = torch.where(x == 0, 0.0, result)
+    return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
+
+
+def _instance_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    return {"num_features": shapes(node.output)[1]}
+
+
+def _instance_used(node: Node, use: Use) -> None:
+    used = use[node.output]
+    for dim in range(2, used.ndim):
+        used = used.any(dim, keepdim=True)
+    use.add(node.args["input"], used)
+
+
+# ---------------------------------------------------------------- samples
+
+
+def _layer_samples() -> Iterable[Sample]:
+    def tokens(name: str, norm: Callable[[], nn.Module]) -> Sample:
+        def make() -> nn.Module:
+            inner = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 8))
+            block = Apply(residual, nn.Identity(), inner)
+            return nn.Sequential(nn.Linear(5, 8), norm(), block, norm(), nn.Linear(8, 3))
+
+        return Sample(make, (2, 4, 5), name)
+
+    yield tokens("layer norm", lambda: nn.LayerNorm(8))
+    yield tokens("layer norm without bias", lambda: nn.LayerNorm(8, bias=False))
+    yield tokens("layer norm without affine", lambda: nn.LayerNorm(8, elementwise_affine=False, eps=0.1))
+    yield tokens("rms norm", lambda: nn.RMSNorm(8))
+    yield tokens("rms norm with eps", lambda: nn.RMSNorm(8, eps=0.1))
+
+
+def _group_samples() -> Iterable[Sample]:
+    yield Sample(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(), nn.LazyLinear(3)
+        ),
+        (2, 3, 6, 6),
+        "group norm",
+    )
+    yield Sample(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.InstanceNorm2d(8, affine=True),
+            nn.ReLU(),
+            nn.Conv2d(8, 6, 1),
+            nn.Flatten(),
+            nn.LazyLinear(3),
+        ),
+        (2, 3, 6, 6),
+        "instance norm",
+    )
+
+
+RULES = [
+    Rule(
+        ("layer_norm", "rms_norm"),
+        _layer_labels,
+        _layer_constants,
+        _layer_used,
+        elementwise=5,
+        statistic=_statistic,
+        normalises=True,
+        samples=_layer_samples,
+    ),
+    Rule(("group_norm",), _group_labels, use=_group_used, elementwise=5, normalises=True, samples=_group_samples),
+    Rule(
+        ("instance_norm",),
+        _instance_labels,
+        _instance_constants,
+        _instance_used,
+        elementwise=5,
+        attributes=_instance_attributes,
+        normalises=True,
+    ),
+]

@@ -1,0 +1,231 @@
+"""Pin single size arguments in the forward of one module, where the code's own expression would no longer be right.
+
+``qkv.reshape(b, n, 3, self.heads, c // self.heads)`` cannot follow when heads go and ``c`` stays. The plan then
+replaces just that argument by its new number, in the syntax tree of the function that makes the call, and installs the
+result as a subclass of the owner's class: state-dict keys, hooks, other arguments (batch and positions) and other
+instances stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from engine.errors import PlanError
+from engine.graph import Node
+from engine.sizes import Site
+
+__all__ = ["Pin", "pin_of", "pinned_class"]
+
+# Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
+_SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0}
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One argument of one call.
+
+    Attributes:
+        module: name of the module in whose forward the call is made.
+        function: name of the method, or of the function of the module's file, that makes the call.
+        method: whether it is a method.
+        source: hash of the function's source, so that a plan is only applied to the code it was made for.
+        line, column: end of the call, relative to the function's first line.
+        position: which size argument.
+        value: what it becomes.
+    """
+
+    module: str
+    function: str
+    method: bool
+    source: str
+    line: int
+    column: int
+    position: int
+    value: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pin as primitives."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
+        """Read what `state_dict` wrote."""
+        kinds = {"module": str, "function": str, "method": bool, "source": str}
+        return cls(**{name: kinds.get(name, int)(state[name]) for name in cls.__dataclass_fields__})
+
+
+def pin_of(node: Node, argument: tuple[str, int], value: int, owner: type[nn.Module]) -> Pin | None:
+    """Return the pin that sets an argument of a node's call, or None where the call cannot be edited.
+
+    Args:
+        node: the call.
+        argument: name and position of the number.
+        value: what it has to become.
+        owner: class of the module that made the call.
+    """
+    site: Site | None = node.site
+    if site is None or site.end is None or site.function != node.op.removesuffix("_with_sizes"):
+        return None
+    pin = _template(site, argument[1], owner)  # type: ignore[arg-type]
+    return None if pin is None else replace(pin, module=node.module, value=value)
+
+
+@functools.cache
+def _template(site: Site, position: int, owner: Hashable) -> Pin | None:
+    """Return the pin of a call, for no module and value in particular; None where the call cannot be edited."""
+    found = _located(site.code, owner)
+    if found is None or site.end is None:
+        return None
+    name, method, function = found
+    line = site.end[0] - site.code.co_firstlineno
+    pin = Pin("", name, method, _source_hash(function), line, site.end[1], position, 0)
+    return pin if _edited(function, (pin,)) is not None else None
+
+
+@functools.cache
+def _located(code: CodeType, owner: Hashable) -> tuple[str, bool, FunctionType] | None:
+    """Find the function with this code: a method of the class, or a function of the file that the class is in."""
+    assert isinstance(owner, type)
+    for base in owner.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, FunctionType) and member.__code__ is code:
+                return name, True, member
+    for name, member in vars(sys.modules[owner.__module__]).items():
+        if isinstance(member, FunctionType) and member.__code__ is code and not member.__closure__:
+            return name, False, member
+    return None
+
+
+@functools.cache
+def _source_hash(function: FunctionType) -> str:
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    except OSError:  # code typed into an interpreter has no source
+        return ""
+
+
+@functools.cache
+def _parsed(function: FunctionType) -> tuple[str, int] | None:
+    """Return the dedented source of a function and how far it was indented."""
+    try:
+        source = inspect.getsource(function)
+    except OSError:
+        return None
+    first = source.split("\n", 1)[0]
+    return textwrap.dedent(source), len(first) - len(first.lstrip())
+
+
+def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
+    """Return the syntax tree with the pinned arguments replaced, or None where a call is not found as expected."""
+    parsed = _parsed(function)
+    if parsed is None or function.__closure__:
+        return None
+    tree = ast.parse(parsed[0])
+    calls = {(c.end_lineno, c.end_col_offset): c for c in ast.walk(tree) if isinstance(c, ast.Call)}
+    for pin in pins:
+        call = calls.get((pin.line + 1, pin.column - parsed[1]))
+        sizes = None if call is None else _sizes(call)
+        if sizes is None or pin.position >= len(sizes):
+            return None
+        if any(isinstance(argument, ast.Starred) for argument in sizes[: pin.position + 1]):
+            return None
+        sizes[pin.position] = ast.copy_location(ast.Constant(pin.value), sizes[pin.position])
+    return ast.fix_missing_locations(tree)
+
+
+def _sizes(call: ast.Call) -> list[ast.expr] | None:
+    """Return the list of size arguments of a call, to be changed in place."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name not in _SIZES_AT:
+        return None
+    free = (
+        not isinstance(call.func, ast.Attribute)
+        or isinstance(call.func.value, ast.Name)
+        and call.func.value.id == "torch"
+    )
+    start = _SIZES_AT[name] + (1 if free else 0)
+    if start < len(call.args) and isinstance(call.args[start], (ast.Tuple, ast.List)):
+        elements: list[ast.expr] = call.args[start].elts  # type: ignore[attr-defined]
+        return elements
+    return _Tail(call.args, start)
+
+
+class _Tail(list[ast.expr]):
+    """The arguments of a call from a position on; setting one sets it in the call."""
+
+    def __init__(self, args: list[ast.expr], start: int) -> None:
+        super().__init__(args[start:])
+        self._args, self._start = args, start
+
+    def __setitem__(self, position: Any, value: Any) -> None:
+        super().__setitem__(position, value)
+        self._args[self._start + position] = value
+
+
+def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any]) -> FunctionType:
+    """Compile a function again with pinned arguments, seeing other functions under ``names``."""
+    tree = _edited(function, pins)
+    if tree is None:
+        raise PlanError(f"The source of {function.__qualname__} is not the one that the plan was made for.")
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list, definition.returns = [], None
+    for node in ast.walk(definition):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    space: dict[str, Any] = {}
+    code = compile(
+        ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename, "exec"
+    )
+    exec(code, {**function.__globals__, **names}, space)  # the user's own source, a number replaced
+    made: FunctionType = space[function.__name__]
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    return made
+
+
+def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
+    """Return a subclass of a module class in which the arguments are pinned.
+
+    Raises:
+        PlanError: where the class's code is not the one that the pins were made for.
+    """
+    pins = tuple(pins)
+    file: ModuleType = sys.modules[cls.__module__]
+    free = {name: _rebuilt(_found(vars(file).get(name), group), group, {}) for name, group in _grouped(pins, False)}
+    methods: dict[str, list[Pin]] = {name: [] for name in _callers(cls, set(free))} | dict(_grouped(pins, True))
+    members = {n: _rebuilt(_found(getattr(cls, n, None), g), g, free) for n, g in methods.items()}
+    return type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+def _grouped(pins: tuple[Pin, ...], method: bool) -> Iterator[tuple[str, list[Pin]]]:
+    for name in dict.fromkeys(pin.function for pin in pins if pin.method is method):
+        yield name, [pin for pin in pins if pin.method is method and pin.function == name]
+
+
+def _found(function: Any, pins: list[Pin]) -> FunctionType:
+    if not isinstance(function, FunctionType) or any(pin.source != _source_hash(function) for pin in pins):
+        name = pins[0].function if pins else getattr(function, "__qualname__", "a method")
+        raise PlanError(f"The source of {name!r} is not the one that the plan was made for.")
+    return function
+
+
+def _callers(cls: type, names: set[str]) -> Iterator[str]:
+    """Methods that call one of these functions by name, the most derived first."""
+    seen: set[str] = set()
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, FunctionType) and name not in seen and names & set(member.__code__.co_names):
+                seen.add(name)
+                yield name

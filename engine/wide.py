@@ -1,0 +1,149 @@
+"""Norms whose statistics span channels, after some of the channels are gone.
+
+Mean and variance are those of the full width: what was removed was a constant (mostly zero) there, so it is put back
+for the length of the norm and cut off again. That is exact for any ``eps``, in train mode too, and keeps the dtype
+rules of the plain norm. The module object stays; its class is exchanged for a subclass with the same parameters and
+state-dict keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.errors import PlanError
+
+__all__ = ["Widening", "can_widen", "widen"]
+
+
+@dataclass(frozen=True, eq=False)
+class Widening:
+    """A norm that lost channels.
+
+    Attributes:
+        module: its name.
+        size: channels that the statistics span.
+        kept: channels that are left.
+        fill: constants of the removed channels, ``(size - kept,)``, or None where all are zero.
+    """
+
+    module: str
+    size: int
+    kept: int
+    fill: Tensor | None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as primitives and tensors."""
+        return {"module": self.module, "size": self.size, "kept": self.kept, "fill": self.fill}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Widening:
+        """Read what `state_dict` wrote."""
+        fill = state["fill"]
+        return cls(
+            str(state["module"]), int(state["size"]), int(state["kept"]), None if fill is None else fill.double()
+        )
+
+
+class FullWidth(tuple[int, ...]):
+    """``normalized_shape`` of a norm that lost channels: the sizes that are left, and what the statistics span."""
+
+    size: int
+    fill: Tensor | None
+
+    @classmethod
+    def of(cls, kept: int, size: int, fill: Tensor | None) -> FullWidth:
+        """Return the shape ``(kept,)`` of a norm over ``size`` channels."""
+        self = cls((kept,))
+        self.size, self.fill = size, fill
+        return self
+
+
+def _spanning(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a functional norm over the last dimension that puts removed channels back for its statistics."""
+
+    def wide(x: Tensor, shape: Any, *parameters: Any, **named: Any) -> Tensor:
+        if not isinstance(shape, FullWidth):
+            return norm(x, shape, *parameters, **named)
+        missing = shape.size - x.shape[-1]
+
+        def padded(item: Any) -> Any:
+            return F.pad(item, (0, missing)) if isinstance(item, Tensor) else item
+
+        full = padded(x)
+        if shape.fill is not None:
+            full = torch.cat([x, shape.fill.to(x).expand(*x.shape[:-1], missing)], -1)
+        parameters = tuple(padded(p) for p in parameters)
+        named = {name: padded(p) for name, p in named.items()}
+        return norm(full, (shape.size,), *parameters, **named)[..., : x.shape[-1]]
+
+    return wide
+
+
+class _Functional:
+    """`torch.nn.functional` with norms that know of removed channels."""
+
+    layer_norm = staticmethod(_spanning(F.layer_norm))
+    rms_norm = staticmethod(_spanning(F.rms_norm))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(F, name)
+
+
+_FUNCTIONAL = _Functional()
+
+
+def can_widen(cls: Any) -> bool:
+    """Whether a module class calls a spanning norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward."""
+    forward = getattr(cls, "forward", None)
+    if not isinstance(forward, FunctionType) or forward.__closure__ is not None or not issubclass(cls, _NORMS):
+        return False
+    names = set(forward.__code__.co_names)
+    through = any(forward.__globals__.get(n) is F for n in names)
+    return through and bool(names & {"layer_norm", "rms_norm"}) and "normalized_shape" in names
+
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+@functools.cache
+def _wide_class(cls: Hashable) -> type[nn.Module]:
+    assert isinstance(cls, type) and issubclass(cls, nn.Module)
+    forward = cls.forward
+    assert isinstance(forward, FunctionType)
+    names = {n: _FUNCTIONAL for n, v in forward.__globals__.items() if v is F}
+    made = FunctionType(forward.__code__, {**forward.__globals__, **names}, forward.__name__)
+    made.__defaults__, made.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    made.__qualname__ = forward.__qualname__
+    return type(cls.__name__, (cls,), {"forward": made, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what makes a norm that lost channels span its full width, and what takes it back.
+
+    Raises:
+        PlanError: where the module is no norm that can.
+    """
+    kept = widening.kept
+    if not can_widen(type(module)) or not 0 < kept < widening.size:
+        raise PlanError(f"{widening.module!r} ({type(module).__name__}) is no norm over {widening.size} channels.")
+    if widening.fill is not None and widening.fill.shape != (widening.size - kept,):
+        raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")
+    old_class, old_shape = type(module), vars(module)["normalized_shape"]
+    new_class = _wide_class(old_class)  # type: ignore[arg-type]
+    new_shape = FullWidth.of(kept, widening.size, widening.fill)
+
+    def redo() -> None:
+        module.__class__, module.normalized_shape = new_class, new_shape  # type: ignore[assignment]
+
+    def undo() -> None:
+        module.__class__, module.normalized_shape = old_class, old_shape
+
+    return redo, undo

@@ -1,0 +1,74 @@
+"""Pixel (un)shuffle and channel shuffle against running them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import engine
+from tests.engine.exactness import KINDS, check_exact, randomised
+from tests.engine.nets import Mean, dead, image
+from tests.engine.ops.brute import check_constants, check_labels, check_use
+
+
+def test_pixel_shuffle_ties_the_channels_of_a_block() -> None:
+    """r² channels become one and go together."""
+    check_labels(lambda x: torch.pixel_shuffle(x, 2), classes=2)
+
+
+def test_pixel_unshuffle_ties_nothing() -> None:
+    """One channel becomes r², and goes on its own."""
+    check_labels(lambda x: torch.pixel_unshuffle(x, 2), classes=8)
+
+
+def test_channel_shuffle_ties_equal_places_of_the_groups() -> None:
+    """The group count stays, so the same place goes from each group."""
+    check_labels(lambda x: torch.channel_shuffle(x, 2), classes=4)
+
+
+def test_constants_are_rearranged() -> None:
+    """A shuffled block is constant where its channels agree; unshuffled and shuffled channels keep theirs."""
+    check_constants(lambda x: torch.pixel_unshuffle(x, 2), known=range(16))
+    check_constants(lambda x: torch.channel_shuffle(x, 2), known=[0, 2, 4, 6])
+    check_constants(lambda x: torch.pixel_shuffle(x, 2), known=[])  # its channels have other biases
+    check_constants(lambda x: torch.pixel_shuffle(torch.relu(-x * x), 2), known=[0])
+
+
+def test_use_is_rearranged() -> None:
+    """An unread channel makes the channels unused that it is made of."""
+    check_use(lambda x: torch.pixel_shuffle(x, 2), [0], [0, 1, 2, 3])
+    check_use(lambda x: torch.pixel_unshuffle(x, 2), [0, 1, 2, 3, 4], [0])
+    check_use(lambda x: torch.channel_shuffle(x, 2), [1, 2], [1, 4])
+
+
+def test_profiles_do_not_pass_a_pixel_shuffle() -> None:
+    """A constant that differs at borders becomes an interleaved map: not a constant behind the shuffle."""
+    pool = nn.AvgPool2d(3, 1, 1)
+    check_constants(lambda m, x: torch.pixel_unshuffle(m.pool(x), 2), known=[], pool=pool)
+
+
+@pytest.mark.parametrize("kind", ["channels", "columns", "nearly everything"])
+def test_shuffled_grouped_convolutions(kind: str) -> None:
+    """ShuffleNet's unit: grouped convolution, channel shuffle, grouped convolution."""
+    model = randomised(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 1),
+            nn.Conv2d(8, 8, 1, groups=2),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.ChannelShuffle(2),
+            nn.Conv2d(8, 8, 3, padding=1, groups=2),
+            Mean(),
+            nn.Linear(8, 2),
+        )
+    )
+    check_exact(model, KINDS[kind](model, 3), image(), image(8))
+
+
+def test_repaired_shuffle_shrinks() -> None:
+    """Masks of whole tied places really go through a channel shuffle."""
+    model = randomised(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ChannelShuffle(2), Mean(), nn.Linear(8, 2)))
+    masks = engine.fix_mask_conflict(dead(model, {"0": [0, 1, 4, 5]}), model, image())
+    plan = check_exact(model, masks, image())
+    assert plan.slices["0.weight"].shape[0] == 4

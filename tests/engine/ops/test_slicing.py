@@ -1,0 +1,145 @@
+"""Ops that take a part of a tensor, against running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from tests.engine.exactness import check_exact, randomised
+from tests.engine.nets import Net, dead, image
+from tests.engine.ops.brute import check_constants, check_labels, check_use, demands_of, labels_of, stems
+
+
+@pytest.mark.parametrize(
+    ("f", "classes"),
+    [
+        (lambda x: x[:, 2:5], 8),
+        (lambda x: x[:, -3:], 8),
+        (lambda x: x[:, :, 1:3], 8),
+        (lambda x: x.narrow(1, 1, 4), 8),
+        (lambda x: x.chunk(2, 1), 8),
+        (lambda x: x.split(4, 1), 8),
+        (lambda x: x.split([3, 5], 1), 8),
+        (lambda x: x.split(3, 1), 0),  # the last piece is smaller: sizes cannot follow
+        (lambda x: x.unbind(2), 8),
+        (lambda x: x[:, ::2], 0),  # steps over channels
+        (lambda x: x[:, 3], 0),  # an index written in the code
+        (lambda x: x.unbind(1), 0),
+    ],
+)
+def test_parts_carry_the_labels_of_what_they_are(f: Callable[[Tensor], Any], classes: int) -> None:
+    """Entries of each piece hang on the channels that they are cut from, nothing else."""
+    check_labels(f, classes)
+
+
+def test_pieces_of_a_chunk_keep_equally_many() -> None:
+    """``chunk(2)`` gives halves of whatever is there, so both halves lose equally many."""
+    labels = labels_of(stems(lambda x: x.chunk(2, 1)))
+    rows = [c.rows for c in labels.constraints if hasattr(c, "rows")]
+    assert len(rows) == 1 and rows[0].shape == (2, 4)
+
+
+def test_constants_of_parts() -> None:
+    """A part has the constants of its channels."""
+    check_constants(lambda x: x[:, 2:6], known=[0, 1])
+    check_constants(lambda x: x.chunk(2, 1)[0], known=[0, 1, 2, 3])
+    check_constants(lambda x: x.split([3, 5], 1)[1], known=[0])
+    check_constants(lambda x: x.select(1, 2)[:, None], known=[0])
+
+
+def test_use_of_parts() -> None:
+    """What lies outside of the part is unused."""
+    check_use(lambda x: x[:, 2:6], [1], [0, 1, 3, 6, 7])
+    check_use(lambda x: x.chunk(2, 1)[1], [], [0, 1, 2, 3])
+    check_use(lambda x: torch.add(*x.chunk(2, 1)), [2], [2, 6])
+    check_use(lambda x: x[:, 3][:, None] + x[:, :2], [1], [1, 2, 4, 5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("f", "op"),
+    [
+        (lambda x: x[:, :5], "slice"),
+        (lambda x: x[:, 3:], "slice"),
+        (lambda x: x[:, 2:6], "slice"),
+        (lambda x: x[:, -4:], "slice"),
+        (lambda x: x.narrow(1, 2, 4), "narrow"),
+        (lambda x: x.narrow(1, 0, 4), "narrow"),
+    ],
+)
+@pytest.mark.parametrize("keep", [[0, 2, 3, 6, 7], [1, 4], [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_what_bounds_become(f: Callable[[Tensor], Tensor], op: str, keep: list[int]) -> None:
+    """Calling the op with the demanded bounds on the kept channels gives the kept channels of the part."""
+    names = torch.arange(8).view(1, 8, 1, 1)
+    part = [n for n in f(names).flatten().tolist() if n in keep]
+    small = names[:, keep]
+    demands = {d.argument[0]: d.wanted for d in demands_of(f, keep, op) if d.given != d.wanted}
+    start, end = _bounds(f, op)
+    if op == "slice":
+        found = small[:, slice(demands.get("start", start), demands.get("end", end))]
+    else:
+        found = small.narrow(1, demands.get("start", start), demands.get("length", end))
+    assert found.flatten().tolist() == part
+
+
+def _bounds(f: Callable[[Tensor], Tensor], op: str) -> tuple[int | None, int | None]:
+    node = next(n for n in labels_of(stems(f)).graph.nodes if n.op == op and n.args["dim"] == 1)
+    return node.args["start"], node.args["end" if op == "slice" else "length"]
+
+
+def test_what_a_split_size_becomes() -> None:
+    """Half of eight becomes half of what is kept."""
+    keep = [0, 2, 3, 4, 5, 7]
+    assert [d.wanted for d in demands_of(lambda x: x.split(4, 1), keep, "split")] == [3]
+    assert [d.wanted for d in demands_of(lambda x: x.split([3, 5], 1), keep, "split_with_sizes")] == [2, 4]
+    assert demands_of(lambda x: x.chunk(2, 1), keep, "chunk") == []
+
+
+@pytest.mark.parametrize("literal", [True, False])
+def test_a_literal_slice_stays_and_a_derived_one_follows(literal: bool) -> None:
+    """``x[:, :4]`` cannot follow, so channels stay; ``x[:, : x.shape[1] // 2]`` follows: each is exact."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        half = 4 if literal else x.shape[1] // 2
+        return m.head((x[:, :half] * x[:, half:]).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(4, 2)))
+    masks = dead(model, {"stem": [0, 1, 4, 5]}, bias=True)
+    unsafe = engine.not_safe_to_prune(model, image())
+    assert list(unsafe) == (["stem"] if literal else [])
+    plan = check_exact(model, masks, image(), image(8))
+    kept = plan.slices["stem.weight"].shape[0] if "stem.weight" in plan.slices else 8
+    assert kept == (8 if literal else 4)
+
+
+def test_uneven_masks_of_halves_are_balanced() -> None:
+    """Three dead channels in one half and one in the other: one may go from each."""
+    model = randomised(
+        Net(
+            lambda m, x: m.head(torch.cat(m.stem(x).chunk(2, 1)[::-1], 1).mean((2, 3))),
+            stem=nn.Conv2d(3, 8, 1),
+            head=nn.Linear(8, 2),
+        )
+    )
+    plan = check_exact(model, dead(model, {"stem": [0, 1, 2, 5]}), image())
+    assert plan.slices["stem.weight"].shape[0] == 6
+    assert plan.slices["head.weight"].shape == (2, 6)
+
+
+@pytest.mark.parametrize("part", ["end", "start"])
+def test_a_negative_bound_behind_which_nothing_is_kept(part: str) -> None:
+    """-0 counts from the other end: no bound can say "nothing from the end", so channels have to stay."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        bound = 0 - x.shape[1] // 4
+        return m.head((x[:, :bound] if part == "end" else x[:, bound:]).mean((2, 3)))
+
+    width = 6 if part == "end" else 2
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(width, 2)))
+    check_exact(model, dead(model, {"stem": [0, 2, 3, 5, 6, 7]}), image())

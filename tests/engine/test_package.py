@@ -1,0 +1,122 @@
+"""The package as a whole: what it exports, imports and names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import engine
+
+ROOT = Path(engine.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
+
+
+def test_the_public_api_is_sorted_and_true() -> None:
+    """Every name of ``__all__`` is there, and everything public is listed."""
+    assert engine.__all__ == sorted(engine.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
+    assert len(set(engine.__all__)) == len(engine.__all__)
+    public = {n for n, v in vars(engine).items() if not n.startswith("_") and type(v).__name__ != "module"}
+    assert public | {"errors"} == set(engine.__all__)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_module_exports_what_it_says(name: str) -> None:
+    """Its ``__all__`` exists, and it has a docstring."""
+    module = importlib.import_module(name)
+    assert module.__doc__ and all(hasattr(module, n) for n in module.__all__)
+
+
+def imports(path: Path) -> set[str]:
+    """Names of all modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_module_imports_lightning(path: Path) -> None:
+    """Nor the callbacks, nor torchvision."""
+    for name in imports(path):
+        assert not name.startswith(("lightning", "pytorch_lightning", "torchvision")), name
+
+
+def test_importing_the_engine_loads_no_lightning() -> None:
+    """In a process of its own."""
+    code = "import sys, engine; print([m for m in sys.modules if 'lightning' in m or m.startswith('torchvision')])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert out.stdout.strip() == "[]"
+
+
+def strings_and_names(path: Path) -> set[str]:
+    """Strings (without docstrings) and attributes of ``torch.ops.aten`` in a file."""
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    skip = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and _is_text(n.body[0])}
+    skip |= {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and _is_text(n)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skip:
+            found |= {node.value}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("ops.aten"):
+            found.add(node.attr)
+    return found
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def compared_with_op(path: Path) -> list[str]:
+    """Comparisons of a node's op with a literal."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            literal = any(isinstance(n, ast.Constant) for side in sides for n in ast.walk(side))
+            if literal and any(ast.unparse(side).endswith(".op") for side in sides):
+                found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent == ROOT], ids=lambda p: p.name)
+def test_only_rules_name_ops(path: Path) -> None:
+    """Outside of ``engine/ops`` no op is compared with, taken from ``aten``, or written as a string.
+
+    Names that are plain words of other things too (``sum``, ``index``) are left out of the last check.
+    """
+    names = {op for op in engine.RULES if re.search(r"[_0-9]", op) and not op.startswith("engine::")}
+    assert not strings_and_names(path) & names
+    assert not re.search(r"ops\.aten\.\w+", path.read_text()) and not compared_with_op(path)
+
+
+def test_the_test_above_can_see_names() -> None:
+    """It finds what the rules themselves write down."""
+    assert "batch_norm" in strings_and_names(ROOT / "ops" / "norm.py")
+    assert compared_with_op(ROOT / "ops" / "join.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_module_has_a_test_file(path: Path) -> None:
+    """``engine/x.py`` is tested in ``tests/engine/test_x.py``."""
+    if path.name != "__init__.py":
+        relative = path.relative_to(ROOT)
+        assert (Path(__file__).parent / relative.parent / f"test_{path.name}").exists()
+
+
+def test_every_rule_covers_an_op_that_exists() -> None:
+    """Names with a namespace are the engine's own; others are of aten."""
+    unknown = [op for op in engine.RULES if "::" not in op and not hasattr(torch.ops.aten, op)]
+    assert unknown == []
