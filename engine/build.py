@@ -21,7 +21,7 @@ from engine.slices import Slice, slice_from_mask
 from engine.tracer import trace
 from engine.use import Use
 
-__all__ = ["Analysis", "analyse", "plan_of"]
+__all__ = ["Analysis", "analyse", "exact_in_train", "plan_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,23 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
         explored = trace(model, graph.kwargs or graph.args, explore=True)
         return analyse(model, explored, rules, masks)
     return Analysis(structure, kept, plan_of(kept, masks or {}))
+
+
+def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Tensor] | None) -> bool:
+    """Whether the compacted model is exact in train mode too, dropout aside.
+
+    There a norm takes the statistics of the batch, so that a dead channel puts out its β. That is no loss where it is
+    zero at every consumer.
+    """
+    structure, kept = analysis.structure, analysis.kept
+    graph, keep = structure.graph, kept.shrunk.keep
+    if analysis.plan.folds or any(norm.fill is not None for norm in kept.widened):
+        return False
+    constants = Constants(graph, structure.rules, canonical_tensors(model, graph), masks, training=True)
+    return not any(
+        (constants.along(c.contraction.input, c.contraction.input_dim) != 0)[c.used & ~keep[c.slots]].any()
+        for c in kept.consumers
+    )
 
 
 def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.errors import VerificationError
 from engine.recorder import signature, tensors_in
 from engine.tracer import call_model, evaluation
-from engine.witness import Witness
+from engine.witness import Channels, Witness
 
 __all__ = ["Certificate", "Observation", "compare", "observe"]
 
@@ -74,7 +74,7 @@ class Certificate:
                 f"{self.samples} samples, outputs and {self.compared} inner tensors; {lines[0]}"
             ]
         else:
-            lines = [f"not verified by numbers (confidence=0); by the rules {lines[0]}"]
+            lines = [f"not verified by numbers; by the rules {lines[0]}"]
         return "Certificate: " + "\n  ".join([*lines, *self.notes])
 
 
@@ -96,7 +96,7 @@ class Observation:
 class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
-    def __init__(self, witness: Witness, channels: Sequence[Tensor | None], found: Observation) -> None:
+    def __init__(self, witness: Witness, channels: Sequence[Channels], found: Observation) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._witness, self._channels, self._found = witness, channels, found
         self._ops = {node.op for node in witness.nodes}
@@ -113,10 +113,10 @@ class _Observer(TorchDispatchMode):
         if position >= len(self._witness.nodes) or self._witness.nodes[position].op != op:
             return
         channels, dim = self._channels[position], self._witness.dims[position]
-        fits = out.ndim > dim and (channels is None or not len(channels) or int(channels.max()) < out.size(dim))
-        if fits and (channels is None or len(channels)):
+        if channels is not None and all(d < out.ndim and int(i.max()) < out.size(d) for d, i in channels.items()):
+            for d, index in channels.items():
+                out = out.index_select(d, index.to(out.device))
             rows = out.movedim(dim, 0).flatten(1)
-            rows = rows if channels is None else rows.index_select(0, channels.to(rows.device))
             generator = torch.Generator().manual_seed(position)
             random = torch.randn(rows.size(1), _PROJECTIONS, generator=generator, dtype=torch.float32)
             projected = rows @ random.to(rows)
@@ -128,7 +128,7 @@ def observe(
     tensors: Mapping[str, Tensor],
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     witness: Witness,
-    channels: Sequence[Tensor | None],
+    channels: Sequence[Channels],
 ) -> Observation:
     """Run a model in eval mode with other parameters and buffers, and look inside.
 

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.ops.wide import Widening, widen
 from engine.pins import Pin, pinned_class
 from engine.slices import Slice
-from engine.wide import Widening, widen
 
 __all__ = ["Compaction", "OptimizerLike"]
 

@@ -31,6 +31,7 @@ class Constants:
             whatever is zero in a parameter counts.
         repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that
             a dead channel puts out exactly 0.
+        training: norms use the statistics of the batch, as in train mode.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Constants:
         stored: Mapping[str, Tensor],
         masks: Mapping[str, Tensor] | None = None,
         repaired: bool = False,
+        training: bool = False,
     ) -> None:
         self.graph = graph
-        self.repaired = repaired
+        self.repaired, self.training = repaired, training
         self._stored = stored
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
@@ -100,7 +102,7 @@ class Constants:
     def magnitude(self, c: Contraction) -> Tensor:
         """Return the L1 norm of the weights of each output, masked or not: float64, (groups * outputs,)."""
         name = c.weight.name
-        weight = self[c.weight] if name is None else self._stored[name].detach()
+        weight = self[c.weight].expand(c.weight.shape) if name is None else self._stored[name].detach()
         if weight.is_meta:
             return torch.ones(c.groups * c.outputs, dtype=torch.float64)
         return c.canonical(weight.abs().double().cpu()).sum((2, 3)).reshape(-1)

@@ -68,7 +68,7 @@ def _sink(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str, 
     c, sink = consumer.contraction, consumer.sink
     assert sink is not None and sink.name is not None  # else it would be carried
     shares = torch.where(removed, consumer.constants, 0.0).view(c.groups, 1, c.inputs)
-    delta = (c.canonical(kept.constants[c.weight]).sum(-1) * shares).sum(-1).reshape(-1)
+    delta = (c.canonical(kept.constants[c.weight].expand(c.weight.shape)).sum(-1) * shares).sum(-1).reshape(-1)
     if sink is not c.bias:
         delta = -delta
     return Fold(sink.name, -1, torch.zeros(0, dtype=torch.long), _sliced(sink.name, delta, slices))

@@ -294,7 +294,8 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         2
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    before = [(t, t.detach().clone()) for t in (*(parameters[name] for name in masks), *model.buffers())]
+    # All of them: the body may train norms, or fine-tune what is left.
+    before = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():

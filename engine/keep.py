@@ -19,11 +19,11 @@ from engine.contraction import Contraction
 from engine.demands import settle, touching
 from engine.errors import RuleError
 from engine.graph import Node, Value
+from engine.ops.wide import Widening
 from engine.pins import Pin
 from engine.propagate import Structure
 from engine.shrink import Shrunk
 from engine.use import Use
-from engine.wide import Widening
 
 __all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide"]
 

@@ -66,7 +66,7 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
     Raises:
         MaskError: for an unknown module or parameter, a wrong shape, or entries that are not 0 or 1.
     """
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     for name, parameter in parameters.items():

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from engine.compact import Compaction, OptimizerLike
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.ops.wide import Widening
 from engine.pins import Pin
 from engine.slices import Slice
-from engine.wide import Widening
 
 __all__ = ["FORMAT", "Plan"]
 

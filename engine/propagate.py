@@ -32,7 +32,7 @@ class Labels:
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []
         self._layers: dict[int, list[Tensor]] = {}
-        self._outputs: dict[int, Tensor] = {}
+        self._outputs: dict[tuple[int, bool], Tensor] = {}
 
     # ------------------------------------------------------------------ reading
 
@@ -44,8 +44,9 @@ class Labels:
         """Give a stored value fresh slots along each dimension that has none yet (its first use in a point-wise op)."""
         if value.stored:
             covered = {d for layer in self.layers(value) for d in support(layer)}
-            for dim in set(range(value.ndim)) - covered:
-                self.layers(value).extend(self.fresh(value, [dim]))
+            for layer in self.fresh(value, sorted(set(range(value.ndim)) - covered)):
+                self.layers(value).append(layer)
+                self.constraints.append(NonEmpty(layer.reshape(-1)))
 
     def fresh(self, value: Value, dims: Sequence[int]) -> list[Tensor]:
         """Return a new layer for each of the dimensions that is larger than 1."""
@@ -128,7 +129,7 @@ class Labels:
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
         """Return the output slots of a contraction's weight, (groups, outputs); None for an unknown computed weight."""
-        known = self._outputs.get(c.weight.index)
+        known = self._outputs.get((c.weight.index, c.transposed))
         if known is not None:
             return known
         place = 1 if c.transposed else 0
@@ -137,7 +138,7 @@ class Labels:
             if not c.weight.stored:
                 return None
             labels = self.slots.new(c.groups * c.outputs)
-        self._outputs[c.weight.index] = labels = labels.view(c.groups, c.outputs)
+        self._outputs[c.weight.index, c.transposed] = labels = labels.view(c.groups, c.outputs)
         if c.depthwise or not (c.transposed and c.groups > 1 and c.outputs == 1):  # else the rows go with the inputs
             self.add(c.weight, c.layout(labels[:, :, None]))
         self.born.append(labels.reshape(-1))

@@ -107,8 +107,10 @@ class Recorder(TorchDispatchMode):
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        self._owners: dict[str, list[str]] = {}
         for name, tensor in named:
-            self._aliases[name] = self._names.setdefault(id(tensor), name)
+            canonical = self._aliases[name] = self._names.setdefault(id(tensor), name)
+            self._owners.setdefault(canonical, []).append(name.rpartition(".")[0])
         self._values: list[Value] = []
         self._nodes: list[Node] = []
         self._inputs: list[Value] = []
@@ -133,7 +135,7 @@ class Recorder(TorchDispatchMode):
         """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
         self._forget()
         self._stack, self._path = stack, path
-        args, kwargs = (map_tensors(t, self._substitute) for t in (args, kwargs))
+        args, kwargs = (map_tensors(t, lambda t: self._substitute(t, is_input=True)) for t in (args, kwargs))
         for tensor in tensors_in((args, kwargs)):
             self._current[id(tensor)] = value = self._value(tensor)
             self._place(tensor)
@@ -204,7 +206,7 @@ class Recorder(TorchDispatchMode):
         # a factory whose size follows a shape is part of the program, any other is a constant
         return not found and self._provenance.tagged
 
-    def _substitute(self, tensor: Tensor) -> Tensor:
+    def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._fake_mode is None or isinstance(tensor, FakeTensor):
             return tensor
         fake = self._fakes.get(id(tensor))
@@ -215,7 +217,7 @@ class Recorder(TorchDispatchMode):
             self._alive += [tensor, fake]
             if id(tensor) in self._names:
                 self._owned[id(fake)] = self._names[id(tensor)]
-            elif not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
+            elif not is_input and not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
                 self._constants(tensor, fake)
         return fake
 
@@ -247,10 +249,10 @@ class Recorder(TorchDispatchMode):
                 self._alive.append(tensor)
 
     def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
-        owner = args.get("weight")
-        module = self._stack[-1]
-        if isinstance(owner, Value) and owner.name is not None:  # right too where a direct .forward() skipped the hooks
-            module = owner.name.rpartition(".")[0]
+        weight, module = args.get("weight"), self._stack[-1]
+        if isinstance(weight, Value) and weight.name is not None:  # a direct .forward() skips the hooks
+            owners = self._owners[weight.name]
+            module = module if module in owners else owners[0]
         site = self._provenance.site
         node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site)
         self._nodes.append(node)

@@ -155,6 +155,8 @@ def _tagged(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any,
 
     def method(self: Any, other: Any) -> Any:
         result = plain(self, other)
+        if result is NotImplemented and isinstance(other, float):  # Python would ask the float, which knows nothing
+            result = getattr(float, name)(float(self), float(other))
         if result is NotImplemented:
             return result
         left, right = (other, self) if swapped else (self, other)

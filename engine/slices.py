@@ -64,10 +64,11 @@ class Slice:
         return tuple(sizes)
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor that stays, contiguous, on the tensor's device."""
+        """Return the part of a tensor that stays, on the tensor's device and in its memory format."""
+        layout = _layout(tensor)
         for cut in self.cuts:
             tensor = cut.apply(tensor)
-        return tensor.contiguous()
+        return tensor.contiguous(memory_format=layout)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the slice as primitives and tensors; indices are stored as small as they fit."""
@@ -90,6 +91,15 @@ class Slice:
         for cut in cuts:
             _check(before, cut)
         return cls(before, cuts)
+
+
+def _layout(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format of a tensor; what could be either counts as row-major."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(tensor.ndim)
+    if last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
 
 
 def _check(before: tuple[int, ...], cut: Cut) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.build import analyse
+from engine.build import analyse, exact_in_train
 from engine.certify import Certificate
 from engine.compact import OptimizerLike
 from engine.errors import InputError
@@ -100,7 +100,9 @@ class ModelSpeedup:
         """
         analysis = analyse(self._model, self._graph, self._rules, self._masks)
         plan = analysis.plan
-        certificate = Certificate(exact_in_train=not plan.folds, notes=plan.notes)
+        in_train = exact_in_train(analysis, self._model, self._masks)
+        notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
+        certificate = Certificate(exact_in_train=in_train, notes=(*notes, *plan.notes))
         verify = self._confidence > 0 and not plan.is_empty
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
         change = plan.prepare(self._model, optimizer)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.build import Analysis
 from engine.graph import Node
 
-__all__ = ["Witness"]
+__all__ = ["Channels", "Witness"]
+
+Channels = Mapping[int, Tensor] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,13 +22,13 @@ class Witness:
     Attributes:
         nodes: in order of execution; every call of one of their ops is counted.
         dims: channel dimension of each.
-        before, after: indices of the channels to compare, or None for all; an empty index skips the node.
+        before, after: indices to compare, by dimension, before and after compaction; None skips the node.
     """
 
     nodes: tuple[Node, ...]
     dims: tuple[int, ...]
-    before: tuple[Tensor | None, ...]
-    after: tuple[Tensor | None, ...]
+    before: tuple[Channels, ...]
+    after: tuple[Channels, ...]
 
     @classmethod
     def of(cls, analysis: Analysis) -> Witness:
@@ -44,7 +46,7 @@ class Witness:
             contraction = rules.contraction(node)
             if node.path == "eval" and (contraction is not None or rules.rule(node.op).normalises):
                 dim = _channel_dim(analysis, node) if contraction is None else contraction.output_dim
-                rows.append((node, dim, *_channels(analysis, node, dim, node.index in shifted)))
+                rows.append((node, dim, *_channels(analysis, node, node.index in shifted)))
         return cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
 
 
@@ -55,12 +57,17 @@ def _channel_dim(analysis: Analysis, node: Node) -> int:
     return min(1, node.output.ndim - 1) if span is None else span.dim
 
 
-def _channels(analysis: Analysis, node: Node, dim: int, skip: bool) -> tuple[Tensor | None, Tensor | None]:
-    none = torch.zeros(0, dtype=torch.long)
-    if skip:
-        return none, none
-    stays = analysis.kept.shrunk.indices(node.output, dim)
-    if stays is None:
-        return (None, None) if analysis.kept.use[node.output].any() else (none, none)
-    before = (stays & analysis.kept.use.along(node.output, dim)).nonzero()[:, 0]
-    return before, (stays.cumsum(0) - 1)[before]
+def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Channels]:
+    """Indices to compare along every dimension that has slots, before and after."""
+    kept, value = analysis.kept, node.output
+    before: dict[int, Tensor] = {}
+    after: dict[int, Tensor] = {}
+    if skip or not kept.use[value].any():
+        return None, None
+    for dim in range(value.ndim):
+        stays = kept.shrunk.indices(value, dim)
+        if stays is not None:
+            before[dim] = (stays & kept.use.along(value, dim)).nonzero()[:, 0]
+            after[dim] = (stays.cumsum(0) - 1)[before[dim]]
+    empty = any(not len(index) for index in before.values())
+    return (None, None) if empty else (before, after)

@@ -70,11 +70,17 @@ def analyze_sensitivity(
             rank failed.
         InputError: for the other arguments.
 
-    Example::
-
-        table = analyze_sensitivity(trainer, module, datamodule, metric="val_acc", group=True)
-        table.export("sensitivity.csv")
-        pruning = ChannelPruning("l1", amount=table.suggest(0.02))
+    Example:
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Model(BoringModel):
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.log("val_zeros", (self.layer(batch) == 0).float().mean())
+        >>> trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=1)
+        >>> model = Model()
+        >>> table = analyze_sensitivity(trainer, model, metric="val_zeros", sparsities=[0.5])
+        >>> table, table.suggest(0.1)
+        ({'layer': {0.5: 0.5}}, {'layer': 0.0})
     """
     check_strategy(trainer)
     task = _Task(

@@ -83,6 +83,54 @@ def _product_macs(node: Node, shapes: Shapes) -> int:
     return math.prod(shapes(node.output)) * shapes(node.inputs[0])[-1]
 
 
+# ---------------------------------------------------------------- einsum
+
+
+def _terms(node: Node) -> tuple[list[str], str] | None:
+    """Return the letters of each operand and of the result; None for an ellipsis or a letter that repeats."""
+    inputs, _, output = node.args["equation"].replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if "->" not in node.args["equation"]:
+        letters = "".join(terms)
+        output = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    plain = all(len(set(term)) == len(term) and "." not in term for term in (*terms, output))
+    return (terms, output) if plain else None
+
+
+def _einsum_labels(node: Node, labels: Labels) -> None:
+    """Letters of the result are tied between operands, all others are contracted and stay whole."""
+    parsed = _terms(node)
+    if parsed is None:
+        for value in (*node.inputs, *node.outputs):
+            labels.freeze(value, f"{node!r} is too intricate")
+        return
+    terms, output = parsed
+    for value, term in zip(node.args["tensors"], terms, strict=True):
+        labels.claim(value)
+        inner = [d for d, letter in enumerate(term) if letter not in output]
+        for layer in labels.without(value, inner, f"{node!r} contracts it"):
+            sizes = dict(zip(term, layer.shape, strict=True))
+            order = [term.index(letter) for letter in output if letter in term] + inner
+            labels.add(node.output, layer.permute(order).reshape([sizes.get(letter, 1) for letter in output]))
+    for value, term in zip(node.args["tensors"], terms, strict=True):
+        known = {term[d] for layer in labels.layers(value) for d in support(layer)}
+        for layer in labels.layers(node.output):
+            letters = {output[d] for d in support(layer)}
+            if any(letter in term and value.shape[term.index(letter)] > 1 for letter in letters - known):
+                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+
+
+def _einsum_macs(node: Node, shapes: Shapes) -> int:
+    """The product of all sizes, for two operands."""
+    terms = node.args["equation"].replace(" ", "").partition("->")[0].split(",")
+    if len(terms) < 2 or _terms(node) is None:
+        return 0
+    sizes = {
+        c: n for term, v in zip(terms, node.args["tensors"], strict=True) for c, n in zip(term, shapes(v), strict=True)
+    }
+    return math.prod(sizes.values()) * (len(terms) - 1)
+
+
 # ---------------------------------------------------------------- softmax
 
 
@@ -200,6 +248,7 @@ def _samples() -> Iterable[Sample]:
 
 RULES = [
     Rule(("bmm", "matmul"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples),
+    Rule(("einsum",), _einsum_labels, macs=_einsum_macs),
     Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
     Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),
 ]

@@ -120,7 +120,7 @@ def _known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]
     else:
         result = torch.zeros(unknown.shape, dtype=torch.float64)
         if ((x != 0) & ~varies).any():
-            kernel = c.canonical(constants[c.weight]).sum(-1)
+            kernel = c.canonical(constants[c.weight].expand(c.weight.shape)).sum(-1)
             result = (kernel * torch.where(nonzero & ~varies, x, 0.0)).sum(-1)
         if c.bias is not None:
             bias = constants[c.bias].expand(c.groups * c.outputs).view(c.groups, c.outputs)

@@ -45,7 +45,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     def stored(name: str, default: float) -> Tensor:
         return torch.tensor([default], dtype=torch.float64) if a[name] is None else constants[a[name]]
 
-    if a["training"] or a["running_mean"] is None:
+    if a["training"] or constants.training or a["running_mean"] is None:
         normed = torch.where(x.isnan(), x, 0.0)
     else:
         normed = (x - stored("running_mean", 0.0)) / (stored("running_var", 1.0) + a["eps"]).sqrt()

@@ -18,7 +18,7 @@ from engine.arrays import align, support
 from engine.constants import Constants, varies_where
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, chain, residual
-from engine.ops.shape import through
+from engine.ops.shape import size_demands, through
 from engine.propagate import Labels
 from engine.rule import Rule, Sample
 from engine.use import Use
@@ -102,7 +102,7 @@ def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
     required = node.target._schema.arguments
     positional = [swap(node.args[a.name]) for a in required if not a.kwarg_only and a.name in node.args]
     keywords = {a.name: swap(node.args[a.name]) for a in required if a.kwarg_only and a.name in node.args}
-    keywords.pop("generator", None)
+    keywords = {name: item for name, item in keywords.items() if name not in ("generator", "out")}
     result: Tensor = getattr(torch.ops.aten, node.op)(*positional, **keywords)
     return result
 
@@ -243,6 +243,12 @@ RULES = [
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used),
     Rule(("glu",), _glu_labels, use=_glu_used, elementwise=1),
     Rule(("fill", "zero", "zeros_like", "ones_like", "full_like"), _like_labels, _filled, _unused),
-    Rule(("new_full", "new_ones", "new_zeros", "full", "ones", "zeros"), _factory_labels, _filled, _unused),
+    Rule(
+        ("new_full", "new_ones", "new_zeros", "full", "ones", "zeros"),
+        _factory_labels,
+        _filled,
+        _unused,
+        demands=lambda node, kept, shapes: size_demands("size", node, shapes),
+    ),
     Rule(("copy",), broadcast_labels, _copied, _copy_used),
 ]

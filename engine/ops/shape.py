@@ -20,7 +20,7 @@ from engine.propagate import Labels
 from engine.rule import Demand, Rule, Sample, Shapes
 from engine.use import Use
 
-__all__ = ["MOVES", "RULES", "Kept", "Move", "call_on", "shape_rule", "source_of", "through"]
+__all__ = ["MOVES", "RULES", "Kept", "Move", "call_on", "shape_rule", "size_demands", "source_of", "through"]
 
 Move = Callable[[Node, Tensor, int], Tensor]
 """(node, compact array of the input, which output) -> compact array of that output."""
@@ -142,8 +142,8 @@ def _repeat_labels(node: Node, labels: Labels) -> None:
             labels.fix(target, dim)
 
 
-def _size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
-    """Sizes of the output, one integer per dimension from ``first`` on; -1 follows by itself."""
+def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
+    """Demand the sizes of the output, one integer per dimension from ``first`` on; -1 follows by itself."""
     wanted = shapes(node.output)
     for position, given in enumerate(node.args[argument]):
         if given != -1:
@@ -183,7 +183,7 @@ def _shuffle_by_hand(x: Tensor) -> Tensor:
     return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
-_SAME = "_to_copy alias bfloat16 clone contiguous detach double float half lift_fresh to type_as".split()
+_SAME = "_to_copy alias clone contiguous detach lift_fresh to type_as".split()
 _VIEW = "_reshape_alias flatten reshape_as squeeze unsqueeze view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
 _EXPANDED = "expand_as".split()
@@ -200,13 +200,13 @@ RULES = [
     shape_rule(_SAME, _same),
     shape_rule(_VIEW, _view),
     shape_rule(
-        ["view", "_unsafe_view"], _view, demands=lambda n, k, s: _size_demands("size", n, s), samples=_view_samples
+        ["view", "_unsafe_view"], _view, demands=lambda n, k, s: size_demands("size", n, s), samples=_view_samples
     ),
-    shape_rule(["reshape"], _view, demands=lambda n, k, s: _size_demands("shape", n, s)),
+    shape_rule(["reshape"], _view, demands=lambda n, k, s: size_demands("shape", n, s)),
     shape_rule(
         ["unflatten"],
         _view,
-        demands=lambda n, k, s: _size_demands("sizes", n, s, n.args["dim"] % source_of(n).ndim),
+        demands=lambda n, k, s: size_demands("sizes", n, s, n.args["dim"] % source_of(n).ndim),
     ),
     shape_rule(_PERMUTED, _permuted, samples=_move_samples),
     shape_rule(["roll"], _permuted, _rolled_labels),
@@ -215,7 +215,7 @@ RULES = [
         ["expand", "broadcast_to"],
         _expanded,
         _expand_labels,
-        demands=lambda n, k, s: _size_demands("size", n, s),
+        demands=lambda n, k, s: size_demands("size", n, s),
         samples=_expand_samples,
     ),
     shape_rule(["repeat"], _repeated, _repeat_labels),

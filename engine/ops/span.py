@@ -1,7 +1,7 @@
 """Norms whose statistics span channels: layer norm, RMS norm, group norm; and instance norm, which spans positions
 only.
 
-A channel of a layer norm or RMS norm may go where it is a constant in front of the norm; `engine.wide` keeps the
+A channel of a layer norm or RMS norm may go where it is a constant in front of the norm; `engine.ops.wide` keeps the
 statistics.
 """
 
@@ -17,10 +17,10 @@ from engine.arrays import align
 from engine.constants import Constants
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, residual
+from engine.ops.wide import can_widen
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes, Statistic
 from engine.use import Use
-from engine.wide import can_widen
 
 __all__ = ["RULES"]
 

@@ -234,6 +234,13 @@ RULES = [
     Rule(tuple(KEEPING), _over_positions, _kept, _used, elementwise=1, samples=_pool_samples),
     Rule(tuple(AVERAGE), _over_positions, _averaged, _used, elementwise=1, samples=_average_samples),
     Rule(tuple(_PAD), _pad_labels, _pad_constants, _pad_used, samples=_pad_samples),
-    Rule(("amax", "amin", "mean", "sum"), _reduce_labels, _reduce_constants, _reduce_used, samples=_reduce_samples),
+    Rule(
+        ("amax", "amin", "mean", "sum"),
+        _reduce_labels,
+        _reduce_constants,
+        _reduce_used,
+        elementwise=1,
+        samples=_reduce_samples,
+    ),
     Rule(("linalg_vector_norm", "std", "var"), _reduce_labels, use=_reduce_used),
 ]

@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -230,6 +233,47 @@ def test_the_model_is_restored_whatever_val_func_does(error: BaseException, grou
     with pytest.raises(type(error)) as raised:
         analyzer.analysis([net])
     assert raised.value is error and same(state(net), before)
+
+
+def test_val_func_may_fine_tune() -> None:
+    """What it learns is forgotten before the next layer: each starts from the original weights."""
+    net = plain()
+    before, starts = state(net), []
+
+    def tune() -> float:
+        starts.append(net[5].weight.detach().clone())
+        torch.optim.SGD(net.parameters(), 0.1).zero_grad()
+        net(torch.rand(2, 2, 4, 4)).square().sum().backward()
+        torch.optim.SGD(net.parameters(), 0.1).step()
+        return 1.0
+
+    engine.SensitivityAnalysis(net, tune, [0.5]).analysis(specified_layers=["0", "2"])
+    assert len(starts) == 3 and all(torch.equal(weight, starts[0]) for weight in starts) and same(state(net), before)
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches its total also where sweeps stop early; without tqdm, or without wanting it, there is none."""
+    made: list[Any] = []
+
+    class Bar(nullcontext[Any]):
+        def __init__(self, total: int, **options: Any) -> None:
+            super().__init__(self)
+            self.total, self.done = total, 0
+            made.append(self)
+
+        def update(self, steps: int) -> None:
+            self.done += steps
+
+    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))
+    sys.modules["tqdm"].__spec__ = ModuleSpec("tqdm", None)
+    monkeypatch.setattr(sys.modules["tqdm"], "tqdm", Bar, raising=False)
+    options: dict[str, Any] = {"early_stop_mode": "minimize", "early_stop_value": 2}
+    engine.SensitivityAnalysis(plain(), lambda: 1.0, **options).analysis()
+    engine.SensitivityAnalysis(plain(), lambda: 1.0, progress=False, **options).analysis()
+    assert [(bar.total, bar.done) for bar in made] == [(36, 36)]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    engine.SensitivityAnalysis(plain(), lambda: 1.0, **options).analysis()
+    assert len(made) == 1
 
 
 def test_pruned_and_parametrised_weights() -> None:

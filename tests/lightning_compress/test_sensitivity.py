@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_two_processes_give_the_table_of_one(two_processes: Path, tmp_path: Path
     assert tables == {(tmp_path / "one.csv").read_bytes()}
     lines = [(two_processes / name).read_text().splitlines() for name in ("results.jsonl", "results.rank1.jsonl")]
     assert [len(part) for part in lines] == [1 + 2 * 2, 1 + 2 * 2]
+
+
+def test_one_process_goes_on_where_two_were(two_processes: Path, tmp_path: Path) -> None:
+    """All ranks' files are read: with them nothing is left to validate."""
+    for path in two_processes.glob("results*.jsonl"):
+        shutil.copy(path, tmp_path)
+    module = seeded(Measured)
+    module.validation_step = None  # type: ignore[assignment, method-assign]
+    table = analyze_sensitivity(quiet(tmp_path), module, results_path=tmp_path / "results.jsonl", **OPTIONS)
+    table.export(tmp_path / "one.csv")
+    assert (tmp_path / "one.csv").read_bytes() == (two_processes / "before1.csv").read_bytes()
 
 
 def test_within_a_running_fit(two_processes: Path, tmp_path: Path) -> None:
