@@ -48,7 +48,7 @@ class Constants:
         self._stored = stored
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
-        self._connected: dict[int, Tensor] = {}
+        self._connected: dict[tuple[int, bool], Tensor] = {}
         self._profiles: set[int] = set()
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         for node in graph.nodes:
@@ -93,10 +93,11 @@ class Constants:
 
     def connected(self, c: Contraction) -> Tensor:
         """Return which input has a weight that is not zero on which output: bool, (groups, outputs, inputs)."""
-        found = self._connected.get(c.weight.index)
+        key = (c.weight.index, c.transposed)
+        found = self._connected.get(key)
         if found is None:
             nonzero = (~self.zero(c.weight)).expand(c.weight.shape)
-            found = self._connected[c.weight.index] = c.canonical(nonzero).any(-1)
+            found = self._connected[key] = c.canonical(nonzero).any(-1)
         return found
 
     def magnitude(self, c: Contraction) -> Tensor:

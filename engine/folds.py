@@ -50,12 +50,11 @@ class Fold:
 
 def folds_of(kept: Kept, slices: Mapping[str, Slice]) -> Iterator[Fold]:
     """Yield the folds of a decision; a weight that is called several times is folded once."""
-    done: set[int] = set()
+    done: set[tuple[int, bool]] = set()
     for consumer in kept.consumers:
         removed = consumer.removed(kept.shrunk.keep)
-        weight = consumer.contraction.weight
-        if removed.any() and weight.index not in done:
-            done.add(weight.index)
+        if removed.any() and consumer.key not in done:
+            done.add(consumer.key)
             yield (_carry if consumer.carried else _sink)(consumer, removed, kept, slices)
 
 

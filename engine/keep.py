@@ -41,6 +41,7 @@ class Consumer:
         constants: the constant at each position, NaN where it varies.
         used: whether a used output has a weight on the position.
         bordered: whether constants differ from place to place, so that only a carrier can take them.
+        foldable: whether the weight can take constants up: a stored one that nothing else reads.
         sink: the value that takes constants up where they need no carrier, or None.
     """
 
@@ -50,12 +51,18 @@ class Consumer:
     constants: Tensor
     used: Tensor
     bordered: bool
+    foldable: bool
     sink: Value | None
 
     @property
     def carried(self) -> bool:
         """Whether only a carrier can take up constants."""
         return self.bordered or self.sink is None
+
+    @property
+    def key(self) -> tuple[int, bool]:
+        """The weight and the way it is read; calls with the same key are folded once, for all."""
+        return self.contraction.weight.index, self.contraction.transposed
 
     def removed(self, keep: Tensor) -> Tensor:
         """Positions that are removed and leave a constant behind."""
@@ -113,18 +120,26 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
             sink = _sink(structure, c, users)
             known = constants.along(c.input, c.input_dim)
             bordered = c.bordered or constants.has_profile(c.input)
-            found.append(Consumer(node, c, slots, known, used, bordered, sink))
+            foldable = _foldable(structure, c, users[c.weight.index])
+            found.append(Consumer(node, c, slots, known, used, bordered, foldable, sink))
     return tuple(_merged(found))
+
+
+def _foldable(structure: Structure, c: Contraction, readers: list[Node]) -> bool:
+    """A tied embedding or a transposed use of the same weight would see what is folded into it."""
+    contractions = [structure.rules.contraction(reader) for reader in readers]
+    alike = all(other is not None and other.weight is c.weight for other in contractions)
+    return c.weight.stored and alike and len({other.transposed for other in contractions if other is not None}) == 1
 
 
 def _merged(found: list[Consumer]) -> Iterator[Consumer]:
     """A weight that is called several times is used where any of the calls uses it."""
-    used: dict[int, Tensor] = {}
+    used: dict[tuple[int, bool], Tensor] = {}
     for consumer in found:
-        key = consumer.contraction.weight.index
+        key = consumer.key
         used[key] = consumer.used | used.get(key, consumer.used)
     for consumer in found:
-        yield replace(consumer, used=used[consumer.contraction.weight.index])
+        yield replace(consumer, used=used[consumer.key])
 
 
 def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) -> Value | None:
@@ -151,14 +166,13 @@ def alive(structure: Structure, found: tuple[Consumer, ...]) -> Tensor:
     """Return a bool per slot: frozen, not born at a contraction, or used by a contraction where it varies."""
     keep = ~structure.free()
     keep &= structure.roots == torch.arange(len(structure.roots))
-    calls: dict[int, list[Consumer]] = {}
+    calls: dict[tuple[int, bool], list[Consumer]] = {}
     for consumer in found:
         needed = consumer.used & consumer.constants.isnan()
         keep[consumer.slots[needed]] = True
-        # nothing can be folded into a weight that is computed at each call
-        if consumer.carried and not consumer.contraction.weight.stored:
+        if consumer.carried and not consumer.foldable:
             keep[consumer.slots[consumer.used & (consumer.constants != 0)]] = True
-        calls.setdefault(consumer.contraction.weight.index, []).append(consumer)
+        calls.setdefault(consumer.key, []).append(consumer)
     for same in calls.values():  # one weight, several calls: it can be folded once only, so constants must agree
         for one, other in zip(same[1:], same[:-1], strict=True):
             differ = (one.used | other.used) & ~((one.constants == other.constants) & (one.bordered == other.bordered))

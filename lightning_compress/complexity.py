@@ -34,7 +34,7 @@ def measure(model: nn.Module, example: Any, masks: Masks | None = None) -> dict[
     """
     graph = engine.trace(model, example)
     chosen = engine.ZEROS if masks is None else masks
-    macs, params, _ = engine.count_flops_params(model, example, verbose=False, graph=graph)
+    macs, params, _ = engine.count_flops_params(model, example, verbose=False, masks={}, graph=graph)
     small = engine.count_flops_params(model, example, verbose=False, masks=chosen, graph=graph)
     costs: dict[str, int | float] = {
         "complexity/macs": int(macs),
