@@ -80,7 +80,7 @@ def build(name: str) -> nn.Module:
 
 def example(name: str, batch: int, larger: int = 0) -> Tensor:
     """Return a batch of images as small as the model takes them."""
-    size = 128 if name.startswith("inception") else 96
+    size = 299 if name.startswith("inception") else 96  # its auxiliary head takes no smaller one
     generator = torch.Generator().manual_seed(batch)
     return torch.randn(batch, 3, size + larger, size + larger, generator=generator, dtype=torch.float64)
 

@@ -96,6 +96,7 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
         masks=_inner_masks(masks, slices),
         folds=tuple(folds_of(kept, slices)),
         attributes=kept.shrunk.attributes(),
+        headwise=tuple(n for n in sorted(graph.headwise) if any(s.startswith(f"{n}." if n else "") for s in slices)),
         widened=kept.widened,
         pins=kept.pins,
         notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes))),

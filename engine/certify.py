@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import VerificationError
+from engine.ops.heads import headwise
 from engine.recorder import signature, tensors_in
 from engine.tracer import call_model, evaluation
 from engine.witness import Channels, Witness
@@ -139,7 +140,7 @@ def observe(
         witness, channels: what to look at.
     """
     found = Observation()
-    with evaluation(model), torch.inference_mode(), _Observer(witness, channels, found):
+    with evaluation(model), headwise(model), torch.inference_mode(), _Observer(witness, channels, found):
         torch.manual_seed(0)
         out = torch.func.functional_call(_Call(model), {f"model.{n}": t for n, t in tensors.items()}, inputs)
     found.outputs = [t.detach().cpu() for t in tensors_in(out)]

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.ops.heads import headwise_for_good
 from engine.ops.wide import Widening, widen
 from engine.pins import Pin, pinned_class
 from engine.slices import Slice
@@ -60,8 +61,8 @@ class Compaction:
         for name, values in attributes.items():
             self._prepare_attributes(name, self._module(name), values)
 
-    def add_classes(self, pins: Sequence[Pin], widened: Sequence[Widening]) -> None:
-        """Prepare the exchange of classes: pinned arguments, and norms that lost channels.
+    def add_classes(self, pins: Sequence[Pin], widened: Sequence[Widening], headwise: Sequence[str]) -> None:
+        """Prepare the exchange of classes: pinned arguments, norms that lost channels, attention without fixed sizes.
 
         Raises:
             PlanError: where a module is missing, or its code is not what the plan was made for.
@@ -72,6 +73,14 @@ class Compaction:
             redo, undo = widen(self._module(norm.module), norm)
             self._redo.append(redo)
             self._undo.append(undo)
+
+        for name in headwise:
+            self._prepare_attention(name, self._module(name))
+
+    def _prepare_attention(self, name: str, module: nn.Module) -> None:
+        redo, undo = headwise_for_good(name, module)
+        self._redo.append(redo)
+        self._undo.append(undo)
 
     def _module(self, name: str) -> nn.Module:
         if name not in self._modules:

@@ -124,6 +124,7 @@ class Graph:
         attributes: per module the integers among its attributes.
         types: per module the name of its class.
         args, kwargs: the example inputs.
+        headwise: names of the attention modules that were recorded in a form without fixed sizes.
         explored: whether a larger resolution was recorded too.
         notes: what could not be recorded, for the reader.
     """
@@ -138,6 +139,7 @@ class Graph:
     types: Mapping[str, type[nn.Module]]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    headwise: frozenset[str] = frozenset()
     explored: bool = False
     notes: tuple[str, ...] = ()
 

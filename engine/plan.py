@@ -34,6 +34,7 @@ class Plan:
         masks: 0/1 masks (bool) in the new shape, of parameters that are masked inside of what stays.
         folds: constants of removed channels, and where they go, in the new shape.
         attributes: by module name, integer attributes to set.
+        headwise: attention modules that take a form without fixed sizes.
         widened: norms over channels that lose some of them.
         pins: size arguments to set in the forward of single modules.
         notes: what could not be removed and other remarks, for the reader.
@@ -43,6 +44,7 @@ class Plan:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     folds: tuple[Fold, ...] = ()
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    headwise: tuple[str, ...] = ()
     widened: tuple[Widening, ...] = ()
     pins: tuple[Pin, ...] = ()
     notes: tuple[str, ...] = ()
@@ -92,7 +94,7 @@ class Plan:
         change = Compaction(model, optimizer)
         change.add_tensors(self.slices, self.masks, self.folds)
         change.add_attributes(self.attributes)
-        change.add_classes(self.pins, self.widened)
+        change.add_classes(self.pins, self.widened, self.headwise)
         return change
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ class Plan:
             "masks": dict(self.masks),
             "folds": [fold.state_dict() for fold in self.folds],
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
+            "headwise": list(self.headwise),
             "widened": [norm.state_dict() for norm in self.widened],
             "pins": [pin.state_dict() for pin in self.pins],
             "notes": list(self.notes),
@@ -129,6 +132,7 @@ class Plan:
                     str(module): {str(k): int(v) for k, v in values.items()}
                     for module, values in state["attributes"].items()
                 },
+                headwise=tuple(str(name) for name in state["headwise"]),
                 widened=tuple(Widening.from_state_dict(norm) for norm in state["widened"]),
                 pins=tuple(Pin.from_state_dict(pin) for pin in state["pins"]),
                 notes=tuple(str(note) for note in state["notes"]),

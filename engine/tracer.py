@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from engine.errors import InputError, TraceError
 from engine.graph import Graph
+from engine.ops.heads import headwise, shape_free
 from engine.recorder import Recorder, map_tensors, tensors_in
 from engine.sizes import AttributeOf, Size
 
@@ -150,6 +151,7 @@ def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: li
     stack = [""]
     with ExitStack() as scope:
         scope.enter_context(evaluation(model, train))
+        scope.enter_context(headwise(model))
         scope.enter_context(_module_stack(names, stack))
         scope.enter_context(torch.inference_mode())
         for m in model.modules():
@@ -216,6 +218,7 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False) -> Gr
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-    graph = dataclasses.replace(recorder.graph(model, args, kwargs), explored=explore)
+    attention = frozenset(name for name, module in model.named_modules() if shape_free(module))
+    graph = dataclasses.replace(recorder.graph(model, args, kwargs), explored=explore, headwise=attention)
     graph.verify()
     return graph

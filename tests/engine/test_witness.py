@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.witness import Witness
+from engine.witness import Channels, Witness
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Mean, Net, analysis_of, dead, image, plain
+
+
+def indices(channels: Channels) -> dict[int, list[int]]:
+    """What is compared, by dimension."""
+    assert channels is not None
+    return {dim: index.tolist() for dim, index in channels.items()}
 
 
 def test_it_looks_at_norms_and_contractions() -> None:
@@ -22,8 +28,8 @@ def test_it_looks_at_norms_and_contractions() -> None:
         )
     )
     assert [n.module for n in witness.nodes] == ["0", "1", "3", "4", "7"]
-    assert witness.before[0].tolist() == [1, 3, 4, 5] and witness.after[0].tolist() == [0, 1, 2, 3]
-    assert witness.before[4] is None or len(witness.before[4]) == 3
+    assert indices(witness.before[0]) == {1: [1, 3, 4, 5]} and indices(witness.after[0]) == {1: [0, 1, 2, 3]}
+    assert indices(witness.before[4]) == {1: [0, 1, 2]} == indices(witness.after[4])
     assert witness.dims == (1, 1, 1, 1, 1)
 
 
@@ -33,7 +39,26 @@ def test_unused_channels_are_not_looked_at() -> None:
     mask = torch.ones(5, 6, 3, 3)
     mask[:, 5] = 0
     witness = Witness.of(analysis_of(model, image(), {"3": {"weight": mask}}))
-    assert witness.before[0].tolist() == [0, 1, 2, 3, 4]
+    assert indices(witness.before[0]) == {1: [0, 1, 2, 3, 4]}
+
+
+def test_a_node_that_nobody_uses_is_skipped() -> None:
+    """Nothing of it has an influence, so nothing of it is compared."""
+    model = plain()
+    witness = Witness.of(analysis_of(model, image(), {"3": {"weight": torch.zeros(5, 6, 3, 3)}}))
+    modules = [n.module for n in witness.nodes]
+    assert witness.before[modules.index("0")] is None is witness.after[modules.index("0")]
+    assert witness.before[modules.index("7")] is not None
+
+
+def test_norms_over_channels_are_looked_at_where_those_are() -> None:
+    """The channels of a layer norm are its last dimension, of a linear layer too; of others the first after batch."""
+    model = randomised(nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3)))
+    kept = torch.ones(8).index_fill(0, torch.tensor([2, 7]), 0)
+    masks = dead(model, {"0": [2, 7]}, bias=True) | {"1": {"weight": kept, "bias": kept}}
+    witness = Witness.of(analysis_of(model, torch.randn(2, 4, 5, dtype=torch.float64), masks))
+    assert [n.op for n in witness.nodes] == ["linear", "layer_norm", "linear"] and witness.dims == (2, 2, 2)
+    assert indices(witness.before[1]) == {2: [0, 1, 3, 4, 5, 6]} and indices(witness.after[1]) == {2: [*range(6)]}
 
 
 def test_an_output_shifted_into_a_running_mean_is_skipped() -> None:
@@ -46,8 +71,8 @@ def test_an_output_shifted_into_a_running_mean_is_skipped() -> None:
     analysis = analysis_of(model, image(), dead(model, {"0": [0, 1, 2]}))
     assert analysis.plan.folds[0].name == "2.running_mean"
     witness = Witness.of(analysis)
-    sizes = {n.module: b if b is None else len(b) for n, b in zip(witness.nodes, witness.before, strict=True)}
-    assert sizes["1"] == 0 and sizes["2"] == 4
+    before = {n.module: b for n, b in zip(witness.nodes, witness.before, strict=True)}
+    assert before["1"] is None and indices(before["2"]) == {1: [0, 1, 2, 3]}
 
 
 def test_a_model_without_either_has_nothing_to_look_at() -> None:
@@ -66,6 +91,9 @@ def test_a_linear_layer_over_positions() -> None:
     model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), mix=nn.Linear(36, 36), head=nn.Linear(6, 2)))
     columns = torch.ones(2, 6)
     columns[:, :2] = 0
+    witness = Witness.of(analysis_of(model, image(), {"head": {"weight": columns}}))
+    mixed = [n.module for n in witness.nodes].index("mix")
+    assert indices(witness.before[mixed])[1] == [2, 3, 4, 5] and indices(witness.after[mixed])[1] == [0, 1, 2, 3]
     plan = check_exact(model, {"head": {"weight": columns}}, image())
     assert plan.slices["stem.weight"].shape[0] == 4
     check_exact(model, dead(model, {"stem": [0, 1], "mix": [3, 4]}, bias=True), image())

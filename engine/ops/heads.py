@@ -1,0 +1,133 @@
+"""`nn.MultiheadAttention` in a form whose sizes follow from its weights, so that heads and the width of tokens can go.
+
+The module asserts its own shape in code that cannot be edited. While a model is recorded, and for good once it loses
+channels, its class is exchanged for a subclass that computes the same from the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.errors import PlanError
+
+__all__ = ["HeadwiseAttention", "headwise", "headwise_for_good", "shape_free"]
+
+
+class HeadwiseAttention(nn.MultiheadAttention):
+    """Multi-head attention of any number of heads; parameters and state-dict keys are those of its base class."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return tokens and, if wanted, attention weights, as `nn.MultiheadAttention` does."""
+        batched = query.ndim == 3
+        q, k, v = (self._heads(x, batched) for x in self._projected(query, key, value))
+        mask = _merged(attn_mask, key_padding_mask, q, k, is_causal and not need_weights)
+        drop = self.dropout if self.training else 0.0
+        weights: Tensor | None = None
+        if need_weights:
+            scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+            weights = (scores if mask is None else scores + mask).softmax(-1)
+            y = F.dropout(weights, drop, drop > 0) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask, drop)
+        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return y.squeeze(0), None if weights is None else weights.squeeze(0)
+        return y if self.batch_first else y.transpose(0, 1), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Iterable[Tensor]:
+        if query is key and key is value:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+
+    def _heads(self, x: Tensor, batched: bool) -> Tensor:
+        """(tokens, batch, width) or as ``batch_first`` says -> (batch, heads, tokens, head dimension)."""
+        if not batched:
+            x = x.unsqueeze(0)
+        elif not self.batch_first:
+            x = x.transpose(0, 1)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, is_causal: bool) -> Tensor | None:
+    """Return the sum of the masks, broadcastable to (batch, heads, queries, keys); minus infinity closes an entry."""
+
+    def additive(mask: Tensor) -> Tensor:
+        if mask.dtype != torch.bool:
+            return mask.to(q.dtype)
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
+
+    if is_causal and attn_mask is None:
+        attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    found = None if attn_mask is None else additive(attn_mask)
+    if found is not None and found.ndim == 3:  # one per batch entry and head
+        found = found.unflatten(0, (len(q), -1))
+    if padding is not None:
+        closed = additive(padding).view(len(q), 1, 1, -1)
+        found = closed if found is None else found + closed
+    return found
+
+
+def shape_free(module: nn.Module) -> bool:
+    """Whether a module can take the form: plain multi-head attention with one width and no extra keys."""
+    return (
+        type(module) is nn.MultiheadAttention
+        and bool(module._qkv_same_embed_dim)
+        and module.bias_k is None
+        and not module.add_zero_attn
+    )
+
+
+def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what gives a module the form once its parameters are small, and what takes it back.
+
+    Raises:
+        PlanError: where the module is no plain multi-head attention.
+    """
+    if not shape_free(module) or not isinstance(module, nn.MultiheadAttention):
+        raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) is no plain attention.")
+    before = {key: getattr(module, key) for key in ("num_heads", "embed_dim", "kdim", "vdim", "_qkv_same_embed_dim")}
+
+    def redo() -> None:
+        width, inner = module.out_proj.weight.shape
+        module.__class__ = HeadwiseAttention
+        module.num_heads, module.embed_dim = inner // module.head_dim, width
+        module.kdim = module.vdim = module.in_proj_weight.shape[1]
+        module._qkv_same_embed_dim = False  # an encoder layer's fused path would read sizes of its own
+
+    def undo() -> None:
+        module.__class__ = nn.MultiheadAttention
+        vars(module).update(before)
+
+    return redo, undo
+
+
+@contextmanager
+def headwise(model: nn.Module) -> Iterator[frozenset[str]]:
+    """Exchange the class of all such modules for the length of the body; gives their names."""
+    found = {name: m for name, m in model.named_modules() if shape_free(m)}
+    for module in found.values():
+        module.__class__ = HeadwiseAttention
+    try:
+        yield frozenset(found)
+    finally:
+        for module in found.values():
+            module.__class__ = nn.MultiheadAttention

@@ -1,0 +1,325 @@
+"""Attention and its parts, against running them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engine
+from engine.constants import Constants
+from engine.ops.attention import Attention
+from tests.engine.exactness import KINDS, Masks, check_exact, randomised
+from tests.engine.nets import Net, constants_of, dead, image
+from tests.engine.ops.brute import check_labels, check_macs, check_use
+
+needs_places = pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
+
+
+def rows(x: Tensor) -> Tensor:
+    """Channels before positions: (batch, channels, positions)."""
+    return x.flatten(2)
+
+
+def columns(x: Tensor) -> Tensor:
+    """Positions before channels: (batch, positions, channels)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+LABELS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    # function, operands, classes that are left free
+    "matmul, channels in the batch": (torch.matmul, 2, 8),
+    "matmul, one broadcast": (lambda a: a @ a.new_ones(1, 1, 4, 5), 1, 8),
+    "matmul, channels as rows": (lambda a, b: rows(a) @ columns(b), 2, 16),
+    "matmul, channels contracted": (lambda a, b: columns(a) @ rows(b), 2, 0),
+    "bmm, rows and columns": (lambda a, b: torch.bmm(rows(a), columns(b)), 2, 16),
+    "bmm, contracted": (lambda a, b: torch.bmm(columns(a), rows(b)), 2, 0),
+    "einsum, two channels": (lambda a, b: torch.einsum("nchw,ndhw->ncd", a, b), 2, 16),
+    "einsum, one channel": (lambda a, b: torch.einsum("nchw,nchw->nch", a, b), 2, 8),
+    "einsum, contracted": (lambda a, b: torch.einsum("nchw,nchw->nhw", a, b), 2, 0),
+    "einsum, permuted": (lambda a: torch.einsum("nchw -> hnwc", a), 1, 8),
+    "einsum, implicit output": (lambda a, b: torch.einsum("nahw,nbhw", a, b), 2, 16),
+    "einsum, three operands": (lambda a, b, c: torch.einsum("nchw,nchw,nchw->nchw", a, b, c), 3, 8),
+    "einsum, ellipsis": (lambda a: torch.einsum("n...->n...", a), 1, 0),
+    "einsum, diagonal": (lambda a: torch.einsum("nchh->nch", a), 1, 0),
+    "softmax over positions": (lambda a: a.softmax(-1), 1, 8),
+    "softmax over channels": (lambda a: a.softmax(1), 1, 0),
+    "log softmax": (lambda a: F.log_softmax(a, 2), 1, 8),
+    "attention, channels as heads": (F.scaled_dot_product_attention, 3, 8),
+    "attention, channels as values": (
+        lambda q, k, v: F.scaled_dot_product_attention(columns(q), columns(k), columns(v)),
+        3,
+        8,
+    ),
+    "attention, channels as tokens": (
+        lambda q, k, v: F.scaled_dot_product_attention(rows(q), rows(k), rows(v)),
+        3,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels(name: str) -> None:
+    """What is tied is what depends on a channel; what is contracted or summed over stays whole."""
+    f, count, classes = LABELS[name]
+    check_labels(f, classes, count)
+
+
+def zeroed(f: Callable[..., Tensor], count: int, closed: Iterable[int], which: int) -> Tensor:
+    """What is known of the output's channels when one stem's are zero."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return f(*(getattr(m, f"stem{k}")(x) for k in range(count)))
+
+    model = randomised(Net(forward, **{f"stem{k}": nn.Conv2d(3, 8, 1) for k in range(count)}))
+    masks = dead(model, {f"stem{which}": closed}, bias=True)
+    constants: Constants = constants_of(model, image(4), masks)
+    return constants.along(constants.graph.outputs[0], 1)
+
+
+ZEROS: dict[str, tuple[Callable[..., Tensor], int, int, list[int]]] = {
+    # function, operands, which has the zeros, where zeros come out
+    "matmul, left": (torch.matmul, 2, 0, [1, 3]),
+    "matmul, right": (torch.matmul, 2, 1, [1, 3]),
+    "matmul, rows": (lambda a, b: rows(a) @ columns(b), 2, 0, [1, 3]),
+    "matmul, other rows": (lambda a, b: rows(a) @ columns(b), 2, 1, []),
+    "einsum, one of two": (lambda a, b: torch.einsum("nchw,nchw->nchw", a, b), 2, 1, [1, 3]),
+    "einsum, contracted": (lambda a, b: torch.einsum("nchw,ndhw->ncd", a, b), 2, 0, [1, 3]),
+    "einsum, the other": (lambda a, b: torch.einsum("nchw,ndhw->ncd", a, b), 2, 1, []),
+    "attention, values": (F.scaled_dot_product_attention, 3, 2, [1, 3]),
+    "attention, queries": (F.scaled_dot_product_attention, 3, 0, []),
+    "attention, keys": (F.scaled_dot_product_attention, 3, 1, []),
+    "softmax": (lambda a: a.softmax(-1), 1, 0, []),
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_constants(name: str) -> None:
+    """A factor or values of zero give zero; queries of zero average the values; a softmax is never zero."""
+    f, count, which, expected = ZEROS[name]
+    known = zeroed(f, count, [1, 3], which)
+    assert (known == 0).nonzero()[:, 0].tolist() == expected and known[known != 0].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda m, x: x @ x,
+        lambda m, x: F.scaled_dot_product_attention(x, x, x),
+        lambda m, x: x.softmax(-1),
+        lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=m.bias.weight.view(8, 1, 1)),
+    ],
+    ids=["matmul", "attention", "softmax", "masked attention"],
+)
+def test_use(f: Callable[..., Tensor]) -> None:
+    """A head that nobody reads is unused, with all that goes into it."""
+    check_use(f, [1, 6], [1, 6], bias=nn.Linear(1, 8).double())
+
+
+def test_use_within_a_softmax() -> None:
+    """All that is summed over has an influence on each entry."""
+    check_use(lambda x: x.softmax(1), [1, 6], [])
+
+
+PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "matmul": lambda x: x @ x.transpose(-2, -1),
+    "matmul, broadcast": lambda x: x @ x[:1, :1].transpose(-2, -1),
+    "bmm": lambda x: torch.bmm(x[0], x[1].transpose(1, 2)),
+    "einsum": lambda x: torch.einsum("nhqd,nhkd->nhqk", x, x),
+    "einsum, two letters": lambda x: torch.einsum("nhqd,nhkd->nqk", x, x),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x[:, :, :3], x[:, :, :3]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_multiply_accumulates(name: str) -> None:
+    """Half of what torch's own counter finds, for products of activations."""
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return PRODUCTS[name](x)
+
+    assert check_macs(Product(), torch.randn(2, 3, 5, 4, dtype=torch.float64)) > 0
+
+
+def test_multiply_accumulates_with_a_vector() -> None:
+    """Each entry of the vector is multiplied once per row."""
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ x[0, 0]
+
+    assert engine.count_flops_params(Product(), torch.randn(2, 3, 4), verbose=False, batch_dim=None)[0] == 2 * 3 * 4
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_multiply_accumulates_of_attention(fused: bool) -> None:
+    """Projections, scores and averages: ``n t (3 c² + c²) + 2 n t² c``."""
+    x = torch.randn(2, 5, 8)
+    assert check_macs(Attention(8, 4, fused), x) == 2 * 5 * 4 * 64 + 2 * 2 * 25 * 8
+
+
+def test_softmax_counts_in_full_mode() -> None:
+    """One operation per element, and none in the default mode."""
+    x = torch.randn(2, 3, 4)
+    net = nn.Softmax(-1)
+    assert engine.count_flops_params(net, x, verbose=False)[0] == 0
+    assert engine.count_flops_params(net, x, verbose=False, mode="full")[0] == 12
+
+
+def tokens(batch: int = 2, count: int = 4) -> Tensor:
+    """Random input of shape (batch, count, 5)."""
+    return torch.randn(batch, count, 5, dtype=torch.float64)
+
+
+def net(attention: nn.Module) -> nn.Module:
+    """A projection, attention, and two layers behind it."""
+    return randomised(nn.Sequential(nn.Linear(5, 8), attention, nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3)))
+
+
+def without_heads(model: nn.Module, closed: list[int]) -> Masks:
+    """Mask queries, keys and values of some of four heads."""
+    mask = torch.ones(3, 4, 2)
+    mask[:, closed] = 0
+    return {"1.qkv": {"weight": mask.reshape(-1, 1).expand(24, 8), "bias": mask.reshape(-1)}}
+
+
+@needs_places
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_heads_go_with_their_bias(fused: bool, biased: bool) -> None:
+    """A mask with one entry per head loses it with the head; other batches and lengths fit."""
+    model = net(Attention(8, 4, fused, biased))
+    plan = check_exact(model, without_heads(model, [0, 3]), tokens(), tokens(1, 1), tokens(3, 7))
+    assert plan.slices["1.qkv.weight"].shape == (12, 8) and plan.slices["1.out.weight"].shape == (8, 4)
+    assert not biased or plan.slices["1.bias"].shape == (2, 1, 1)
+
+
+@needs_places
+@pytest.mark.parametrize("fused", [True, False])
+def test_only_the_values_of_a_head_are_dead(fused: bool) -> None:
+    """Then its queries and keys do nothing, and the head goes; a head of dead queries still averages its values."""
+    model = net(Attention(8, 4, fused))
+    for part, heads in ((2, 3), (0, 4), (1, 4)):
+        mask = torch.ones(3, 4, 2)
+        mask[part, 1] = 0
+        masks = {"1.qkv": {"weight": mask.reshape(-1, 1).expand(24, 8), "bias": mask.reshape(-1)}}
+        plan = check_exact(model, masks, tokens(), tokens(3, 7))
+        found = plan.slices["1.qkv.weight"].shape[0] if "1.qkv.weight" in plan.slices else 24
+        assert found == 6 * heads
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_any_masks(fused: bool, kind: str) -> None:
+    """Channels, elements, columns: the result is exact."""
+    model = net(Attention(8, 4, fused, biased=True))
+    check_exact(model, KINDS[kind](model, 3), tokens(), tokens(3, 6))
+
+
+@pytest.mark.parametrize("closed", [[], [0, 1, 2, 3]])
+def test_all_heads_or_none(closed: list[int]) -> None:
+    """Nothing to do, or one head that has to stay; the result is exact."""
+    model = net(Attention(8, 4, fused=True))
+    plan = check_exact(model, without_heads(model, closed), tokens(), tokens(3, 7))
+    assert plan.is_empty or "1.qkv.weight" not in plan.slices or plan.slices["1.qkv.weight"].shape[0] >= 6
+
+
+def test_grouped_queries_stay() -> None:
+    """Heads that share keys and values come in different numbers: none can go, and the result is exact."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        q, k, v = m.q(x).unflatten(-1, (4, 2)), m.k(x).unflatten(-1, (2, 2)), m.v(x).unflatten(-1, (2, 2))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return m.head(y.transpose(1, 2).flatten(2))
+
+    parts = {"q": nn.Linear(8, 8), "k": nn.Linear(8, 4), "v": nn.Linear(8, 4)}
+    model = randomised(Net(forward, stem=nn.Linear(5, 8), **parts, head=nn.Linear(8, 3)))
+    reasons = {g.name: g.reason for g in engine.dependency_groups(model, tokens())}
+    assert all("shares keys between heads" in (reasons[name] or "") for name in "qkv") and reasons["stem"] is None
+    plan = check_exact(model, dead(model, {"q": [0, 1], "v": [0, 1], "stem": [3]}, bias=True), tokens(), tokens(3, 6))
+    assert not {"q.bias", "k.bias", "v.bias"} & set(plan.slices) and "stem.weight" in plan.slices
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_over_tokens(causal: bool) -> None:
+    """Which tokens are seen does not touch heads, be it a flag or a tensor."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (-1, 2)).transpose(1, 2) for part in (m.q(x), m.k(x), m.v(x)))
+        seen = None if causal else torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
+        return m.head(y.transpose(1, 2).flatten(2))
+
+    parts = {name: nn.Linear(5, 8) for name in "qkv"}
+    model = randomised(Net(forward, **parts, head=nn.Linear(8, 3)))
+    masks = dead(model, {name: [2, 3, 6, 7] for name in "qkv"}, bias=True)
+    plan = check_exact(model, masks, tokens(), tokens(3, 6))
+    assert {name: plan.slices[f"{name}.weight"].shape[0] for name in "qkv"} == {"q": 4, "k": 4, "v": 4}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_attention_of_torch_stays_whole(fast: bool) -> None:
+    """Sizes in torch's own code are not pinned: nothing inside goes, what is around it does, exactly."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head(torch.tanh(m.inner(m.attention(x, x, x, need_weights=not fast)[0])))
+
+    attention = nn.MultiheadAttention(8, 4, batch_first=True)
+    model = randomised(
+        Net(forward, stem=nn.Linear(5, 8), attention=attention, inner=nn.Linear(8, 6), head=nn.Linear(6, 3))
+    )
+    masks = dead(model, {"stem": [0, 1], "inner": [0, 1]}, bias=True)
+    plan = check_exact(model, masks, tokens(), tokens(3, 6))
+    assert plan.slices["inner.weight"].shape[0] == 4 and "attention.out_proj.weight" not in plan.slices
+
+
+def test_vectors_are_frozen() -> None:
+    """A product with a vector is no attention: what goes in stays whole, and the result is exact."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head(x * (x @ m.key.weight[0])[..., None])
+
+    model = randomised(Net(forward, stem=nn.Linear(5, 8), key=nn.Linear(8, 1), head=nn.Linear(8, 3)))
+    plan = check_exact(model, dead(model, {"stem": [0, 1]}, bias=True), tokens(), tokens(3, 6))
+    assert "stem.weight" not in plan.slices
+
+
+def test_an_einsum_with_a_parameter() -> None:
+    """A stored factor loses what its partner loses; what is contracted stays whole."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.scale = nn.Parameter(torch.randn(8, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.einsum("ntc,ck->ntc", self.stem(x), self.scale))
+
+    model = randomised(Mixed())
+    masks = dead(model, {"stem": [0, 1]}, bias=True)
+    masks["head"] = {"weight": torch.ones(3, 8).index_fill(1, torch.tensor([0, 1]), 0)}
+    plan = check_exact(model, masks, tokens(), tokens(3, 6))
+    assert plan.slices["stem.weight"].shape[0] == 6 and plan.slices["scale"].shape == (6, 4)
+
+
+def test_the_sample_itself() -> None:
+    """With one set of weights the fused form is the one by hand, with and without biases."""
+    for biased in (True, False):
+        fused = Attention(8, 4, fused=True, biased=biased).double()
+        by_hand = copy.deepcopy(fused)
+        by_hand.fused = False
+        x = torch.randn(2, 5, 8, dtype=torch.float64)
+        torch.testing.assert_close(fused(x), by_hand(x), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,343 @@
+"""Norms whose statistics keep the full width while channels are gone."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engine
+from engine.errors import PlanError
+from engine.ops.wide import FullWidth, Widening, can_widen, widen
+from tests.engine.exactness import Masks, check_exact, masked, randomised, relative_error, run
+from tests.engine.nets import Net, dead, image, snapshot, unchanged
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Over the channels of images, as in torchvision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape, (batch, channels, height, width)."""
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(8),
+    "layer norm, large eps": lambda: nn.LayerNorm(8, eps=0.5),
+    "layer norm, no eps": lambda: nn.LayerNorm(8, eps=0.0),
+    "layer norm without bias": lambda: nn.LayerNorm(8, bias=False),
+    "layer norm without affine": lambda: nn.LayerNorm(8, elementwise_affine=False, eps=0.1),
+    "rms norm": lambda: nn.RMSNorm(8),
+    "rms norm, large eps": lambda: nn.RMSNorm(8, eps=0.5),
+    "rms norm without affine": lambda: nn.RMSNorm(8, elementwise_affine=False),
+}
+
+
+def net(norm: nn.Module) -> nn.Module:
+    """Two layers with a norm between them, and a head."""
+    model = randomised(nn.Sequential(nn.Linear(5, 8), norm, nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)))
+    if getattr(norm, "weight", None) is not None:
+        with torch.no_grad():
+            norm.weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def masks_of(model: nn.Module, closed: Iterable[int], bias: bool) -> Masks:
+    """Close channels in front of the norm, in the norm, and for its reader; ``bias``: in front, to zero."""
+    closed = list(closed)
+    masks = dead(model, {"0": closed}, bias=bias)
+    for key in ("weight", "bias"):
+        if getattr(model[1], key, None) is not None:
+            masks.setdefault("1", {})[key] = torch.ones(8).index_fill(0, torch.tensor(closed), 0)
+    masks["2"] = {"weight": torch.ones(6, 8).index_fill(1, torch.tensor(closed), 0)}
+    return masks
+
+
+def tokens(batch: int = 2, count: int = 4, seed: int = 0) -> Tensor:
+    """Random input of shape (batch, count, 5)."""
+    return torch.randn(batch, count, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def stored(plan: engine.Plan) -> engine.Plan:
+    """Through a file that is read with weights_only."""
+    file = io.BytesIO()
+    torch.save(plan.state_dict(), file)
+    file.seek(0)
+    return engine.Plan.from_state_dict(torch.load(file, weights_only=True))
+
+
+def compacted(model: nn.Module, masks: Masks | None, x: Tensor) -> tuple[nn.Module, engine.Plan]:
+    """A small copy, and its plan."""
+    speedup = engine.ModelSpeedup(copy.deepcopy(model), x, masks, confidence=2)
+    return speedup.speedup_model(), speedup.plan
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["zero", "constant"])
+@pytest.mark.parametrize("name", NORMS)
+def test_dead_channels_go_exactly(name: str, bias: bool) -> None:
+    """With any ``eps``, with and without affine, for zeros and for other constants in front of the norm."""
+    model = net(NORMS[name]())
+    plan = check_exact(model, masks_of(model, [0, 3, 5], bias), tokens(), tokens(1, 1), tokens(3, 7, seed=1))
+    assert plan.slices["0.weight"].shape == (5, 5) and plan.slices["2.weight"].shape == (6, 5)
+    (norm,) = plan.widened
+    assert (norm.module, norm.size, norm.kept) == ("1", 8, 5)
+    if bias:
+        assert norm.fill is None
+    else:
+        assert torch.equal(norm.fill, model[0].bias.detach()[[0, 3, 5]])
+
+
+def test_what_a_plain_norm_of_the_rest_would_give_is_wrong() -> None:
+    """Without the full width the result would differ by far."""
+    model = net(nn.LayerNorm(8))
+    masks = masks_of(model, [0, 3, 5], bias=True)
+    small, _ = compacted(model, masks, tokens())
+    narrow = copy.deepcopy(small)
+    narrow[1].__class__, narrow[1].normalized_shape = nn.LayerNorm, (5,)
+    assert relative_error(run(masked(model, masks), tokens()), run(narrow, tokens())) > 1e-2
+
+
+def test_a_live_channel_stays() -> None:
+    """It has a share in the statistics, even where nothing else reads it."""
+    model = net(nn.LayerNorm(8))
+    masks = masks_of(model, [0, 3], bias=True)
+    del masks["0"]
+    plan = check_exact(model, masks, tokens())
+    assert "0.weight" not in plan.slices and plan.widened == ()
+
+
+def test_a_shift_behind_a_dead_channel_is_folded() -> None:
+    """γ = 0 leaves β, which the next layer's bias takes up."""
+    model = net(nn.LayerNorm(8))
+    masks = masks_of(model, [0, 3], bias=True)
+    del masks["1"]["bias"], masks["2"]
+    plan = check_exact(model, masks, tokens(), tokens(3, 7))
+    assert [fold.name for fold in plan.folds] == ["2.bias"] and plan.slices["2.weight"].shape == (6, 6)
+
+
+def test_what_varies_behind_the_norm_stays() -> None:
+    """A dead channel that is scaled and shifted by statistics of the others is read by the next layer."""
+    model = net(nn.LayerNorm(8))
+    masks = dead(model, {"0": [0, 3]}, bias=True)
+    small, plan = compacted(model, masks, tokens())
+    assert plan.is_empty or relative_error(run(masked(model, masks), tokens(3, 7)), run(small, tokens(3, 7))) < 1e-9
+    assert "2.weight" not in plan.slices
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("bias", [True, False], ids=["zero", "constant"])
+def test_train_mode_and_gradients(kind: Callable[[int], nn.Module], bias: bool) -> None:
+    """Outputs and gradients of what is left are those of the masked model."""
+    model = net(kind(8))
+    masks = masks_of(model, [0, 3, 5], bias)
+    small, plan = compacted(model, masks, tokens())
+    reference = masked(model, masks)
+    outputs = []
+    for either in (reference, small):
+        either.train()
+        outputs.append(either(tokens(3, 7)))
+        (outputs[-1] ** 2).sum().backward()
+    assert relative_error([outputs[0].detach()], [outputs[1].detach()]) < 1e-9
+    for name, parameter in small.named_parameters():
+        old = reference.get_parameter(name).grad
+        expected = plan.slices[name].apply(old) if name in plan.slices else old
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_the_certificate_says_whether_train_mode_is_exact() -> None:
+    """Zeros put back are exact at any time; a constant holds only until its layer's bias would have been trained."""
+    model = net(nn.LayerNorm(8))
+    for bias in (True, False):
+        speedup = engine.ModelSpeedup(copy.deepcopy(model), tokens(), masks_of(model, [0], bias))
+        speedup.speedup_model()
+        assert speedup.certificate.verified and speedup.certificate.exact_in_train is bias
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["zero", "constant"])
+def test_a_plan_survives_a_file(bias: bool) -> None:
+    """Read with weights_only it does the same to another instance, and the small state loads."""
+    model = net(nn.LayerNorm(8))
+    small, plan = compacted(model, masks_of(model, [0, 3], bias), tokens())
+    again = stored(plan).apply(copy.deepcopy(model))
+    assert unchanged(again, snapshot(small)) and repr(again) == repr(small)
+    fresh = stored(plan.structure()).apply(net(nn.LayerNorm(8)))
+    fresh.load_state_dict(small.state_dict())
+    for other in (again, fresh):
+        assert relative_error(run(small, tokens(3, 7)), run(other, tokens(3, 7))) == 0
+
+
+def test_a_subclass_with_its_own_forward() -> None:
+    """Permute, norm, permute: channels of images go, at any resolution; the class keeps its name."""
+    model = randomised(
+        Net(
+            lambda m, x: m.head(torch.tanh(m.norm(m.stem(x)))).mean((2, 3)),
+            stem=nn.Conv2d(3, 8, 3),
+            norm=LayerNorm2d(8),
+            head=nn.Conv2d(8, 2, 1),
+        )
+    )
+    kept = torch.ones(8).index_fill(0, torch.tensor([1, 6]), 0)
+    masks = dead(model, {"stem": [1, 6]}) | {"norm": {"weight": kept, "bias": kept}}
+    plan = check_exact(model, masks, image(), image(9), image(5, batch=1))
+    assert plan.slices["stem.weight"].shape[0] == 6 == plan.slices["norm.weight"].shape[0]
+    small, _ = compacted(model, masks, image())
+    assert type(small.norm).__name__ == "LayerNorm2d" and isinstance(small.norm, LayerNorm2d)
+
+
+class Twice(nn.Module):
+    """One norm in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Linear(5, 8), nn.Linear(5, 8), nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.head(torch.tanh(self.norm(self.one(x))) * torch.tanh(self.norm(self.two(x))))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_norm_that_is_called_twice(alike: bool) -> None:
+    """Channels go where both calls see the same constant; else they stay."""
+    model = randomised(Twice())
+    kept = torch.ones(8).index_fill(0, torch.tensor([2, 4]), 0)
+    masks = dead(model, {"one": [2, 4], "two": [2, 4]}) | {"norm": {"weight": kept, "bias": kept}}
+    if alike:
+        with torch.no_grad():
+            model.two.bias.copy_(model.one.bias)
+    plan = check_exact(model, masks, tokens(), tokens(3, 7))
+    assert ([n.kept for n in plan.widened] == [6]) is alike and ("one.weight" in plan.slices) is alike
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["zero", "constant"])
+def test_a_compacted_model_is_compacted_again(bias: bool) -> None:
+    """Other layers lose more, the norm keeps its statistics, and the result is exact."""
+    model = net(nn.LayerNorm(8))
+    small, _ = compacted(model, masks_of(model, [0, 3], bias), tokens())
+    kept = torch.ones(6).index_fill(0, torch.tensor([1]), 0)
+    masks = dead(small, {"0": [1], "2": [0, 4]}, bias=True) | {"1": {"weight": kept, "bias": kept}}
+    smaller, plan = compacted(small, masks, tokens())
+    assert relative_error(run(masked(small, masks), tokens(3, 7)), run(smaller, tokens(3, 7))) < 1e-9
+    assert plan.slices["4.weight"].shape == (3, 4)
+
+
+def test_a_widened_norm_follows_dtype_and_copies() -> None:
+    """It has one state-dict key per parameter, runs in other dtypes and under autocast, and can be copied."""
+    model = net(nn.LayerNorm(8))
+    small, _ = compacted(model, masks_of(model, [0, 3], bias=False), tokens())
+    assert list(small.state_dict()) == list(model.state_dict()) and tuple(small[1].normalized_shape) == (6,)
+    twin = copy.deepcopy(small)
+    assert relative_error(run(small, tokens()), run(twin, tokens())) == 0
+    assert twin.bfloat16()(tokens().bfloat16()).dtype == torch.bfloat16
+    twin.float()
+    full, x = net(nn.LayerNorm(8)).float(), tokens().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = full[0](x)
+        assert twin[1](twin[0](x)).dtype == full[1](hidden).dtype
+    error = relative_error(run(small.float(), x), run(twin, x))
+    assert error < 2e-2
+
+
+def test_rollback_restores_the_norm() -> None:
+    """Class, shape and numbers."""
+    model = net(nn.LayerNorm(8))
+    plan = compacted(model, masks_of(model, [0, 3], bias=False), tokens())[1]
+    state, before = snapshot(model), run(model, tokens())
+    change = plan.prepare(model)
+    change.commit()
+    assert type(model[1]) is not nn.LayerNorm and type(model[1].normalized_shape) is FullWidth
+    change.rollback()
+    assert type(model[1]) is nn.LayerNorm and model[1].normalized_shape == (8,) and unchanged(model, state)
+    assert relative_error(before, run(model, tokens())) == 0
+
+
+class Plain(nn.Module):
+    """A norm of an author's own, by function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalized_shape, self.weight = (8,), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return F.layer_norm(x, self.normalized_shape, self.weight)
+
+
+class Hard(nn.LayerNorm):
+    """A norm that writes its width down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return F.layer_norm(x, (8,), self.weight, self.bias, self.eps)
+
+
+def test_which_classes_can_be_widened() -> None:
+    """Norms of torch and their subclasses that pass on ``self.normalized_shape``."""
+    assert can_widen(nn.LayerNorm) and can_widen(nn.RMSNorm) and can_widen(LayerNorm2d)
+    assert not any(can_widen(kind) for kind in (Plain, Hard, nn.GroupNorm, nn.Linear, None, 3))
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: Hard(8), lambda: nn.LayerNorm((4, 8)), lambda: nn.GroupNorm(1, 4)])
+def test_what_cannot_be_widened_keeps_its_channels(make: Callable[[], nn.Module]) -> None:
+    """Norms by function, with written widths, over several dimensions, or in groups: exact, and whole."""
+    model = net(make())
+    masks = dead(model, {"0": [0, 3]}, bias=True)
+    plan = check_exact(model, masks, tokens(), tokens(3, 4))
+    assert "0.weight" not in plan.slices and plan.widened == ()
+    reasons = {g.name: g.reason for g in engine.dependency_groups(model, tokens())}
+    assert "averages over it" in reasons["0"]
+
+
+@pytest.mark.parametrize(
+    "widening",
+    [
+        Widening("1", 8, 8, None),
+        Widening("1", 8, 0, None),
+        Widening("1", 8, 6, torch.zeros(3)),
+        Widening("0", 8, 6, None),
+        Widening("norm", 8, 6, None),
+    ],
+)
+def test_a_widening_that_does_not_fit_is_refused(widening: Widening) -> None:
+    """In one error that names the module, and nothing has been changed."""
+    model = net(nn.LayerNorm(8))
+    state = snapshot(model)
+    with pytest.raises(PlanError, match=f"'{widening.module}'"):
+        engine.Plan(widened=(widening,)).apply(model)
+    assert unchanged(model, state) and type(model[1]) is nn.LayerNorm
+
+
+def test_a_widening_of_another_width_is_refused() -> None:
+    """A plan made for 8 channels does not fit a norm over 16."""
+    norm = nn.LayerNorm(16, elementwise_affine=False)
+    with pytest.raises(PlanError, match="'0'"):
+        engine.Plan(widened=(Widening("0", 8, 6, None),)).apply(nn.Sequential(norm))
+    assert type(norm) is nn.LayerNorm
+
+
+def test_a_widening_as_primitives() -> None:
+    """There and back, with constants in float64."""
+    for fill in (None, torch.tensor([1.0, 2.0])):
+        again = Widening.from_state_dict(Widening("a.norm", 8, 6, fill).state_dict())
+        assert (again.module, again.size, again.kept) == ("a.norm", 8, 6)
+        assert again.fill is None if fill is None else torch.equal(again.fill, fill.double())
+
+
+def test_widening_by_hand() -> None:
+    """Redo gives the norm of the padded input, cut off again; undo gives the plain norm."""
+    norm = nn.LayerNorm(4, elementwise_affine=False).double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    full = F.layer_norm(torch.cat([x, torch.tensor([[2.0, -1.0]]).expand(3, 2)], 1), (6,))
+    redo, undo = widen(norm, Widening("", 6, 4, torch.tensor([2.0, -1.0])))
+    redo()
+    torch.testing.assert_close(norm(x), full[:, :4], rtol=1e-12, atol=1e-12)
+    undo()
+    torch.testing.assert_close(norm(x), F.layer_norm(x, (4,)), rtol=1e-12, atol=1e-12)

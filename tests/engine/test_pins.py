@@ -1,0 +1,662 @@
+"""Size arguments that are pinned in the forward of one module."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import io
+import sys
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.errors import PlanError
+from engine.pins import Pin, pin_of, pinned_class
+from tests.engine.exactness import Masks, masked, randomised, relative_error, run
+from tests.engine.nets import Net, analysis_of, dead, image, plain, snapshot, unchanged
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a call's place in the source is known from 3.11 on")
+
+
+class Attention(nn.Module):
+    """Self-attention whose sizes are written as most authors write them: ``c`` is the width of the tokens."""
+
+    def __init__(self, width: int = 8, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens, (batch, tokens, width)."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        y = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(n, t, c))
+
+
+class Rewritten(Attention):
+    """The same function in other words."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        qkv = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        y = (qkv[0] @ qkv[1].transpose(-2, -1) * qkv.shape[-1] ** -0.5).softmax(-1) @ qkv[2]
+        return self.out(y.transpose(1, 2).reshape(n, t, c))
+
+
+def split_heads(x: Tensor, heads: int, width: int) -> tuple[Tensor, ...]:
+    """Return queries, keys and values, (batch, heads, tokens, width)."""
+    return x.reshape(x.shape[0], x.shape[1], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def attended(x: Tensor, heads: int, width: int) -> Tensor:
+    """Return what heads put out, (batch, heads, tokens, width)."""
+    q, k, v = split_heads(x, heads, width)
+    return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+class ByFunction(Attention):
+    """The heads are split by a function of the file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        q, k, v = split_heads(self.qkv(x), self.heads, x.shape[2] // self.heads)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class ByFunctions(Attention):
+    """The heads are split by a function that another function of the file calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        return self.out(attended(self.qkv(x), self.heads, x.shape[2] // self.heads).transpose(1, 2).flatten(2))
+
+
+class ByAttribute(Attention):
+    """The heads are split by a function that is an attribute of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = split_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        q, k, v = self.split(self.qkv(x), self.heads, x.shape[2] // self.heads)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class BySuper(Attention):
+    """Calls the forward of its base."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        return 2 * super().forward(x)
+
+
+class ByBase(Attention):
+    """Calls the forward of its base, by the base's name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        return 2 * Attention.forward(self, x)
+
+
+class ByMethod(Attention):
+    """Splits heads in a method of its own, with defaults and keywords."""
+
+    def split(self, x: Tensor, width: int = 2, *, parts: int = 3) -> tuple[Tensor, ...]:
+        """Return queries, keys and values."""
+        n, t = x.shape[:2]
+        return torch.reshape(x, (n, t, parts, self.heads, width)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        q, k, v = self.split(self.qkv(x))
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WithClassDefault(Attention):
+    """A default that is a name of the class body."""
+
+    parts = 3
+
+    def forward(self, x: Tensor, parts: int = parts) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).view(n, t, parts, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WithPrivateName(Attention):
+    """An attribute whose name Python changes inside of a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__parts = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).view(n, t, self.__parts, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class WithText(Attention):
+    """Text in the code that starts further left than the code does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        assert c % self.heads == 0, """
+the width is a multiple of the heads"""
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def counted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A decorator that wraps."""
+
+    @functools.wraps(function)
+    def wrapper(self: Attention, x: Tensor) -> Tensor:
+        return function(self, x)
+
+    return wrapper
+
+
+class Decorated(Attention):
+    """The method is hidden behind another function."""
+
+    @counted
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Inner(Attention):
+    """The function with the sizes is made in the forward, and sees its names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+
+        def split(y: Tensor) -> Tensor:
+            return y.reshape(n, t, 3, self.heads, c // self.heads)
+
+        q, k, v = split(self.qkv(x)).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Unpacked(Attention):
+    """Sizes in front of the one that changes are unpacked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, self.heads, x.shape[2] // self.heads).permute(2, 0, 3, 1, 4)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Named(Attention):
+    """Sizes are passed by keyword."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        q, k, v = torch.reshape(self.qkv(x), shape=(n, t, 3, self.heads, c // self.heads)).permute(2, 0, 3, 1, 4)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Large(nn.Module):
+    """Attention over positions, which pools large images first and then splits heads in another line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.stem, self.qkv = 4, nn.Conv2d(3, 8, 1), nn.Conv2d(8, 24, 1)
+        self.out, self.head = nn.Conv2d(8, 6, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        x = self.stem(x)
+        n, c, h, w = x.shape
+        qkv = self.qkv(x)
+        if h > 8:
+            small = torch.nn.functional.avg_pool2d(qkv, 2)
+            q, k, v = small.reshape(n, 3, self.heads, c // self.heads, h * w // 4).transpose(3, 4).unbind(1)
+        else:
+            q, k, v = qkv.reshape(n, 3, self.heads, c // self.heads, h * w).transpose(3, 4).unbind(1)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.head(torch.relu(self.out(y.transpose(2, 3).flatten(1, 2)[..., None])).mean((2, 3)))
+
+
+def net(make: Callable[[], nn.Module] = Attention) -> nn.Module:
+    """A projection, attention, and two layers behind it."""
+    return randomised(nn.Sequential(nn.Linear(5, 8), make(), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3)))
+
+
+def tokens(batch: int = 2, count: int = 4, seed: int = 0) -> Tensor:
+    """Random input of shape (batch, count, 5)."""
+    return torch.randn(batch, count, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def without_heads(layer: nn.Module, closed: Iterable[int], heads: int = 4) -> dict[str, Tensor]:
+    """Mask queries, keys and values of some heads in a fused projection."""
+    mask = torch.ones(3, heads, layer.weight.shape[0] // 3 // heads)
+    mask[:, list(closed)] = 0
+    rows = mask.reshape(-1)
+    columns = rows.view(-1, *[1] * (layer.weight.ndim - 1))
+    return {"weight": columns.expand(layer.weight.shape).clone(), "bias": rows}
+
+
+def attention_masks(model: nn.Module, closed: Iterable[int] = (0, 2)) -> Masks:
+    """Close heads of the attention in `net`."""
+    return {"1.qkv": without_heads(model[1].qkv, closed)}
+
+
+def compacted(model: nn.Module, masks: Masks, x: Tensor) -> tuple[nn.Module, engine.Plan]:
+    """A small copy, and its plan."""
+    speedup = engine.ModelSpeedup(copy.deepcopy(model), x, masks, confidence=2)
+    return speedup.speedup_model(), speedup.plan
+
+
+def stored(plan: engine.Plan) -> engine.Plan:
+    """Through a file that is read with weights_only."""
+    file = io.BytesIO()
+    torch.save(plan.state_dict(), file)
+    file.seek(0)
+    return engine.Plan.from_state_dict(torch.load(file, weights_only=True))
+
+
+def error_of(model: nn.Module, masks: Masks, small: nn.Module, *batches: Tensor) -> float:
+    """Largest relative error of the small model."""
+    reference = masked(model, masks)
+    return max(relative_error(run(reference, x), run(small, x)) for x in batches)
+
+
+@pytest.mark.parametrize("make", [Attention, Rewritten, ByFunction, ByMethod])
+def test_heads_go_as_a_whole(make: Callable[[], nn.Module]) -> None:
+    """Two of four heads go with their queries, keys, values and output columns; other batches and lengths fit."""
+    model = net(make)
+    masks = attention_masks(model)
+    assert "1.qkv" not in engine.not_safe_to_prune(model, tokens())
+    small, plan = compacted(model, masks, tokens())
+    assert plan.slices["1.qkv.weight"].shape == (12, 8) and plan.slices["1.out.weight"].shape == (8, 4)
+    assert plan.pins and type(small[1]) is not make and isinstance(small[1], make)
+    assert error_of(model, masks, small, tokens(), tokens(1, 1), tokens(3, 7)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ByFunctions,
+        ByAttribute,
+        BySuper,
+        ByBase,
+        WithClassDefault,
+        WithPrivateName,
+        WithText,
+        Decorated,
+        Inner,
+        Unpacked,
+        Named,
+    ],
+)
+def test_whatever_the_code_looks_like(make: Callable[[], nn.Module]) -> None:
+    """Either heads go and the model computes the same, or they stay; never an error."""
+    model = net(make)
+    masks = attention_masks(model)
+    small, plan = compacted(model, masks, tokens())
+    assert plan.is_empty or plan.slices["1.qkv.weight"].shape == (12, 8)
+    assert error_of(model, masks, small, tokens(), tokens(3, 7)) < 1e-9
+
+
+@pytest.mark.parametrize("make", [Decorated, Inner, Unpacked, Named])
+def test_a_call_that_cannot_be_edited_keeps_its_heads(make: Callable[[], nn.Module]) -> None:
+    """In a closure, behind unpacked sizes, by keyword: the heads stay, and the reason names the line."""
+    unsafe = engine.not_safe_to_prune(net(make), tokens())
+    assert "1.qkv" in unsafe and "test_pins.py:" in unsafe.reasons["1.qkv"]
+
+
+def test_part_of_a_head_stays() -> None:
+    """A head with one live value stays, with all of it."""
+    model = net()
+    masks = attention_masks(model)
+    masks["1.qkv"]["weight"][16] = 1  # the first value of head 0
+    small, plan = compacted(model, masks, tokens())
+    assert plan.slices["1.qkv.weight"].shape == (18, 8) and error_of(model, masks, small, tokens(1, 3)) < 1e-9
+
+
+def test_the_pinned_numbers() -> None:
+    """Only what does not follow is set: the number of heads, and the width of all heads together."""
+    model = net()
+    plan = compacted(model, attention_masks(model), tokens())[1]
+    assert [(p.module, p.function, p.method, p.position, p.value) for p in plan.pins] == [
+        ("1", "forward", True, 3, 2),
+        ("1", "forward", True, 2, 4),
+    ]
+    assert "Pinned:\n  forward of '1' is given the size 2" in str(plan)
+
+
+def test_only_the_module_itself_is_pinned() -> None:
+    """Another instance of the class, and the class itself, stay as they are; so do attributes."""
+    model = randomised(nn.Sequential(nn.Linear(5, 8), Attention(), Attention(), nn.Linear(8, 3)))
+    masks = attention_masks(model)
+    small, plan = compacted(model, masks, tokens())
+    assert type(small[2]) is Attention and type(small[1]) is not Attention and small[1].heads == 4
+    assert {p.module for p in plan.pins} == {"1"} and error_of(model, masks, small, tokens(3, 5)) < 1e-9
+    assert net()(tokens()).shape == (2, 4, 3)
+
+
+def test_two_modules_with_one_function_have_pins_of_their_own() -> None:
+    """The function of the file is copied for each of them."""
+    model = randomised(nn.Sequential(nn.Linear(5, 8), ByFunction(), ByFunction(), nn.Linear(8, 3)))
+    masks = attention_masks(model, [0]) | {"2.qkv": without_heads(model[2].qkv, [0, 1, 3])}
+    small, plan = compacted(model, masks, tokens())
+    assert {(p.module, p.function, p.method, p.value) for p in plan.pins} == {
+        ("1", "split_heads", False, 3),
+        ("2", "split_heads", False, 1),
+    }
+    assert error_of(model, masks, small, tokens(3, 5)) < 1e-9
+    assert split_heads(torch.zeros(1, 1, 24), 4, 2)[0].shape == (1, 4, 1, 2)
+
+
+class Sized(nn.Module):
+    """A stem whose channels are viewed by some size, and a head."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.head, self.kind, self.width = nn.Conv2d(3, 8, 1), nn.Linear(8, 2), kind, 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        x = self.stem(x)
+        if self.kind == "literal":
+            x = x.view(x.shape[0], 8, -1)
+        elif self.kind == "batch":
+            x = x.view(-1, x.shape[0] * 4, x.shape[2] * x.shape[3])
+        elif self.kind == "resolution":
+            x = x.view(x.shape[0], x.shape[2] * 2, -1)
+        else:
+            x = x.view(x.shape[0], self.width, -1)
+        return self.head(x.mean(2))
+
+
+@pytest.mark.parametrize("kind", ["literal", "batch", "resolution"])
+def test_what_is_never_pinned(kind: str) -> None:
+    """A number that the author wrote down, or one that follows the batch or the resolution, keeps its channels."""
+    model, x = randomised(Sized(kind)), image(4)
+    unsafe = engine.not_safe_to_prune(model, x)
+    assert list(unsafe) == ["stem"] and "does not follow" in unsafe.reasons["stem"]
+    masks = dead(model, {"stem": [0, 1, 2]}, bias=True)
+    small, plan = compacted(model, masks, x)
+    assert plan.pins == () and "stem.weight" not in plan.slices and type(small) is Sized
+
+
+def test_an_attribute_is_pinned() -> None:
+    """A module's own width is a choice that the plan may change, in the one argument; the attribute stays."""
+    model = randomised(Sized("attribute"))
+    assert engine.not_safe_to_prune(model, image()) == []
+    masks = dead(model, {"stem": [0, 1, 2]}, bias=True)
+    small, plan = compacted(model, masks, image())
+    assert [(p.position, p.value) for p in plan.pins] == [(1, 5)] and small.width == 8
+    assert error_of(model, masks, small, image(9), image(4, batch=1)) < 1e-9
+
+
+class Viewed(nn.Module):
+    """One call of each function whose sizes can be pinned."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.head, self.kind, self.width = nn.Conv2d(3, 8, 1), nn.Linear(8, 2), kind, 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        gate, x = torch.sigmoid(x.mean((1, 2, 3)))[:, None], self.stem(x)
+        n, h, w = x.shape[0], x.shape[2], x.shape[3]
+        if self.kind == "view tuple":
+            x = x.view((n, self.width, h * w)).mean(2)
+        elif self.kind == "torch.reshape list":
+            x = torch.reshape(x, [n, self.width, h * w]).mean(2)
+        elif self.kind == "unflatten":
+            x = x.mean((2, 3)).unflatten(1, (self.width, 1)).flatten(1)
+        elif self.kind == "torch.unflatten":
+            x = torch.unflatten(x.mean((2, 3)), 1, (self.width, 1)).flatten(1)
+        elif self.kind == "expand":
+            x = x.mean((2, 3)) * gate.expand(n, self.width)
+        elif self.kind == "split":
+            x = torch.cat([part.neg() for part in x.split(self.width // 2, 1)], 1).mean((2, 3))
+        return self.head(x)
+
+
+KINDS = ["view tuple", "torch.reshape list", "unflatten", "torch.unflatten", "expand", "split"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_call(kind: str) -> None:
+    """Sizes one by one, in a tuple or in a list, by method or by function of torch."""
+    model = randomised(Viewed(kind))
+    masks = dead(model, {"stem": [0, 1, 4, 5]}, bias=True)
+    small, plan = compacted(model, masks, image())
+    assert plan.slices["stem.weight"].shape[0] == 4 and len(plan.pins) == 1
+    assert error_of(model, masks, small, image(9, batch=3)) < 1e-9
+
+
+def test_a_factor_computed_from_a_size_that_would_change_freezes() -> None:
+    """``x * channels ** -0.5`` would be another number; one from the width of a head stays what it is."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head((x * x.shape[1] ** -0.5).mean((2, 3)))
+
+    model = randomised(Scaled())
+    unsafe = engine.not_safe_to_prune(model, image())
+    assert list(unsafe) == ["stem"] and "** -0.5" in unsafe.reasons["stem"]
+    masks = dead(model, {"stem": [0, 1]}, bias=True)
+    small, plan = compacted(model, masks, image())
+    assert "stem.weight" not in plan.slices and error_of(model, masks, small, image(9)) < 1e-9
+
+
+class ScaledByWidth(Attention):
+    """Scores are scaled by a width that is computed from that of the tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        y = (q @ k.transpose(-2, -1) * (c // self.heads) ** -0.5).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def test_a_factor_freezes_what_it_is_computed_from() -> None:
+    """Not what it is multiplied with: the tokens keep their width, the heads may go."""
+    model = net(ScaledByWidth)
+    unsafe = engine.not_safe_to_prune(model, tokens())
+    assert "0" in unsafe and "** -0.5" in unsafe.reasons["0"] and "1.qkv" not in unsafe
+    masks = attention_masks(model)
+    small, plan = compacted(model, masks, tokens())
+    assert plan.slices["1.qkv.weight"].shape == (12, 8) and error_of(model, masks, small, tokens(3, 7)) < 1e-9
+
+
+def test_a_factor_from_the_number_of_heads_freezes() -> None:
+    """``scores / heads`` with the heads read from a shape."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.qkv(m.stem(x)).unflatten(-1, (3, 4, 2)).permute(2, 0, 3, 1, 4)
+        return m.head(((y[0] @ y[1].mT / y.shape[2]).softmax(-1) @ y[2]).transpose(1, 2).flatten(2))
+
+    model = randomised(Net(forward, stem=nn.Linear(5, 8), qkv=nn.Linear(8, 24), head=nn.Linear(8, 2)))
+    assert "qkv" in engine.not_safe_to_prune(model, tokens())
+
+
+def test_another_branch_is_pinned_as_well() -> None:
+    """Code that only runs at another resolution is recorded before anything is pinned, and is right there too."""
+    model = randomised(Large())
+    masks: Masks = {"qkv": without_heads(model.qkv, [1, 2])}
+    analysis = analysis_of(model, image(), masks)
+    assert analysis.structure.graph.explored and len({p.line for p in analysis.plan.pins}) == 2
+    small, _ = compacted(model, masks, image())
+    assert error_of(model, masks, small, image(6, batch=3), image(8), image(12), image(16, batch=1)) < 1e-9
+
+
+def test_without_pins_nothing_is_explored() -> None:
+    """A plan that pins nothing needs no second recording."""
+    model = plain()
+    assert not analysis_of(model, image(), dead(model, {"0": [0]}, bias=True)).structure.graph.explored
+
+
+def test_a_plan_survives_a_file() -> None:
+    """Stored and read with weights_only, it does to a fresh model what it did; the small state loads."""
+    model = net()
+    masks = attention_masks(model)
+    small, plan = compacted(model, masks, tokens())
+    again = stored(plan).apply(copy.deepcopy(model))
+    assert unchanged(again, snapshot(small)) and relative_error(run(small, tokens(3, 7)), run(again, tokens(3, 7))) == 0
+    fresh = stored(plan.structure()).apply(nn.Sequential(*[copy.deepcopy(part) for part in net().train()]))
+    fresh.load_state_dict(small.state_dict())
+    assert relative_error(run(small, tokens(1, 3)), run(fresh, tokens(1, 3))) == 0
+    assert stored(plan).pins == plan.pins
+
+
+def test_what_holds_on_to_the_model_keeps_working() -> None:
+    """State-dict keys, the module object, its attributes, hooks and copies."""
+    model = net()
+    masks = attention_masks(model)
+    keys, attention, calls = list(model.state_dict()), model[1], []
+    attention.register_forward_hook(lambda m, a, out: calls.append(out.shape))
+    attention.note = "mine"
+    reference = masked(model, masks)
+    engine.ModelSpeedup(model, tokens(), masks).speedup_model()
+    calls.clear()
+    found = run(model, tokens(3, 7))
+    assert model[1] is attention and list(model.state_dict()) == keys and attention.note == "mine"
+    assert calls == [(3, 7, 8)] and type(attention).__name__ == "Attention" and repr(model).count("Attention(") == 1
+    assert relative_error(run(reference, tokens(3, 7)), found) < 1e-9
+    twin = copy.deepcopy(model)
+    assert relative_error(found, run(twin, tokens(3, 7))) == 0
+    assert twin.load_state_dict(model.state_dict()) and type(twin[1]) is type(attention)
+
+
+def test_train_mode_and_backward() -> None:
+    """The small model trains as the masked one does: outputs and gradients of what is left agree."""
+    model = net()
+    masks = attention_masks(model)
+    small, plan = compacted(model, masks, tokens())
+    reference = masked(model, masks)
+    for either in (reference, small):
+        either.train()
+        (either(tokens(3, 7)) ** 2).sum().backward()
+    for name, parameter in small.named_parameters():
+        old = reference.get_parameter(name).grad
+        expected = plan.slices[name].apply(old) if name in plan.slices else old
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_compacted_model_is_compacted_again() -> None:
+    """The second plan pins numbers in code that is pinned already, or keeps the heads; the result is exact."""
+    model = net()
+    small, _ = compacted(model, attention_masks(model), tokens())
+    more = {"1.qkv": without_heads(small[1].qkv, [1], heads=2)}
+    smaller, _ = compacted(small, more, tokens())
+    assert error_of(small, more, smaller, tokens(3, 7)) < 1e-9
+
+
+def test_rollback_restores_the_class() -> None:
+    """And every number; it can be done again."""
+    model = net()
+    plan = analysis_of(model, tokens(), attention_masks(model)).plan
+    state, before = snapshot(model), run(model, tokens())
+    change = plan.prepare(model)
+    change.commit()
+    assert type(model[1]) is not Attention and model[1].qkv.out_features == 12
+    change.rollback()
+    assert type(model[1]) is Attention and unchanged(model, state) and "forward" not in vars(model[1])
+    assert relative_error(before, run(model, tokens())) == 0
+
+
+def changed_hash(plan: engine.Plan) -> engine.Plan:
+    """As if the code had been edited since."""
+    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, source="0" * 16) for p in plan.pins))
+
+
+def other_function(plan: engine.Plan) -> engine.Plan:
+    """As if the method had another name now."""
+    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, function="call") for p in plan.pins))
+
+
+def other_place(plan: engine.Plan) -> engine.Plan:
+    """As if the call stood somewhere else."""
+    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, line=p.line + 1) for p in plan.pins))
+
+
+def other_module(plan: engine.Plan) -> engine.Plan:
+    """As if the module had another name."""
+    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, module="attention") for p in plan.pins))
+
+
+@pytest.mark.parametrize("damage", [changed_hash, other_function, other_place, other_module])
+def test_a_pin_for_other_code_is_refused(damage: Callable[[engine.Plan], engine.Plan]) -> None:
+    """In one clear error that names the function or module, and nothing has been changed."""
+    model = net()
+    plan = analysis_of(model, tokens(), attention_masks(model)).plan
+    state = snapshot(model)
+    with pytest.raises(PlanError, match="forward|'call'|'attention'"):
+        damage(plan).apply(model)
+    assert unchanged(model, state) and type(model[1]) is Attention and model[1].qkv.out_features == 24
+
+
+def test_a_plan_for_another_class_is_refused() -> None:
+    """The same parameters in a class whose forward is written in other words."""
+    model = net()
+    plan = analysis_of(model, tokens(), attention_masks(model)).plan
+    other = net(Rewritten)
+    state = snapshot(other)
+    with pytest.raises(PlanError, match="source of 'forward'"):
+        plan.apply(other)
+    assert unchanged(other, state) and type(other[1]) is Rewritten
+
+
+def test_a_pin_as_primitives() -> None:
+    """There and back; what is damaged is refused with the plan."""
+    pin = Pin("1", "forward", True, "0123456789abcdef", 3, 20, 1, 4)
+    assert Pin.from_state_dict(pin.state_dict()) == pin
+    assert {type(v) for v in pin.state_dict().values()} == {str, bool, int}
+    state = engine.Plan(pins=(pin,)).state_dict()
+    state["pins"][0].pop("value")
+    with pytest.raises(PlanError, match="damaged"):
+        engine.Plan.from_state_dict(state)
+
+
+def test_a_call_without_a_place_has_no_pin() -> None:
+    """Python 3.10 does not know where a call ends; then the call is not edited, and its channels stay."""
+    model = net()
+    node = next(n for n in engine.trace(model, tokens()).nodes if n.op == "reshape")
+    pin = pin_of(node, ("shape", 3), 2, Attention)
+    assert pin is not None and (pin.module, pin.value, pin.function) == ("1", 2, "forward")
+    nowhere = dataclasses.replace(node, site=dataclasses.replace(node.site, end=None))
+    assert pin_of(nowhere, ("shape", 3), 2, Attention) is None
+    assert pin_of(dataclasses.replace(node, site=None), ("shape", 3), 2, Attention) is None
+    assert pin_of(node, ("shape", 9), 2, Attention) is None and pin_of(node, ("shape", 3), 2, nn.Linear) is None
+
+
+def test_a_pinned_class() -> None:
+    """A subclass with the same name, in which one number is another; defaults and line numbers are kept."""
+    model = net(ByMethod)
+    node = next(n for n in engine.trace(model, tokens()).nodes if n.op == "reshape")
+    pin = pin_of(node, ("shape", 3), 2, ByMethod)
+    assert pin is not None and pin.function == "split"
+    made = pinned_class(ByMethod, [pin])
+    assert issubclass(made, ByMethod) and made.__qualname__ == ByMethod.__qualname__ and made.__module__ == __name__
+    assert made.split.__defaults__ == (2,) and made.split.__kwdefaults__ == {"parts": 3}
+    assert made.split.__code__.co_firstlineno == ByMethod.split.__code__.co_firstlineno
+    assert made().split(torch.zeros(1, 5, 12))[0].shape == (1, 2, 5, 2)
