@@ -178,9 +178,12 @@ def _attention_labels(node: Node, labels: Labels) -> None:
     _fix_unknown(labels, node, operands, range(tokens))
 
 
-def _attention_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+def _attention_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     """Values that are zero at all positions come out as zero."""
-    known = constants.plain(node.args["value"])
+    query, _, value = _heads(node)
+    if query.shape[:-2] != value.shape[:-2]:
+        return None
+    known = constants.plain(value)
     zero = (known == 0).all(-2, keepdim=True)
     return [torch.where(zero, 0.0, math.nan)]
 

@@ -77,8 +77,10 @@ def _index_labels(node: Node, labels: Labels) -> None:
 
 def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     place, known = _picked(node), constants.plain(node.inputs[0])
-    if place is None or known.size(place[0]) > 1 or node.op == "gather":
+    if place is None or node.op == "gather":
         return None
+    if known.size(place[0]) > 1:  # whichever is picked, what is zero in all of them is zero
+        known = torch.where((known == 0).all(place[0], keepdim=True), 0.0, math.nan)
     return [_moved(node, known, *place)]
 
 
@@ -135,6 +137,7 @@ def _samples() -> Iterable[Sample]:
 
 
 RULES = [
+    # `embedding_dim` keeps the old number: models scale by its root, and that factor has to stay
     Rule(("embedding",), _embedding_labels, _embedding_constants, samples=_samples),
     Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
 ]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import engine
 from engine.constants import Constants
 from engine.ops.attention import Attention
-from tests.engine.exactness import KINDS, Masks, check_exact, randomised
+from tests.engine.attentions import tokens, without_heads
+from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, constants_of, dead, image
 from tests.engine.ops.brute import check_labels, check_macs, check_use
 
@@ -174,21 +175,9 @@ def test_softmax_counts_in_full_mode() -> None:
     assert engine.count_flops_params(net, x, verbose=False, mode="full")[0] == 12
 
 
-def tokens(batch: int = 2, count: int = 4) -> Tensor:
-    """Random input of shape (batch, count, 5)."""
-    return torch.randn(batch, count, 5, dtype=torch.float64)
-
-
 def net(attention: nn.Module) -> nn.Module:
     """A projection, attention, and two layers behind it."""
     return randomised(nn.Sequential(nn.Linear(5, 8), attention, nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3)))
-
-
-def without_heads(model: nn.Module, closed: list[int]) -> Masks:
-    """Mask queries, keys and values of some of four heads."""
-    mask = torch.ones(3, 4, 2)
-    mask[:, closed] = 0
-    return {"1.qkv": {"weight": mask.reshape(-1, 1).expand(24, 8), "bias": mask.reshape(-1)}}
 
 
 @needs_places
@@ -197,7 +186,7 @@ def without_heads(model: nn.Module, closed: list[int]) -> Masks:
 def test_heads_go_with_their_bias(fused: bool, biased: bool) -> None:
     """A mask with one entry per head loses it with the head; other batches and lengths fit."""
     model = net(Attention(8, 4, fused, biased))
-    plan = check_exact(model, without_heads(model, [0, 3]), tokens(), tokens(1, 1), tokens(3, 7))
+    plan = check_exact(model, {"1.qkv": without_heads(model[1].qkv, [0, 3])}, tokens(), tokens(1, 1), tokens(3, 7))
     assert plan.slices["1.qkv.weight"].shape == (12, 8) and plan.slices["1.out.weight"].shape == (8, 4)
     assert not biased or plan.slices["1.bias"].shape == (2, 1, 1)
 
@@ -228,7 +217,7 @@ def test_any_masks(fused: bool, kind: str) -> None:
 def test_all_heads_or_none(closed: list[int]) -> None:
     """Nothing to do, or one head that has to stay; the result is exact."""
     model = net(Attention(8, 4, fused=True))
-    plan = check_exact(model, without_heads(model, closed), tokens(), tokens(3, 7))
+    plan = check_exact(model, {"1.qkv": without_heads(model[1].qkv, closed)}, tokens(), tokens(3, 7))
     assert plan.is_empty or "1.qkv.weight" not in plan.slices or plan.slices["1.qkv.weight"].shape[0] >= 6
 
 

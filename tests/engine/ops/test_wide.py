@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 import engine
 from engine.errors import PlanError
 from engine.ops.wide import FullWidth, Widening, can_widen, widen
+from tests.engine.attentions import stored, tokens
 from tests.engine.exactness import Masks, check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Net, dead, image, snapshot, unchanged
 
@@ -58,19 +58,6 @@ def masks_of(model: nn.Module, closed: Iterable[int], bias: bool) -> Masks:
             masks.setdefault("1", {})[key] = torch.ones(8).index_fill(0, torch.tensor(closed), 0)
     masks["2"] = {"weight": torch.ones(6, 8).index_fill(1, torch.tensor(closed), 0)}
     return masks
-
-
-def tokens(batch: int = 2, count: int = 4, seed: int = 0) -> Tensor:
-    """Random input of shape (batch, count, 5)."""
-    return torch.randn(batch, count, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def stored(plan: engine.Plan) -> engine.Plan:
-    """Through a file that is read with weights_only."""
-    file = io.BytesIO()
-    torch.save(plan.state_dict(), file)
-    file.seek(0)
-    return engine.Plan.from_state_dict(torch.load(file, weights_only=True))
 
 
 def compacted(model: nn.Module, masks: Masks | None, x: Tensor) -> tuple[nn.Module, engine.Plan]:
