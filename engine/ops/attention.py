@@ -109,15 +109,35 @@ def _einsum_labels(node: Node, labels: Labels) -> None:
         labels.claim(value)
         inner = [d for d, letter in enumerate(term) if letter not in output]
         for layer in labels.without(value, inner, f"{node!r} contracts it"):
-            sizes = dict(zip(term, layer.shape, strict=True))
-            order = [term.index(letter) for letter in output if letter in term] + inner
-            labels.add(node.output, layer.permute(order).reshape([sizes.get(letter, 1) for letter in output]))
+            labels.add(node.output, _into_result(layer, term, output))
     for value, term in zip(node.args["tensors"], terms, strict=True):
         known = {term[d] for layer in labels.layers(value) for d in support(layer)}
         for layer in labels.layers(node.output):
             letters = {output[d] for d in support(layer)}
             if any(letter in term and value.shape[term.index(letter)] > 1 for letter in letters - known):
                 labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+
+
+def _into_result(array: Tensor, term: str, output: str) -> Tensor:
+    """Bring an operand's array, of size 1 along contracted letters, into the order of the result."""
+    sizes = dict(zip(term, array.shape, strict=True))
+    inner = [d for d, letter in enumerate(term) if letter not in output]
+    order = [term.index(letter) for letter in output if letter in term] + inner
+    return array.permute(order).reshape([sizes.get(letter, 1) for letter in output])
+
+
+def _einsum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """Zero where an operand is zero along all that is contracted."""
+    parsed = _terms(node)
+    if parsed is None:
+        return None
+    result = torch.full([1] * node.output.ndim, math.nan, dtype=torch.float64)
+    for value, term in zip(node.args["tensors"], parsed[0], strict=True):
+        zero = constants.plain(value) == 0
+        for dim, letter in enumerate(term):
+            zero = zero if letter in parsed[1] else zero.all(dim, keepdim=True)
+        result = torch.where(_into_result(zero, term, parsed[1]), 0.0, result)
+    return [result]
 
 
 def _einsum_macs(node: Node, shapes: Shapes) -> int:
@@ -251,7 +271,7 @@ def _samples() -> Iterable[Sample]:
 
 RULES = [
     Rule(("bmm", "matmul"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples),
-    Rule(("einsum",), _einsum_labels, macs=_einsum_macs),
+    Rule(("einsum",), _einsum_labels, _einsum_constants, macs=_einsum_macs),
     Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
     Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),
 ]

@@ -139,11 +139,11 @@ def test_columns_of_a_table_go_and_rows_stay() -> None:
     assert model.table.weight.shape == (11, 6) and model.table.num_embeddings == 11
 
 
-def test_the_attribute_of_a_table_follows() -> None:
-    """``embedding_dim`` is the number of columns that are left, and the module says so."""
+def test_the_attribute_of_a_table_stays() -> None:
+    """``embedding_dim`` keeps the old number: models scale by its root, and that factor has to stay what it was."""
     model = randomised(Words())
     check_words(model, {"table": column_masks([1, 5])})
-    assert model.table.embedding_dim == 6 and repr(model.table) == "Embedding(11, 6)"
+    assert model.table.embedding_dim == 8 and model.table.weight.shape == (11, 6)
 
 
 def test_columns_that_are_not_read_go() -> None:
