@@ -108,8 +108,9 @@ def main() -> int:
         print("No CUDA device here; pass --device cpu to measure on the processor.")
         return 1
     card = torch.cuda.get_device_name() if args.device.startswith("cuda") else "the processor"
+    removed = "half of the units of each group removed"
     head = [
-        f"Median latency in milliseconds on {card}, torch {torch.__version__}; half of the units of each group removed.",
+        f"Median latency in milliseconds on {card}, torch {torch.__version__}; {removed}.",
         "",
         "| network | dtype | batch | dense | masked | compacted | masked / compacted |",
         "|---|---|---:|---:|---:|---:|---:|",

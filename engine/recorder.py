@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,17 +27,21 @@ __all__ = ["WRITE", "Recorder", "Signature", "map_tensors", "signature", "tensor
 WRITE = "engine::write"
 
 
+def _items(tree: Any) -> Iterable[Any]:
+    """Return what a container holds; nothing for anything else."""
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, f.name) for f in dataclasses.fields(tree)]
+    if isinstance(tree, Mapping):
+        return tree.values()
+    return tree if isinstance(tree, (list, tuple)) else ()
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors in nested lists, tuples, mappings and dataclasses, in order."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from tensors_in(item)
-    elif isinstance(tree, Mapping):
-        yield from tensors_in(tuple(tree.values()))
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        yield from tensors_in(tuple(getattr(tree, f.name) for f in dataclasses.fields(tree)))
+    for item in () if isinstance(tree, Tensor) else _items(tree):
+        yield from tensors_in(item)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, ClassVar
@@ -194,17 +194,21 @@ class Shape(tuple[int, ...]):
         return Shape(tuple(other)) + self
 
 
+def _parts(tree: Any) -> Iterable[Any]:
+    """Return what an argument consists of; nothing for what holds nothing."""
+    if isinstance(tree, slice):
+        return tree.start, tree.stop, tree.step
+    if isinstance(tree, dict):
+        return tree.values()
+    return tree if isinstance(tree, (list, tuple)) else ()
+
+
 def numbers_in(tree: Any) -> Iterator[int | float]:
     """Yield the numbers in nested arguments, in order."""
     if isinstance(tree, (int, float)) and not isinstance(tree, bool):
         yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from numbers_in(item)
-    elif isinstance(tree, slice):
-        yield from numbers_in((tree.start, tree.stop, tree.step))
-    elif isinstance(tree, dict):
-        yield from numbers_in(tuple(tree.values()))
+    for item in _parts(tree):
+        yield from numbers_in(item)
 
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
