@@ -2,6 +2,7 @@
 
 from engine import errors
 from engine.certify import Certificate
+from engine.checkpoint import load_compacted_state
 from engine.count import count_flops_params
 from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
 from engine.graph import Graph, Node, Value
@@ -39,6 +40,7 @@ __all__ = [
     "errors",
     "fix_mask_conflict",
     "group_masks",
+    "load_compacted_state",
     "not_safe_to_prune",
     "read_masks",
     "trace",

@@ -5,21 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.clusters import clusters
 from engine.errors import RuleError
-from engine.graph import Graph, Node
+from engine.graph import Graph, Node, Value
 from engine.pins import Pin, pin_of
 from engine.propagate import Structure, propagate
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
 from engine.sizes import AttributeOf, Expr, ShapeOf, describe, evaluate, leaves
 
-__all__ = ["settle", "structure_of", "touching"]
+__all__ = ["Unmet", "settle", "structure_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,16 @@ class _Checked:
         return self.node.module, self.node.site, self.demand.argument
 
 
-def settle(shrunk: Shrunk) -> tuple[list[Pin], list[tuple[Node, str]]]:
-    """Return the arguments that have to be pinned, and the nodes whose arguments would be wrong, with the reason.
+class Unmet(NamedTuple):
+    """A node that would get a wrong number, why, and the slots that decide it."""
+
+    node: Node
+    reason: str
+    slots: Tensor
+
+
+def settle(shrunk: Shrunk) -> tuple[list[Pin], list[Unmet]]:
+    """Return the arguments that have to be pinned, and the nodes whose arguments would be wrong.
 
     An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
     the code has it. What does not come out right is pinned where the code can be edited: a number that the author wrote
@@ -55,12 +63,13 @@ def settle(shrunk: Shrunk) -> tuple[list[Pin], list[tuple[Node, str]]]:
     for c in checked:
         wanted.setdefault(c.place, set()).add(c.demand.wanted)
     pins: dict[tuple[Any, ...], Pin] = {}
-    unmet: dict[int, tuple[Node, str]] = {}
+    unmet: dict[int, Unmet] = {}
     for c in checked:
         if not c.met and c.place not in pins:
             pin = _pin(shrunk, c) if len(wanted[c.place]) == 1 else None
             if pin is None:
-                unmet.setdefault(c.node.index, (c.node, _reason(c.node, c.demand, c.expr)))
+                found = Unmet(c.node, _reason(c.node, c.demand, c.expr), _involved(shrunk.structure, c))
+                unmet.setdefault(c.node.index, found)
             else:
                 pins[c.place] = pin
     return list(pins.values()), list(unmet.values())
@@ -106,18 +115,27 @@ def _reason(node: Node, demand: Demand, expr: Expr) -> str:
     return f"{node!r} is given the size {value}, which does not follow when channels go"
 
 
-def touching(structure: Structure, node: Node) -> Tensor:
-    """Return the slots that a node's tensors carry, and those that its numbers depend on."""
-    values = [*node.inputs, *node.outputs]
-    for expr in node.sizes.values():
-        for leaf in leaves(expr):
-            if isinstance(leaf, ShapeOf):
-                values.append(leaf.value)
-            else:
-                owned = (n for n in structure.graph.nodes if n.module == leaf.module)
-                values += [v for n in owned for v in (*n.inputs, *n.outputs)]
+def _involved(structure: Structure, checked: _Checked) -> Tensor:
+    """Return the slots that decide whether a demand is met.
+
+    A size depends on the tensors of its node and on what it is computed from; a factor on the latter only.
+    """
+    node, values = checked.node, []
+    exprs = [checked.expr] if isinstance(checked.demand.given, float) else [checked.expr, *node.sizes.values()]
+    if not isinstance(checked.demand.given, float):
+        values += [*node.inputs, *node.outputs]
+    for leaf in (leaf for expr in exprs for leaf in leaves(expr)):
+        values += [leaf.value] if isinstance(leaf, ShapeOf) else _values_behind(structure, leaf)
     layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
     return torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
+
+
+def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
+    """Yield the values of the ops that set an attribute (``out_channels``); no others change it."""
+    for node in structure.graph.nodes:
+        if node.module == leaf.module:
+            attributes = structure.rules.rule(node.op).attributes(node, lambda value: value.shape)
+            yield from (*node.inputs, *node.outputs) if leaf.name in attributes else ()
 
 
 def _freeze_unsafe(structure: Structure) -> None:
@@ -129,8 +147,7 @@ def _freeze_unsafe(structure: Structure) -> None:
             unmet = settle(Shrunk(structure, keep))[1]
             if not unmet:
                 break
-            for node, reason in unmet:
-                slots = touching(structure, node)
+            for node, reason, slots in unmet:
                 gone = slots[~keep[slots]]
                 if not len(gone):
                     raise RuleError(

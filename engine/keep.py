@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.constants import Constants
 from engine.contraction import Contraction
-from engine.demands import settle, touching
+from engine.demands import settle
 from engine.errors import RuleError
 from engine.graph import Node, Value
 from engine.ops.wide import Widening
@@ -284,8 +284,8 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
                 shrunk, carried, found, constants, use, tuple(_widened(norms, keep)), tuple(pins), tuple(reasons)
             )
         before = int(keep.sum())
-        for node, reason in unmet:
-            keep[touching(structure, node)] = True
+        for _, reason, slots in unmet:
+            keep[slots] = True
             reasons.append(reason)
         if int(keep.sum()) == before:
-            raise RuleError(f"A size cannot be met although all of its channels stay: {unmet[0][1]}.")
+            raise RuleError(f"A size cannot be met although all of its channels stay: {unmet[0].reason}.")

@@ -12,11 +12,10 @@ import ast
 import functools
 import hashlib
 import inspect
-import sys
 import textwrap
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -38,7 +37,7 @@ class Pin:
     Attributes:
         module: name of the module in whose forward the call is made.
         function: name of the method, or of the function of the module's file, that makes the call.
-        method: whether it is a method.
+        method: name of that method, or of the one that calls the function.
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
         position: which size argument.
@@ -47,7 +46,7 @@ class Pin:
 
     module: str
     function: str
-    method: bool
+    method: str
     source: str
     line: int
     column: int
@@ -61,8 +60,9 @@ class Pin:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
         """Read what `state_dict` wrote."""
-        kinds = {"module": str, "function": str, "method": bool, "source": str}
-        return cls(**{name: kinds.get(name, int)(state[name]) for name in cls.__dataclass_fields__})
+        found: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
+        found |= {name: int(state[name]) for name in ("line", "column", "position", "value")}
+        return cls(**found)
 
 
 def pin_of(node: Node, argument: tuple[str, int], value: int, owner: type[nn.Module]) -> Pin | None:
@@ -84,27 +84,38 @@ def pin_of(node: Node, argument: tuple[str, int], value: int, owner: type[nn.Mod
 @functools.cache
 def _template(site: Site, position: int, owner: Hashable) -> Pin | None:
     """Return the pin of a call, for no module and value in particular; None where the call cannot be edited."""
-    found = _located(site.code, owner)
+    found = _located(site, owner)
     if found is None or site.end is None:
         return None
-    name, method, function = found
+    function, method = found
     line = site.end[0] - site.code.co_firstlineno
-    pin = Pin("", name, method, _source_hash(function), line, site.end[1], position, 0)
+    pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], position, 0)
     return pin if _edited(function, (pin,)) is not None else None
 
 
-@functools.cache
-def _located(code: CodeType, owner: Hashable) -> tuple[str, bool, FunctionType] | None:
-    """Find the function with this code: a method of the class, or a function of the file that the class is in."""
+def _located(site: Site, owner: Hashable) -> tuple[FunctionType, str] | None:
+    """Find the function that makes a call, and the method to rebuild for it.
+
+    That is a method of the owner's class that no subclass has replaced, or a function of the class's file that such a
+    method calls by its name.
+    """
     assert isinstance(owner, type)
-    for base in owner.__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, FunctionType) and member.__code__ is code:
-                return name, True, member
-    for name, member in vars(sys.modules[owner.__module__]).items():
-        if isinstance(member, FunctionType) and member.__code__ is code and not member.__closure__:
-            return name, False, member
+    own = _method(site.code, owner)
+    if own is not None:
+        return own, own.__name__
+    caller = None if site.caller is None else _method(site.caller, owner)
+    if caller is None or _edited(caller, ()) is None:
+        return None
+    for name in caller.__code__.co_names:
+        called = caller.__globals__.get(name)
+        if isinstance(called, FunctionType) and called.__code__ is site.code and called.__name__ == name:
+            return called, caller.__name__
     return None
+
+
+def _method(code: CodeType, owner: type) -> FunctionType | None:
+    found = getattr(owner, code.co_name, None)
+    return found if isinstance(found, FunctionType) and found.__code__ is code else None
 
 
 @functools.cache
@@ -131,7 +142,12 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
     parsed = _parsed(function)
     if parsed is None or function.__closure__:
         return None
-    tree = ast.parse(parsed[0])
+    try:
+        tree = ast.parse(parsed[0])
+    except SyntaxError:  # text that is less indented than the function it stands in
+        return None
+    if not isinstance(tree.body[0], ast.FunctionDef) or any(_is_private(node) for node in ast.walk(tree)):
+        return None
     calls = {(c.end_lineno, c.end_col_offset): c for c in ast.walk(tree) if isinstance(c, ast.Call)}
     for pin in pins:
         call = calls.get((pin.line + 1, pin.column - parsed[1]))
@@ -142,6 +158,12 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
             return None
         sizes[pin.position] = ast.copy_location(ast.Constant(pin.value), sizes[pin.position])
     return ast.fix_missing_locations(tree)
+
+
+def _is_private(node: ast.AST) -> bool:
+    """Whether a name would be mangled inside of a class, which the rebuilt function is not in."""
+    name = getattr(node, "attr", getattr(node, "id", ""))
+    return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
 def _sizes(call: ast.Call) -> list[ast.expr] | None:
@@ -184,6 +206,10 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
     for node in ast.walk(definition):
         if isinstance(node, ast.arg):
             node.annotation = None
+    # defaults were evaluated where the function was defined; they are handed over below
+    definition.args.defaults = [ast.Constant(None) for _ in definition.args.defaults]
+    definition.args.kw_defaults = [d and ast.Constant(None) for d in definition.args.kw_defaults]
+    ast.fix_missing_locations(tree)
     space: dict[str, Any] = {}
     code = compile(
         ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename, "exec"
@@ -201,31 +227,24 @@ def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
     Raises:
         PlanError: where the class's code is not the one that the pins were made for.
     """
-    pins = tuple(pins)
-    file: ModuleType = sys.modules[cls.__module__]
-    free = {name: _rebuilt(_found(vars(file).get(name), group), group, {}) for name, group in _grouped(pins, False)}
-    methods: dict[str, list[Pin]] = {name: [] for name in _callers(cls, set(free))} | dict(_grouped(pins, True))
-    members = {n: _rebuilt(_found(getattr(cls, n, None), g), g, free) for n, g in methods.items()}
+    methods: dict[str, list[Pin]] = {}
+    for pin in pins:
+        methods.setdefault(pin.method, []).append(pin)
+    members = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
     return type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
-def _grouped(pins: tuple[Pin, ...], method: bool) -> Iterator[tuple[str, list[Pin]]]:
-    for name in dict.fromkeys(pin.function for pin in pins if pin.method is method):
-        yield name, [pin for pin in pins if pin.method is method and pin.function == name]
+def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:
+    """Return a method with its own calls pinned, calling functions with theirs pinned."""
+    method = _found(getattr(cls, name, None), name, [pin for pin in pins if pin.function == name])
+    functions: dict[str, FunctionType] = {}
+    for called in dict.fromkeys(pin.function for pin in pins if pin.function != name):
+        group = [pin for pin in pins if pin.function == called]
+        functions[called] = _rebuilt(_found(method.__globals__.get(called), called, group), group, {})
+    return _rebuilt(method, [pin for pin in pins if pin.function == name], functions)
 
 
-def _found(function: Any, pins: list[Pin]) -> FunctionType:
+def _found(function: Any, name: str, pins: list[Pin]) -> FunctionType:
     if not isinstance(function, FunctionType) or any(pin.source != _source_hash(function) for pin in pins):
-        name = pins[0].function if pins else getattr(function, "__qualname__", "a method")
         raise PlanError(f"The source of {name!r} is not the one that the plan was made for.")
     return function
-
-
-def _callers(cls: type, names: set[str]) -> Iterator[str]:
-    """Methods that call one of these functions by name, the most derived first."""
-    seen: set[str] = set()
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, FunctionType) and name not in seen and names & set(member.__code__.co_names):
-                seen.add(name)
-                yield name

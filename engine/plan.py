@@ -58,6 +58,29 @@ class Plan:
         """Return the plan without values: what a model of the same class needs before it can load the small weights."""
         return replace(self, masks={}, folds=())
 
+    def within(self, prefix: str) -> Plan:
+        """Return the part of the plan that concerns a submodule, in its own names; ``prefix`` ends with a dot."""
+
+        def part(table: Mapping[str, Any]) -> dict[str, Any]:
+            return {name.removeprefix(prefix): entry for name, entry in table.items() if name.startswith(prefix)}
+
+        def inside(module: str) -> bool:
+            return f"{module}.".startswith(prefix)
+
+        def name(module: str) -> str:
+            return f"{module}.".removeprefix(prefix).removesuffix(".")
+
+        return replace(
+            self,
+            slices=part(self.slices),
+            masks=part(self.masks),
+            folds=tuple(replace(f, name=f.name.removeprefix(prefix)) for f in self.folds if f.name.startswith(prefix)),
+            attributes={name(module): values for module, values in self.attributes.items() if inside(module)},
+            headwise=tuple(name(module) for module in self.headwise if inside(module)),
+            widened=tuple(replace(norm, module=name(norm.module)) for norm in self.widened if inside(norm.module)),
+            pins=tuple(replace(pin, module=name(pin.module)) for pin in self.pins if inside(pin.module)),
+        )
+
     def apply(self, model: nn.Module, optimizer: OptimizerLike = None) -> nn.Module:
         """Make a model small, in place; all or nothing.
 

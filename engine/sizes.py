@@ -222,12 +222,14 @@ class Site:
     Attributes:
         function: name of the torch function that is called.
         code: the code object that calls it.
+        caller: the code object that called that one.
         line: line of the call, as a reader counts.
         end: last line and column of the call in the source; None before Python 3.11, which does not keep it.
     """
 
     function: str
     code: CodeType
+    caller: CodeType | None
     line: int
     end: tuple[int, int] | None
 
@@ -254,7 +256,8 @@ def user_site(function: str) -> Site:
         frame = frame.f_back
     ends = _ends(frame.f_code)
     place = frame.f_lasti // 2
-    return Site(function, frame.f_code, frame.f_lineno, ends[place] if place < len(ends) else None)
+    caller = None if frame.f_back is None else frame.f_back.f_code
+    return Site(function, frame.f_code, caller, frame.f_lineno, ends[place] if place < len(ends) else None)
 
 
 class Provenance(TorchFunctionMode):

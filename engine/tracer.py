@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -149,7 +150,10 @@ def _containers(model: nn.Module) -> list[nn.Module]:
 def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: list[nn.Module], path: str) -> None:
     names = {id(m): n for n, m in model.named_modules()}
     stack = [""]
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
+        scope.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)
         scope.enter_context(evaluation(model, train))
         scope.enter_context(headwise(model))
         scope.enter_context(_module_stack(names, stack))

@@ -15,17 +15,13 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 import engine
+from engine.checkpoint import KEY, UNREADABLE, VERSION, read_checkpoint
 from engine.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
     AnyModule = TypeVar("AnyModule", bound=LightningModule)
-
-KEY = "lightning_compress"
-VERSION = 1
-# What torch.load raises on files that are cut off, are no checkpoints, or hold objects that it does not read.
-UNREADABLE = (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError)
 
 
 def payload(target: str, plan: engine.Plan | None, certificate: engine.Certificate | None) -> dict[str, Any]:
@@ -104,7 +100,7 @@ def write(checkpoint: Mapping[str, Any], path: Path) -> None:
             torch.save(dict(checkpoint), file)
             file.flush()
             os.fsync(file.fileno())
-        _compare(read(temporary), checkpoint, path)
+        _compare(read_checkpoint(temporary), checkpoint, path)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     finally:
@@ -136,52 +132,6 @@ def _equal(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
 
 
-def read(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a compacted checkpoint with ``weights_only=True`` and check its form.
-
-    Args:
-        path: the file.
-        map_location: as in ``torch.load``.
-
-    Returns:
-        The checkpoint; the plan is under ``lightning_compress``.
-
-    Raises:
-        CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, or its format is newer.
-    """
-    if not Path(path).is_file():
-        raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
-    try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    except (OSError, *UNREADABLE) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{os.fspath(path)} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
-            "Take another copy of it, or compact again."
-        ) from error
-    _check_form(checkpoint, os.fspath(path))
-    return dict(checkpoint)
-
-
-def _check_form(checkpoint: Any, path: str) -> None:
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise CheckpointError(f"{path} is no Lightning checkpoint: it has no `state_dict`.")
-    content = checkpoint.get(KEY)
-    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
-        raise CheckpointError(
-            f"{path} holds no compaction plan: it was not written by `ModelCompaction`. "
-            "Load it with `load_from_checkpoint` of its LightningModule."
-        )
-    if content["version"] > VERSION:
-        raise CheckpointError(
-            f"{path} has format {content['version']}, newer than format {VERSION}, the newest that this version of "
-            "lightning_compress reads. Install a newer version."
-        )
-    missing = {"target", "plan", "certificate"} - content.keys()
-    if missing:
-        raise CheckpointError(f"{path} is damaged: its compaction plan lacks {', '.join(sorted(missing))}.")
-
-
 def load_compacted(
     path: str | os.PathLike[str],
     LightningModuleClass: type[AnyModule],
@@ -207,7 +157,7 @@ def load_compacted(
     Raises:
         CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan.
     """
-    checkpoint = read(path, map_location)
+    checkpoint = read_checkpoint(path, map_location)
     module = _instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
     try:
         _shape_and_load(module, checkpoint, strict)

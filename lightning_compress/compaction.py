@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
+from engine.checkpoint import KEY
 from engine.errors import CheckpointError, EngineError, VerificationError
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
@@ -125,7 +126,7 @@ class ModelCompaction(CompressionCallback):
         # Whoever saves after the compaction (on Ctrl-C, OnExceptionCheckpoint does) saves small weights: the plan
         # goes along.
         if self.plan is not None:
-            checkpoint[files.KEY] = files.payload(self.target(pl_module)[0], self.plan, self.certificate)
+            checkpoint[KEY] = files.payload(self.target(pl_module)[0], self.plan, self.certificate)
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""

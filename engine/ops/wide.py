@@ -132,7 +132,8 @@ def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Ca
         PlanError: where the module is no norm that can.
     """
     kept = widening.kept
-    if not can_widen(type(module)) or not 0 < kept < widening.size:
+    spans = tuple(getattr(module, "normalized_shape", ())) == (widening.size,)
+    if not can_widen(type(module)) or not spans or not 0 < kept < widening.size:
         raise PlanError(f"{widening.module!r} ({type(module).__name__}) is no norm over {widening.size} channels.")
     if widening.fill is not None and widening.fill.shape != (widening.size - kept,):
         raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.demands import settle, structure_of, touching
+from engine.demands import settle, structure_of
 from engine.shrink import Shrunk
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Net, dead, image
@@ -78,16 +78,8 @@ def test_unmet_demands_name_the_node() -> None:
     keep = torch.ones(len(structure.roots), dtype=torch.bool)
     assert list(settle(Shrunk(structure, keep))[1]) == []
     keep[structure.along(graph.stored["stem.weight"], 0)[:2]] = False
-    ((node, reason),) = settle(Shrunk(structure, keep))[1]
+    ((node, reason, slots),) = settle(Shrunk(structure, keep))[1]
     assert node.op == "view" and "width = 8" in reason
-
-
-def test_touching_lists_the_slots_of_a_node() -> None:
-    """Of inputs and outputs, each once."""
-    graph = engine.trace(Sized(FOLLOWS["flatten"]), image().float())
-    structure = structure_of(graph, engine.RULES)
-    node = next(n for n in graph.nodes if n.op == "mean")
-    assert touching(structure, node).tolist() == sorted(structure.along(graph.stored["stem.weight"], 0).tolist())
 
 
 def test_only_the_groups_at_fault_are_frozen() -> None:

@@ -125,8 +125,8 @@ def test_the_pinned_numbers() -> None:
     model = net()
     plan = compacted(model, attention_masks(model), tokens())[1]
     assert [(p.module, p.function, p.method, p.position, p.value) for p in plan.pins] == [
-        ("1", "forward", True, 3, 2),
-        ("1", "forward", True, 2, 4),
+        ("1", "forward", "forward", 3, 2),
+        ("1", "forward", "forward", 2, 4),
     ]
     assert "Pinned:\n  forward of '1' is given the size 2" in str(plan)
 
@@ -147,8 +147,8 @@ def test_two_modules_with_one_function_have_pins_of_their_own() -> None:
     masks = attention_masks(model, [0]) | {"2.qkv": without_heads(model[2].qkv, [0, 1, 3])}
     small, plan = compacted(model, masks, tokens())
     assert {(p.module, p.function, p.method, p.value) for p in plan.pins} == {
-        ("1", "split_heads", False, 3),
-        ("2", "split_heads", False, 1),
+        ("1", "split_heads", "forward", 3),
+        ("2", "split_heads", "forward", 1),
     }
     assert error_of(model, masks, small, tokens(3, 5)) < 1e-9
     assert split_heads(torch.zeros(1, 1, 24), 4, 2)[0].shape == (1, 4, 1, 2)
@@ -358,9 +358,9 @@ def test_a_plan_for_another_class_is_refused() -> None:
 
 def test_a_pin_as_primitives() -> None:
     """There and back; what is damaged is refused with the plan."""
-    pin = Pin("1", "forward", True, "0123456789abcdef", 3, 20, 1, 4)
+    pin = Pin("1", "forward", "forward", "0123456789abcdef", 3, 20, 1, 4)
     assert Pin.from_state_dict(pin.state_dict()) == pin
-    assert {type(v) for v in pin.state_dict().values()} == {str, bool, int}
+    assert {type(v) for v in pin.state_dict().values()} == {str, int}
     state = engine.Plan(pins=(pin,)).state_dict()
     state["pins"][0].pop("value")
     with pytest.raises(PlanError, match="damaged"):

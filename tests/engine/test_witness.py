@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.witness import Channels, Witness
+from tests.engine.attentions import Sized
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Mean, Net, analysis_of, dead, image, plain
 
@@ -40,6 +41,15 @@ def test_unused_channels_are_not_looked_at() -> None:
     mask[:, 5] = 0
     witness = Witness.of(analysis_of(model, image(), {"3": {"weight": mask}}))
     assert indices(witness.before[0]) == {1: [0, 1, 2, 3, 4]}
+
+
+def test_unused_channels_that_have_to_stay_are_not_looked_at_either() -> None:
+    """A size that is written down keeps the channel; what it holds does not matter."""
+    model = randomised(Sized("literal"))
+    columns = torch.ones(2, 8).index_fill(1, torch.tensor([5]), 0)
+    analysis = analysis_of(model, image(), {"head": {"weight": columns}})
+    assert "stem.weight" not in analysis.plan.slices
+    assert indices(Witness.of(analysis).before[0]) == {1: [0, 1, 2, 3, 4, 6, 7]}
 
 
 def test_a_node_that_nobody_uses_is_skipped() -> None:

@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
+from engine.checkpoint import read_checkpoint
 from engine.errors import CheckpointError
 from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from lightning_compress import checkpoint as files
@@ -221,7 +222,7 @@ def test_writing_is_atomic(tmp_path: Path, compacted: Compacted, monkeypatch: py
     """Where writing fails half-way, or does not read back, the old file stays and no temporary file is left."""
     path = tmp_path / "c.ckpt"
     path.write_bytes(b"old")
-    content = files.read(compacted.path)
+    content = read_checkpoint(compacted.path)
 
     def torn(value: Any, file: Any) -> None:
         file.write(b"half")
@@ -244,13 +245,13 @@ def test_failed_rename_keeps_the_old_file(
 
     monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="no rename"):
-        files.write(files.read(compacted.path), path)
+        files.write(read_checkpoint(compacted.path), path)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_wrong_bits_are_found(tmp_path: Path, compacted: Compacted, monkeypatch: pytest.MonkeyPatch) -> None:
     """What reads back with another weight than was written is an error that names the weight."""
-    content = files.read(compacted.path)
+    content = read_checkpoint(compacted.path)
     save = torch.save
 
     def flipped(value: Any, file: Any) -> None:
@@ -268,21 +269,21 @@ def test_wrong_bits_are_found(tmp_path: Path, compacted: Compacted, monkeypatch:
 def test_writing_replaces_and_makes_folders(tmp_path: Path, compacted: Compacted) -> None:
     """The folder is made where it is missing, an old file is replaced, and what is read is what was written."""
     path = tmp_path / "a" / "b" / "c.ckpt"
-    content = files.read(compacted.path)
+    content = read_checkpoint(compacted.path)
     for _ in range(2):
         files.write(content, path)
     assert all(
         torch.equal(a, b)
-        for a, b in zip(files.read(path)["state_dict"].values(), content["state_dict"].values(), strict=True)
+        for a, b in zip(read_checkpoint(path)["state_dict"].values(), content["state_dict"].values(), strict=True)
     )
 
 
 def test_nan_weights_are_written(tmp_path: Path, compacted: Compacted) -> None:
     """A weight that is NaN equals itself: the comparison after writing is of bits, not of numbers."""
-    content = files.read(compacted.path)
+    content = read_checkpoint(compacted.path)
     content["state_dict"]["net.fc.bias"] = torch.full((3,), torch.nan)
     files.write(content, tmp_path / "nan.ckpt")
-    assert files.read(tmp_path / "nan.ckpt")["state_dict"]["net.fc.bias"].isnan().all()
+    assert read_checkpoint(tmp_path / "nan.ckpt")["state_dict"]["net.fc.bias"].isnan().all()
 
 
 def test_loaded_module_is_a_plain_lightning_module(compacted: Compacted) -> None:

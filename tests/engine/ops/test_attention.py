@@ -33,10 +33,18 @@ def columns(x: Tensor) -> Tensor:
     return x.flatten(2).transpose(1, 2)
 
 
+FIXED = torch.linspace(-1, 1, 128, dtype=torch.float64).view(8, 4, 4)
 LABELS: dict[str, tuple[Callable[..., Any], int, int]] = {
     # function, operands, classes that are left free
     "matmul, channels in the batch": (torch.matmul, 2, 8),
     "matmul, one broadcast": (lambda a: a @ a.new_ones(1, 1, 4, 5), 1, 8),
+    "matmul, a fixed factor per channel": (lambda a: a @ FIXED, 1, 0),
+    "einsum, a fixed factor per channel": (lambda a: torch.einsum("nchw,cwv->nchv", a, FIXED), 1, 0),
+    "attention, a fixed mask per head": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=FIXED),
+        3,
+        0,
+    ),
     "matmul, channels as rows": (lambda a, b: rows(a) @ columns(b), 2, 16),
     "matmul, channels contracted": (lambda a, b: columns(a) @ rows(b), 2, 0),
     "bmm, rows and columns": (lambda a, b: torch.bmm(rows(a), columns(b)), 2, 16),

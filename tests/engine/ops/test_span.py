@@ -128,6 +128,17 @@ def test_constants_of_an_instance_norm(options: dict[str, bool]) -> None:
         assert torch.equal(row[:4], expected)
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_masked_scale_of_an_instance_norm(tracked: bool) -> None:
+    """γ = 0 gives β whatever comes in."""
+    model = instance_net(affine=True, track_running_stats=tracked)
+    masks = {"norm": {"weight": torch.ones(8).index_fill(0, torch.tensor([2, 5]), 0)}}
+    constants = constants_of(model, image(), masks)
+    row = constants.along(next(n for n in constants.graph.nodes if n.module == "norm").output, 1)
+    assert (~row.isnan()).nonzero()[:, 0].tolist() == [2, 5]
+    assert torch.equal(row[[2, 5]], model.norm.bias.detach()[[2, 5]])
+
+
 def instance_net(**options: bool) -> nn.Module:
     """A convolution, instance norm, and two layers behind it."""
     return randomised(

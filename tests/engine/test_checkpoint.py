@@ -1,0 +1,118 @@
+"""Loading a compacted checkpoint into a plain module."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.checkpoint import KEY, VERSION, read_checkpoint
+from engine.errors import CheckpointError
+from tests.engine.exactness import channel_masks, randomised, run
+
+
+def network() -> nn.Sequential:
+    """A small network with a norm and a grouped layer."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=4), nn.Conv2d(8, 4, 1)
+    )
+
+
+class Wrapped(nn.Module):
+    """A network in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the network's output."""
+        found: Tensor = self.net(x)
+        return found
+
+
+def content(target: str, plan: engine.Plan | None, **more: Any) -> dict[str, Any]:
+    """What a checkpoint holds under its own key."""
+    state = None if plan is None else plan.structure().state_dict()
+    return {"version": VERSION, "target": target, "plan": state, "certificate": None, **more}
+
+
+def compacted(model: nn.Module) -> engine.Plan:
+    """Compact a model in place and return the plan."""
+    x = torch.randn(2, 3, 8, 8).double()
+    speedup = engine.ModelSpeedup(model, x, engine.fix_mask_conflict(channel_masks(model, 1), model, x))
+    speedup.speedup_model()
+    return speedup.plan
+
+
+@pytest.mark.parametrize("target", ["", "net"])
+def test_a_plain_module_takes_the_small_weights(tmp_path: Path, target: str) -> None:
+    """The inner network of a wrapper loads from the wrapper's checkpoint, whichever of the two was compacted."""
+    wrapper = randomised(Wrapped())
+    plan = compacted(wrapper.net if target else wrapper)
+    path = tmp_path / "small.ckpt"
+    torch.save({"state_dict": wrapper.state_dict(), KEY: content(target, plan)}, path)
+    plain = engine.load_compacted_state(network().double(), path)
+    x = torch.randn(2, 3, 8, 8).double()
+    assert torch.equal(run(plain, x)[0], run(wrapper, x)[0])
+    assert plain[3].groups == wrapper.net[3].groups
+
+
+def test_a_checkpoint_of_what_was_not_compacted(tmp_path: Path) -> None:
+    """Without a plan the weights are loaded as they are."""
+    model = randomised(network())
+    torch.save({"state_dict": model.state_dict(), KEY: content("", None)}, tmp_path / "a.ckpt")
+    loaded = engine.load_compacted_state(network().double(), tmp_path / "a.ckpt")
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in loaded.state_dict().items())
+
+
+def damaged(kind: str) -> dict[str, Any]:
+    """Return a checkpoint with a fault."""
+    model = randomised(network())
+    plan = compacted(model)
+    good = {"state_dict": model.state_dict(), KEY: content("", plan)}
+    if kind == "newer":
+        good[KEY]["version"] = VERSION + 1
+    if kind == "no plan":
+        del good[KEY]
+    if kind == "no weights":
+        del good["state_dict"]
+    if kind == "a key less":
+        del good[KEY]["target"]
+    if kind == "another model":
+        good["state_dict"] = nn.Linear(2, 2).state_dict()
+    if kind == "wrong shape":
+        good["state_dict"]["4.bias"] = torch.zeros(9)
+    if kind == "index out of range":
+        next(iter(good[KEY]["plan"]["slices"].values()))["cuts"][0]["index"][0] = 99
+    return good
+
+
+@pytest.mark.parametrize(
+    "kind", ["newer", "no plan", "no weights", "a key less", "another model", "wrong shape", "index out of range"]
+)
+def test_a_faulty_checkpoint_is_refused(tmp_path: Path, kind: str) -> None:
+    """The error names the file, and the model is bit for bit as it was."""
+    path = tmp_path / "bad.ckpt"
+    torch.save(damaged(kind), path)
+    model = randomised(network(), seed=5)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CheckpointError, match=r"bad\.ckpt"):
+        engine.load_compacted_state(model, path)
+    assert repr(model) == repr(network())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_truncated_or_missing_file(tmp_path: Path) -> None:
+    """Each is one clear error."""
+    path = tmp_path / "cut.ckpt"
+    torch.save(damaged("none"), path)
+    path.write_bytes(path.read_bytes()[:200])
+    for name in ("cut.ckpt", "none.ckpt"):
+        with pytest.raises(CheckpointError, match=name):
+            read_checkpoint(tmp_path / name)
