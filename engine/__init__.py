@@ -2,6 +2,7 @@
 
 from engine import errors
 from engine.certify import Certificate
+from engine.check import check_rule
 from engine.checkpoint import load_compacted_state
 from engine.count import count_flops_params
 from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
@@ -11,7 +12,7 @@ from engine.masks import ZEROS, read_masks
 from engine.ops import RULES
 from engine.plan import Plan
 from engine.repair import fix_mask_conflict
-from engine.rule import Registry, Rule
+from engine.rule import Registry, Rule, Sample
 from engine.sensitivity import SensitivityAnalysis
 from engine.sensitivity_table import SensitivityTable
 from engine.speedup import ModelSpeedup
@@ -32,9 +33,11 @@ __all__ = [
     "Plan",
     "Registry",
     "Rule",
+    "Sample",
     "SensitivityAnalysis",
     "SensitivityTable",
     "Value",
+    "check_rule",
     "count_flops_params",
     "dependency_groups",
     "errors",
