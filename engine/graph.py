@@ -125,6 +125,7 @@ class Graph:
         types: per module the name of its class.
         args, kwargs: the example inputs.
         explored: whether a larger resolution was recorded too.
+        opaque: names of the modules whose inside was not recorded.
         notes: what could not be recorded, for the reader.
     """
 
@@ -139,6 +140,7 @@ class Graph:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     explored: bool = False
+    opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def verify(self) -> None:

@@ -16,6 +16,7 @@ from engine.errors import PlanError
 from engine.folds import Fold
 from engine.ops.wide import Widening
 from engine.pins import Pin
+from engine.replace import Replace, Replacement
 from engine.slices import Slice
 
 __all__ = ["FORMAT", "Plan"]
@@ -36,6 +37,7 @@ class Plan:
         attributes: by module name, integer attributes to set.
         widened: norms over channels that lose some of them.
         pins: size arguments to set in the forward of single modules.
+        replaced: modules that a user's function makes smaller. The function itself is no part of the plan.
         notes: what could not be removed and other remarks, for the reader.
     """
 
@@ -45,18 +47,22 @@ class Plan:
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     widened: tuple[Widening, ...] = ()
     pins: tuple[Pin, ...] = ()
+    replaced: tuple[Replacement, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing gets smaller and nothing is folded."""
-        return not self.slices and not self.folds
+        return not self.slices and not self.folds and not self.replaced
 
     def structure(self) -> Plan:
         """Return the plan without values: what a model of the same class needs before it can load the small weights."""
-        return replace(self, masks={}, folds=())
+        replaced = tuple(replace(module, weights={}) for module in self.replaced)
+        return replace(self, masks={}, folds=(), replaced=replaced)
 
-    def apply(self, model: nn.Module, optimizer: OptimizerLike = None) -> nn.Module:
+    def apply(
+        self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
+    ) -> nn.Module:
         """Make a model small, in place; all or nothing.
 
         Args:
@@ -64,12 +70,15 @@ class Plan:
                 objects
                 stay, so that optimizers and hooks keep what they hold.
             optimizer: an optimizer, or several, whose state shrinks along.
+            customized_replace_func: what `ModelSpeedup` was given, where it replaced modules. Not needed for modules
+                in whose place there is one of another class, or with other shapes, already.
 
         Returns:
             The model.
 
         Raises:
-            PlanError: where a parameter is missing or has another shape; nothing has been changed then.
+            PlanError: where a parameter is missing or has another shape, or a module was replaced and the function for
+                it is missing; nothing has been changed then.
 
         Example:
             >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -80,10 +89,12 @@ class Plan:
             >>> plan.apply(net)[0]
             Conv2d(1, 2, kernel_size=(1, 1), stride=(1, 1))
         """
-        self.prepare(model, optimizer).commit()
+        self.prepare(model, optimizer, customized_replace_func).commit()
         return model
 
-    def prepare(self, model: nn.Module, optimizer: OptimizerLike = None) -> Compaction:
+    def prepare(
+        self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
+    ) -> Compaction:
         """Return the change that `apply` makes, checked but not yet made; it can be rolled back after it is.
 
         Raises:
@@ -93,6 +104,7 @@ class Plan:
         change.add_tensors(self.slices, self.masks, self.folds)
         change.add_attributes(self.attributes)
         change.add_classes(self.pins, self.widened)
+        change.add_replacements(self.replaced, customized_replace_func or {})
         return change
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,6 +117,7 @@ class Plan:
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
             "widened": [norm.state_dict() for norm in self.widened],
             "pins": [pin.state_dict() for pin in self.pins],
+            "replaced": [module.state_dict() for module in self.replaced],
             "notes": list(self.notes),
         }
 
@@ -131,6 +144,7 @@ class Plan:
                 },
                 widened=tuple(Widening.from_state_dict(norm) for norm in state["widened"]),
                 pins=tuple(Pin.from_state_dict(pin) for pin in state["pins"]),
+                replaced=tuple(Replacement.from_state_dict(module) for module in state["replaced"]),
                 notes=tuple(str(note) for note in state["notes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -145,7 +159,9 @@ class Plan:
         pins = [f"  {pin.function} of {pin.module!r} is given the size {pin.value}" for pin in self.pins]
         notes = [f"  {note}" for note in self.notes]
         norms = [f"  {norm.module} keeps the statistics of {norm.size} channels" for norm in self.widened]
-        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins), ("Notes:", notes)]
+        made = [f"  {module.module} ({module.kind}), by a function of the user" for module in self.replaced]
+        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins)]
+        sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 
 
