@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,15 @@ from engine.compact import stored_tensors
 from engine.constants import Constants
 from engine.demands import structure_of
 from engine.folds import folds_of
-from engine.graph import Graph
-from engine.keep import Kept, decide
+from engine.graph import Graph, Value
+from engine.keep import Kept, decide, only_zeros
 from engine.plan import Plan
+from engine.probe import channel_inputs, channel_outputs
 from engine.propagate import Structure
+from engine.recorder import MODULE
+from engine.replace import Replacement, shapes_of
 from engine.rule import Registry
+from engine.shrink import Shrunk
 from engine.slices import Slice, slice_from_mask
 from engine.tracer import trace
 from engine.use import Use
@@ -61,7 +65,7 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
     constants = Constants(graph, rules, canonical_tensors(model, graph), masks)
     kept = decide(structure, constants, Use(structure, constants))
     if kept.pins and not graph.explored:  # what only runs at another resolution has to be pinned as well
-        explored = trace(model, graph.kwargs or graph.args, explore=True)
+        explored = trace(model, graph.kwargs or graph.args, explore=True, opaque=graph.opaque)
         return analyse(model, explored, rules, masks)
     return Analysis(structure, kept, plan_of(kept, masks or {}))
 
@@ -77,6 +81,8 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     if analysis.plan.folds or any(norm.fill is not None for norm in kept.widened):
         return False
     constants = Constants(graph, structure.rules, canonical_tensors(model, graph), masks, training=True)
+    if any((known != 0)[~keep[slots]].any() for slots, known in only_zeros(structure, constants)):
+        return False
     return not any(
         (constants.along(c.contraction.input, c.contraction.input_dim) != 0)[c.used & ~keep[c.slots]].any()
         for c in kept.consumers
@@ -91,16 +97,49 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
         mask = kept.shrunk.mask(value)
         if mask is not None:
             slices[name] = slice_from_mask(value.shape, mask, name)
+    replaced = tuple(_replacements(kept, masks))
+    notes = [f"{r.module!r} ({r.kind}) is replaced; a fresh model needs the same replacement." for r in replaced]
     return Plan(
         slices=slices,
-        masks=_inner_masks(masks, slices),
+        masks=_inner_masks(_outside(masks, graph, replaced), slices),
         folds=tuple(folds_of(kept, slices)),
         attributes=kept.shrunk.attributes(),
         headwise=tuple(n for n in sorted(graph.headwise) if any(s.startswith(f"{n}." if n else "") for s in slices)),
         widened=kept.widened,
         pins=kept.pins,
-        notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes))),
+        replaced=replaced,
+        notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes, *notes))),
     )
+
+
+def _replacements(kept: Kept, masks: Mapping[str, Tensor]) -> Iterator[Replacement]:
+    """What a user's function has to make smaller: modules that were not looked into and whose channels go."""
+    graph, shrunk = kept.shrunk.structure.graph, kept.shrunk
+    for name in graph.opaque:
+        calls = [node for node in graph.nodes if node.module == name and node.op == MODULE]
+        given = [channel_inputs(node) for node in calls]
+        if any(shrunk.mask(v) is not None for node, vs in zip(calls, given, strict=True) for v in (*vs, *node.outputs)):
+            module = calls[0].args["module"]
+            names = {n: graph.aliases[f"{name}.{n}"] for n, _ in module.named_parameters()}
+            yield Replacement(
+                name,
+                graph.types[name].__name__,
+                inputs=tuple((_stays(v, shrunk), v.shape) for v in given[0]),
+                outputs=tuple((_stays(v, shrunk), v.shape) for v in channel_outputs(calls[0])),
+                weights={n: masks[canonical] for n, canonical in names.items() if canonical in masks},
+                stored=shapes_of(module),
+            )
+
+
+def _stays(value: Value, shrunk: Shrunk) -> Tensor:
+    mask = shrunk.mask(value)
+    return torch.ones([1] * value.ndim, dtype=torch.bool) if mask is None else mask
+
+
+def _outside(masks: Mapping[str, Tensor], graph: Graph, replaced: tuple[Replacement, ...]) -> dict[str, Tensor]:
+    """The masks without those that go to a user's function."""
+    inside = {graph.aliases[f"{r.module}.{name}"] for r in replaced for name in r.weights}
+    return {name: mask for name, mask in masks.items() if name not in inside}
 
 
 def _inner_masks(masks: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> dict[str, Tensor]:

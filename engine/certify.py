@@ -9,13 +9,15 @@ b>`` is ``|a - b|²``, so a few of them find any difference, and nothing large h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from engine.errors import VerificationError
 from engine.ops.heads import headwise
@@ -101,13 +103,34 @@ class _Observer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._witness, self._channels, self._found = witness, channels, found
         self._ops = {node.op for node in witness.nodes}
+        self._depth = 0  # of modules that are not looked into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
         out = func(*args, **(kwargs or {}))
-        if signature(func).op in self._ops:
+        if self._depth == 0 and signature(func).op in self._ops:
             self._look(signature(func).op, next(tensors_in(out)))
         return out
+
+    @contextmanager
+    def passing_over(self, model: nn.Module) -> Iterator[None]:
+        """Look away while a module runs that is not looked into."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._depth += 1
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._depth -= 1
+
+        hooks: list[RemovableHandle] = []
+        for module in map(model.get_submodule, self._witness.opaque):
+            hooks.append(module.register_forward_pre_hook(enter))
+            hooks.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _look(self, op: str, out: Tensor) -> None:
         position, self._found.runs = self._found.runs, self._found.runs + 1
@@ -140,9 +163,12 @@ def observe(
         witness, channels: what to look at.
     """
     found = Observation()
-    with evaluation(model), headwise(model), torch.inference_mode(), _Observer(witness, channels, found):
+    buffers = {name for name, _ in model.named_buffers()}  # a forward may write into them
+    own = {f"model.{name}": t.clone() if name in buffers else t for name, t in tensors.items()}
+    observer = _Observer(witness, channels, found)
+    with evaluation(model), headwise(model), torch.inference_mode(), observer.passing_over(model), observer:
         torch.manual_seed(0)
-        out = torch.func.functional_call(_Call(model), {f"model.{n}": t for n, t in tensors.items()}, inputs)
+        out = torch.func.functional_call(_Call(model), own, inputs)
     found.outputs = [t.detach().cpu() for t in tensors_in(out)]
     return found
 

@@ -17,6 +17,7 @@ from engine.folds import Fold
 from engine.ops.heads import headwise_for_good
 from engine.ops.wide import Widening, widen
 from engine.pins import Pin, pinned_class
+from engine.replace import Replace, Replacement, places, replaced_by
 from engine.slices import Slice
 
 __all__ = ["Compaction", "OptimizerLike"]
@@ -35,7 +36,7 @@ class Compaction:
     def __init__(self, model: nn.Module, optimizers: OptimizerLike = None) -> None:
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
-        self._stored = stored_tensors(model)
+        self._model, self._stored = model, stored_tensors(model)
         self._modules = dict(model.named_modules())
         known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
         self._optimizers = [o for o in known if o is not None]
@@ -81,6 +82,25 @@ class Compaction:
         redo, undo = headwise_for_good(name, module)
         self._redo.append(redo)
         self._undo.append(undo)
+
+    def add_replacements(self, replaced: Sequence[Replacement], functions: Replace) -> None:
+        """Prepare what the user's functions make of modules.
+
+        Raises:
+            PlanError: where an optimizer would lose a module's parameters, or a function is missing or fails.
+        """
+        if replaced and self._optimizers:
+            raise PlanError(
+                f"{replaced[0].module!r} is to be replaced by `customized_replace_func`, and an optimizer would go on "
+                "with the old one. Compact without the optimizer, and make a new one afterwards."
+            )
+        device = next((t.device for t in self._stored.values()), torch.device("cpu"))
+        for plan in replaced:
+            old = self._module(plan.module)
+            new = replaced_by(plan, old, functions, device)
+            for table, name in places(self._model, old) if new is not None else ():
+                self._redo.append(lambda t=table, n=name, m=new: t.__setitem__(n, m))  # type: ignore[misc]
+                self._undo.append(lambda t=table, n=name, m=old: t.__setitem__(n, m))  # type: ignore[misc]
 
     def _module(self, name: str) -> nn.Module:
         if name not in self._modules:

@@ -126,6 +126,7 @@ class Graph:
         args, kwargs: the example inputs.
         headwise: names of the attention modules that were recorded in a form without fixed sizes.
         explored: whether a larger resolution was recorded too.
+        opaque: names of the modules whose inside was not recorded.
         notes: what could not be recorded, for the reader.
     """
 
@@ -141,6 +142,7 @@ class Graph:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     headwise: frozenset[str] = frozenset()
     explored: bool = False
+    opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def verify(self) -> None:

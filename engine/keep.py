@@ -25,7 +25,7 @@ from engine.propagate import Structure
 from engine.shrink import Shrunk
 from engine.use import Use
 
-__all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide"]
+__all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide", "only_zeros"]
 
 # A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
 _NOT_TINY = 1e-3
@@ -221,6 +221,15 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
     return list(found.values())
 
 
+def only_zeros(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield slots of which only those may go that are zero at a reader, with their constants, NaN where they vary."""
+    for node in structure.graph.nodes:
+        for span in structure.rules.rule(node.op).only_zeros(node):
+            slots = structure.along(span.input, span.dim)
+            if slots is not None:
+                yield slots, constants.along(span.input, span.dim)
+
+
 def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
     for norm in norms:
         gone = ~keep[norm.slots]
@@ -266,6 +275,8 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     norms = _norms(structure, constants, use)
     for norm in norms:
         keep[norm.slots[norm.constants.isnan()]] = True
+    for slots, known in only_zeros(structure, constants):
+        keep[slots[known != 0]] = True
     score = torch.zeros(len(keep))
     carriers: list[int] = []
     reasons: list[str] = []

@@ -16,6 +16,7 @@ from engine.errors import PlanError
 from engine.folds import Fold
 from engine.ops.wide import Widening
 from engine.pins import Pin
+from engine.replace import Replace, Replacement
 from engine.slices import Slice
 
 __all__ = ["FORMAT", "Plan"]
@@ -37,6 +38,7 @@ class Plan:
         headwise: attention modules that take a form without fixed sizes.
         widened: norms over channels that lose some of them.
         pins: size arguments to set in the forward of single modules.
+        replaced: modules that a user's function makes smaller. The function itself is no part of the plan.
         notes: what could not be removed and other remarks, for the reader.
     """
 
@@ -47,16 +49,18 @@ class Plan:
     headwise: tuple[str, ...] = ()
     widened: tuple[Widening, ...] = ()
     pins: tuple[Pin, ...] = ()
+    replaced: tuple[Replacement, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing gets smaller and nothing is folded."""
-        return not self.slices and not self.folds
+        return not self.slices and not self.folds and not self.replaced
 
     def structure(self) -> Plan:
         """Return the plan without values: what a model of the same class needs before it can load the small weights."""
-        return replace(self, masks={}, folds=())
+        replaced = tuple(replace(module, weights={}) for module in self.replaced)
+        return replace(self, masks={}, folds=(), replaced=replaced)
 
     def within(self, prefix: str) -> Plan:
         """Return the part of the plan that concerns a submodule, in its own names; ``prefix`` ends with a dot."""
@@ -79,9 +83,12 @@ class Plan:
             headwise=tuple(name(module) for module in self.headwise if inside(module)),
             widened=tuple(replace(norm, module=name(norm.module)) for norm in self.widened if inside(norm.module)),
             pins=tuple(replace(pin, module=name(pin.module)) for pin in self.pins if inside(pin.module)),
+            replaced=tuple(replace(m, module=name(m.module)) for m in self.replaced if inside(m.module)),
         )
 
-    def apply(self, model: nn.Module, optimizer: OptimizerLike = None) -> nn.Module:
+    def apply(
+        self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
+    ) -> nn.Module:
         """Make a model small, in place; all or nothing.
 
         Args:
@@ -89,12 +96,15 @@ class Plan:
                 objects
                 stay, so that optimizers and hooks keep what they hold.
             optimizer: an optimizer, or several, whose state shrinks along.
+            customized_replace_func: what `ModelSpeedup` was given, where it replaced modules. Not needed for modules
+                in whose place there is one of another class, or with other shapes, already.
 
         Returns:
             The model.
 
         Raises:
-            PlanError: where a parameter is missing or has another shape; nothing has been changed then.
+            PlanError: where a parameter is missing or has another shape, or a module was replaced and the function for
+                it is missing; nothing has been changed then.
 
         Example:
             >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -105,10 +115,12 @@ class Plan:
             >>> plan.apply(net)[0]
             Conv2d(1, 2, kernel_size=(1, 1), stride=(1, 1))
         """
-        self.prepare(model, optimizer).commit()
+        self.prepare(model, optimizer, customized_replace_func).commit()
         return model
 
-    def prepare(self, model: nn.Module, optimizer: OptimizerLike = None) -> Compaction:
+    def prepare(
+        self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
+    ) -> Compaction:
         """Return the change that `apply` makes, checked but not yet made; it can be rolled back after it is.
 
         Raises:
@@ -118,6 +130,7 @@ class Plan:
         change.add_tensors(self.slices, self.masks, self.folds)
         change.add_attributes(self.attributes)
         change.add_classes(self.pins, self.widened, self.headwise)
+        change.add_replacements(self.replaced, customized_replace_func or {})
         return change
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,6 +144,7 @@ class Plan:
             "headwise": list(self.headwise),
             "widened": [norm.state_dict() for norm in self.widened],
             "pins": [pin.state_dict() for pin in self.pins],
+            "replaced": [module.state_dict() for module in self.replaced],
             "notes": list(self.notes),
         }
 
@@ -158,6 +172,7 @@ class Plan:
                 headwise=tuple(str(name) for name in state["headwise"]),
                 widened=tuple(Widening.from_state_dict(norm) for norm in state["widened"]),
                 pins=tuple(Pin.from_state_dict(pin) for pin in state["pins"]),
+                replaced=tuple(Replacement.from_state_dict(module) for module in state["replaced"]),
                 notes=tuple(str(note) for note in state["notes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -172,7 +187,9 @@ class Plan:
         pins = [f"  {pin.function} of {pin.module!r} is given the size {pin.value}" for pin in self.pins]
         notes = [f"  {note}" for note in self.notes]
         norms = [f"  {norm.module} keeps the statistics of {norm.size} channels" for norm in self.widened]
-        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins), ("Notes:", notes)]
+        made = [f"  {module.module} ({module.kind}), by a function of the user" for module in self.replaced]
+        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins)]
+        sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.build import Analysis
 from engine.certify import Certificate, Observation, compare, observe
-from engine.compact import stored_tensors
+from engine.compact import names_of, stored_tensors
 from engine.errors import TraceError, VerificationError
 from engine.graph import Graph, Node
 from engine.plan import Plan
@@ -126,15 +126,30 @@ class Proof:
 
     def _error(self, inputs: Inputs, reference: Observation, tolerance: float) -> tuple[float, str]:
         try:
-            found = observe(self._model, self._small, inputs, self._witness, self._witness.after)
+            found = observe(self._model, self._tensors(), inputs, self._witness, self._witness.after)
         except TraceError as error:
             raise VerificationError(f"The compacted model does not run where the masked one does: {error}") from error
         return compare(reference, found, self._witness, tolerance)
+
+    def _inside(self, name: str) -> bool:
+        """Whether a parameter is one of a module that was replaced."""
+        return any(name.startswith(f"{module.module}.") for module in self._analysis.plan.replaced)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What the plan makes of the model's tensors; those of replaced modules as they are."""
+        found = {name: t for name, t in self._small.items() if not self._inside(name)}
+        for name, tensor in names_of(stored_tensors(self._model)) if self._analysis.plan.replaced else ():
+            if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
+                wide = self._dtype is not None and tensor.is_floating_point()
+                found[name] = tensor.detach().to(self._dtype) if wide else tensor.detach()
+        return found
 
     def _check_stored(self) -> None:
         """The stored weights are the verified ones, rounded."""
         stored = stored_tensors(self._model)
         for name, wide in self._small.items():
+            if self._inside(name):
+                continue
             have = stored[name]
             if have.shape != wide.shape or not torch.equal(have, wide.to(have.dtype)):
                 raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
@@ -203,9 +218,11 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
     """
     graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
     try:
-        small = trace(model, graph.kwargs or graph.args)
+        small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque)
     except TraceError as error:
-        raise VerificationError(f"The compacted model does not run: {error}") from error
+        replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
+        hint = f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
+        raise VerificationError(f"The compacted model does not run: {error}{hint}") from error
     pairs = [[n for n in g.nodes if _computes(n, analysis)] for g in (graph, small)]
     if len(pairs[0]) != len(pairs[1]):
         raise VerificationError("The compacted model takes another path through its code than the masked one.")

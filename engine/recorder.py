@@ -8,7 +8,6 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,14 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from engine.errors import TraceError
 from engine.graph import Graph, Node, Value, walk_values
+from engine.opaque import Inside, storage_of
+from engine.signature import Signature, signature
 from engine.sizes import Expr, Provenance, numbers_in
 
-__all__ = ["WRITE", "Recorder", "Signature", "map_tensors", "signature", "tensors_in"]
+__all__ = ["MODULE", "WRITE", "Recorder", "Signature", "map_tensors", "signature", "tensors_in"]
 
 WRITE = "engine::write"
+MODULE = "engine::module"
 
 
 def _items(tree: Any) -> Iterable[Any]:
@@ -42,39 +45,6 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
         yield tree
     for item in () if isinstance(tree, Tensor) else _items(tree):
         yield from tensors_in(item)
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What the schema of an op says: its plain name, its arguments, and which of them it writes to."""
-
-    op: str
-    names: tuple[str, ...]
-    defaults: Mapping[str, Any]
-    writes: tuple[str, ...]
-    recorded: bool
-
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name."""
-        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-        return {name: given[name] for name in self.names if name in given}
-
-
-@functools.cache
-def signature(func: Any) -> Signature:
-    """Read the schema of an overload."""
-    schema = func._schema
-    space, name = schema.name.split("::")
-    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    if writes and name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
-    return Signature(
-        op=name if space == "aten" else f"{space}::{name}",
-        names=tuple(a.name for a in schema.arguments),
-        defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
-        writes=writes,
-        recorded=space != "prim",
-    )
 
 
 @dataclass
@@ -134,6 +104,8 @@ class Recorder(TorchDispatchMode):
         self._homes: dict[int, _Home] = {}
         self._storages: dict[int, _Storage] = {}
         self._alive: list[Tensor] = []  # identities must not be used twice
+        self._inside: Inside | None = None
+        self._hidden: dict[int, Tensor] = {}
 
     def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
         """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
@@ -192,12 +164,58 @@ class Recorder(TorchDispatchMode):
         what = signature(func)
         if not what.recorded or not self._relevant(what, args, kwargs):
             return func(*args, **kwargs)
+        if self._inside is not None:
+            return self._unseen(self._inside, what, func, args, kwargs)
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
         bound = what.bind(args, kwargs)
         values = map_tensors(bound, self._read)
         with self._fake_mode or nullcontext():
             out = func(*args, **kwargs)
-        self._add(what, func, bound, values, out)
+        written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
+        self._add(what.op, func, bound, values, written, out)
+        return out
+
+    # ------------------------------------------------------------------ a module whose ops are not recorded
+
+    def enter(self, module: nn.Module) -> None:
+        """Stop recording: the module is one node, whatever it does inside."""
+        if self._inside is None:
+            self._inside = Inside(module)
+        elif self._inside.module is module:
+            self._inside.depth += 1
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Go on recording, with a node that reads all that the module could."""
+        inside = self._inside
+        if inside is None or not inside.left(module):
+            return
+        self._inside, self._provenance.numbers = None, []
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # what follows is no part of the program
+            self._whole(inside, module, args, kwargs, out)
+
+    def _whole(self, inside: Inside, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        self._hidden.update(inside.made)
+        given, own = (map_tensors(t, self._substitute) for t in ((args, dict(kwargs)), inside.own()))
+        others = {id(t): t for t in (*own, *inside.reads.values())}
+        for tensor in tensors_in(given):
+            others.pop(id(tensor), None)
+        bound = {"args": given[0], "kwargs": given[1], "others": list(others.values()), "module": module}
+        values = map_tensors(bound, self._read)
+        written = inside.changed(tensors_in((bound["others"], given)))
+        values["results"] = inside.results(written, list(tensors_in(out)), lambda t: self._read(t).stored)
+        self._add(MODULE, None, bound, values, written, out)
+
+    def _unseen(self, inside: Inside, what: Signature, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
+        for tensor in tensors_in((args, kwargs)):
+            value = self._peek(tensor)
+            if value is not None and value.data is None:
+                inside.reads[id(tensor)] = tensor
+        with self._fake_mode or nullcontext():
+            out = func(*args, **kwargs)
+        bound = what.bind(args, kwargs)
+        inside.written |= {storage_of(bound[name]) for name in what.writes if isinstance(bound[name], Tensor)}
+        inside.made.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
         return out
 
     def _relevant(self, what: Signature, args: Any, kwargs: Any) -> bool:
@@ -230,22 +248,23 @@ class Recorder(TorchDispatchMode):
         self._current[id(fake)] = self._value(fake, data=tensor.detach())
         self._place(fake)
 
-    def _add(self, what: Signature, func: Any, bound: Mapping[str, Any], values: dict[str, Any], out: Any) -> None:
-        written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
+    def _add(
+        self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor], out: Any
+    ) -> None:
         inputs = tuple(walk_values(values))
         made = list(tensors_in(out))
         if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
             return  # nothing happened: the op gave its input back
-        fresh = [t for t in made if not any(_storage_of(t) == _storage_of(w) for w in written)]
+        fresh = [t for t in made if not any(storage_of(t) == storage_of(w) for w in written)]
         outputs = tuple(self._value(t, producer=len(self._nodes)) for t in (*written, *fresh))
         sizes = self._sizes(values)
-        node = self._emit(what.op, func, values, sizes, inputs, outputs)
+        node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor, value in zip(written, outputs, strict=False):
             self._write(tensor, value)
-        parents = {_storage_of(t): t for t in reversed(list(tensors_in(bound)))}
+        parents = {storage_of(t): t for t in reversed(list(tensors_in(bound)))}
         for position, tensor in enumerate(fresh):
             self._current[id(tensor)] = outputs[len(written) + position]
-            self._place(tensor, node, len(written) + position, parents.get(_storage_of(tensor)))
+            self._place(tensor, node, len(written) + position, parents.get(storage_of(tensor)))
         for tensor in made:  # an in-place op may return another object for the same memory
             if id(tensor) not in self._current:
                 self._current[id(tensor)] = outputs[0]
@@ -284,7 +303,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: Tensor | None = None) -> None:
-        key = _storage_of(tensor)
+        key = storage_of(tensor)
         storage = self._storages.get(key)
         if storage is None or parent is None:
             storage, node, parent = self._storages.setdefault(key, _Storage(tensor)), None, None
@@ -298,6 +317,8 @@ class Recorder(TorchDispatchMode):
         """Return the value that a tensor holds now."""
         if id(tensor) in self._current:
             return self._refresh(tensor)
+        if id(tensor) in self._hidden:
+            raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
         name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
         if name is None:
             value = self._value(tensor, data=None if isinstance(tensor, FakeTensor) else tensor.detach())
@@ -352,10 +373,6 @@ class Recorder(TorchDispatchMode):
         return outputs[position]
 
 
-def _storage_of(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
     sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
     return node.op, node.module, sizes
@@ -379,4 +396,6 @@ def _map_values(tree: Any, new: Mapping[int, Value]) -> Any:
         return new.get(tree.index, tree)
     if isinstance(tree, (list, tuple)):
         return type(tree)(_map_values(x, new) for x in tree)
+    if isinstance(tree, Mapping):
+        return {k: _map_values(x, new) for k, x in tree.items()}
     return tree

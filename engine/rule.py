@@ -55,10 +55,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A norm over channels: each of them has a share in all outputs, so only constants may go.
+    """Channels that each have a share in all outputs, as in a norm over them, so that only constants may go.
 
     Attributes:
-        input: what is normalised.
+        input: what is normalised, or read.
         dim: the dimension of the channels.
     """
 
@@ -92,6 +92,10 @@ def _no_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
     return {}
 
 
+def _no_channels(node: Node) -> Iterable[Statistic]:
+    return ()
+
+
 def _no_samples() -> Iterable[Sample]:
     return ()
 
@@ -117,6 +121,7 @@ class Rule:
         absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
             can.
         statistic: the channels that a norm's statistics span, for norms that can do without constant ones.
+        only_zeros: channels of which only those may go that are constantly zero, and that nothing has to stand in for.
         normalises: whether it is a norm, whose output the certificate compares.
         samples: small networks that exercise it.
     """
@@ -132,6 +137,7 @@ class Rule:
     contraction: Callable[[Node], Contraction] | None = None
     absorbs: Callable[[Node], Value | None] | None = None
     statistic: Callable[[Node], Statistic | None] | None = None
+    only_zeros: Callable[[Node], Iterable[Statistic]] = _no_channels
     normalises: bool = False
     samples: Callable[[], Iterable[Sample]] = _no_samples
 

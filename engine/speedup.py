@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from engine.masks import canonical_masks, load_masks
 from engine.ops import RULES
 from engine.plan import Plan
 from engine.proof import Proof
+from engine.replace import Replace, check_functions, opaque_names
 from engine.rule import Registry
 from engine.tracer import trace
 
@@ -34,7 +34,13 @@ class ModelSpeedup:
         map_location: where to put masks from a file, as in `torch.load`.
         batch_dim: index of the batch dimension of the inputs.
         confidence: number of random samples to verify with; 0 trusts the rules and runs nothing.
-        customized_replace_func: not supported yet; anything but None is an error.
+        customized_replace_func: ``{class name: f}`` for modules of that class, or of one derived from it, that
+            ``f(module, masks)`` makes smaller and the engine does not look into. ``f`` gets a copy of the module with
+            masked parameters, and ``(in_mask, out_mask, weight_mask)``: floats, 1 where an entry stays. The first two
+            have the shape of input and output (a tuple where there are several tensors; those of the first call), the
+            third is ``{parameter: mask}``. It returns the small module, which is set at the name. Whether the module
+            works channel by channel is found out by running it. If it does not, its inputs lose what is constantly
+            zero, and its outputs lose what nobody reads and what its own masks leave at zero.
         graph: a graph of this model with this input, to save recording it.
         rules: what is known of ops.
 
@@ -52,6 +58,24 @@ class ModelSpeedup:
         >>> ModelSpeedup(net, torch.rand(2, 1, 8, 8), {"0": {"weight": mask}}).speedup_model()[0]
         Conv2d(1, 3, kernel_size=(3, 3), stride=(1, 1))
 
+        A layer of one's own, and the function that makes it smaller:
+
+        >>> class Scale(nn.Module):
+        ...     def __init__(self, scale):
+        ...         super().__init__()
+        ...         self.scale = nn.Parameter(scale)
+        ...     def forward(self, x):
+        ...         return x * self.scale[:, None, None]
+        >>> def smaller(module, masks):
+        ...     in_mask, out_mask, weight_mask = masks
+        ...     stays = out_mask[0, :, 0, 0].bool()
+        ...     return Scale(module.scale.data[stays])
+        >>> net = nn.Sequential(nn.Conv2d(1, 6, 3), Scale(torch.rand(6)), nn.Conv2d(6, 2, 3))
+        >>> masks = {"0": {"weight": mask, "bias": mask[:, 0, 0, 0]}}
+        >>> speedup = ModelSpeedup(net, torch.rand(2, 1, 8, 8), masks, customized_replace_func={"Scale": smaller})
+        >>> speedup.speedup_model()[1].scale.shape
+        torch.Size([3])
+
     NNI: ``nni.compression.pytorch.speedup.ModelSpeedup``.
     """
 
@@ -63,15 +87,13 @@ class ModelSpeedup:
         map_location: Any = None,
         batch_dim: int = 0,
         confidence: int = 8,
-        customized_replace_func: Mapping[str, Callable[..., nn.Module]] | None = None,
+        customized_replace_func: Replace | None = None,
         *,
         graph: Graph | None = None,
         rules: Registry = RULES,
     ) -> None:
         if not isinstance(confidence, int) or confidence < 0:
             raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
-        if customized_replace_func is not None:
-            raise InputError("`customized_replace_func` is not supported yet; register a rule for the op instead.")
         if confidence and any(p.is_meta for p in model.parameters()):
             raise InputError("The model is on the meta device and cannot be run; pass `confidence=0`.")
         self._model = model
@@ -81,7 +103,11 @@ class ModelSpeedup:
         self._masks: dict[str, Tensor] | None = None
         if masks_file is not None:
             self._masks = canonical_masks(load_masks(masks_file, map_location), model)
-        self._graph = trace(model, dummy_input) if graph is None else graph
+        self._functions = check_functions(customized_replace_func)
+        opaque = opaque_names(model, self._functions)
+        if graph is None or set(graph.opaque) != set(opaque):
+            graph = trace(model, dummy_input if graph is None else graph.kwargs or graph.args, opaque=opaque)
+        self._graph = graph
         self.plan = Plan()
         self.certificate = Certificate()
 
@@ -96,7 +122,8 @@ class ModelSpeedup:
 
         Raises:
             VerificationError: where the result differs from the masked model, with the place; the model is as before.
-            PlanError: where an optimizer's state cannot be cut; the model is as before.
+            PlanError: where an optimizer's state cannot be cut, or `customized_replace_func` fails or would leave an
+                optimizer behind; the model is as before.
         """
         analysis = analyse(self._model, self._graph, self._rules, self._masks)
         plan = analysis.plan
@@ -105,7 +132,7 @@ class ModelSpeedup:
         certificate = Certificate(exact_in_train=in_train, notes=(*notes, *plan.notes))
         verify = self._confidence > 0 and not plan.is_empty
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
-        change = plan.prepare(self._model, optimizer)
+        change = plan.prepare(self._model, optimizer, self._functions)
         try:
             change.commit()
             if proof is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Run the model and turn whatever its forward raises into an error that names the inputs."""
     try:
         return model(*args, **kwargs)
-    except _NEEDS_DATA:
+    except (*_NEEDS_DATA, TraceError):
         raise
     except Exception as error:
         shapes = ", ".join(
@@ -102,18 +102,29 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
 
 
 @contextmanager
-def _module_stack(names: Mapping[int, str], stack: list[str]) -> Iterator[None]:
-    """Keep the name of the running module on top of ``stack``."""
+def _module_stack(
+    names: Mapping[int, str], stack: list[str], recorder: Recorder, opaque: Collection[str]
+) -> Iterator[None]:
+    """Keep the name of the running module on top of ``stack``; tell the recorder of opaque modules."""
 
     def enter(module: nn.Module, args: Any) -> None:
         if id(module) in names:
             stack.append(names[id(module)])
+            if names[id(module)] in opaque:
+                recorder.enter(module)
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: Any, *rest: Any) -> None:  # without keywords where the forward raised
         if id(module) in names:
-            stack.pop()
+            try:
+                if names[id(module)] in opaque:
+                    recorder.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+            finally:
+                stack.pop()
 
-    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    hooks = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
     try:
         yield
     finally:
@@ -147,7 +158,15 @@ def _containers(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]  # type: ignore[arg-type]
 
 
-def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: list[nn.Module], path: str) -> None:
+def _run(
+    recorder: Recorder,
+    model: nn.Module,
+    opaque: Collection[str],
+    args: Any,
+    kwargs: Any,
+    train: list[nn.Module],
+    path: str,
+) -> None:
     names = {id(m): n for n, m in model.named_modules()}
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
@@ -156,23 +175,23 @@ def _run(recorder: Recorder, model: nn.Module, args: Any, kwargs: Any, train: li
         log.setLevel(logging.CRITICAL)
         scope.enter_context(evaluation(model, train))
         scope.enter_context(headwise(model))
-        scope.enter_context(_module_stack(names, stack))
+        scope.enter_context(_module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
         for m in model.modules():
             vars(m).update({k: Size(v, AttributeOf(names[id(m)], k)) for k, v in int_attributes(m).items()})
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
-def _record(model: nn.Module, inputs: list[tuple[Any, Any]], fake: bool) -> Recorder:
+def _record(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], fake: bool) -> Recorder:
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     recorder = Recorder(model, mode)
-    _run(recorder, model, *inputs[0], [], "eval")
+    _run(recorder, model, opaque, *inputs[0], [], "eval")
     containers = _containers(model)
     more = [(*inputs[0], containers, "train")] if containers else []
     for args, kwargs, train, path in [*more, *((*other, [], "other") for other in inputs[1:])]:
         mark = recorder.mark()
         try:
-            _run(recorder, model, args, kwargs, train, path)
+            _run(recorder, model, opaque, args, kwargs, train, path)
             recorder.drop_if_repeated(mark, shapes=path == "train")
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
@@ -190,13 +209,14 @@ def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return map_tensors(args, grown), map_tensors(kwargs, grown)
 
 
-def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False) -> Graph:
+def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaque: Collection[str] = ()) -> Graph:
     """Record the forward pass of a model.
 
     Args:
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         explore: record a larger resolution too, where its path through the code differs.
+        opaque: names of modules that are recorded as one node each, whatever they do inside.
 
     Returns:
         The recorded program. Auxiliary branches that run in train mode only are part of it.
@@ -213,16 +233,17 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False) -> Gr
     args, kwargs = resolve_inputs(example_inputs)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     try:
-        recorder = _record(model, inputs, fake=True)
+        recorder = _record(model, inputs, opaque, fake=True)
     except _NEEDS_DATA:
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
-            recorder = _record(model, inputs, fake=False)
+            recorder = _record(model, inputs, opaque, fake=False)
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
     attention = frozenset(name for name, module in model.named_modules() if shape_free(module))
-    graph = dataclasses.replace(recorder.graph(model, args, kwargs), explored=explore, headwise=attention)
+    graph = recorder.graph(model, args, kwargs)
+    graph = dataclasses.replace(graph, explored=explore, opaque=tuple(opaque), headwise=attention)
     graph.verify()
     return graph

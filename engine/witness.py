@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class Witness:
     Attributes:
         nodes: in order of execution; every call of one of their ops is counted.
         dims: channel dimension of each.
+        opaque: names of modules whose inside is not looked at.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
     """
 
@@ -29,6 +30,7 @@ class Witness:
     dims: tuple[int, ...]
     before: tuple[Channels, ...]
     after: tuple[Channels, ...]
+    opaque: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, analysis: Analysis) -> Witness:
@@ -47,7 +49,8 @@ class Witness:
             if node.path == "eval" and (contraction is not None or rules.rule(node.op).normalises):
                 dim = _channel_dim(analysis, node) if contraction is None else contraction.output_dim
                 rows.append((node, dim, *_channels(analysis, node, node.index in shifted)))
-        return cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
+        found = cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
+        return replace(found, opaque=analysis.structure.graph.opaque)
 
 
 def _channel_dim(analysis: Analysis, node: Node) -> int:

@@ -1,0 +1,43 @@
+"""What the schema of an op says about its arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Signature", "signature"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the schema of an op says: its plain name, its arguments, and which of them it writes to."""
+
+    op: str
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    writes: tuple[str, ...]
+    recorded: bool
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all arguments by name."""
+        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+        return {name: given[name] for name in self.names if name in given}
+
+
+@functools.cache
+def signature(func: Any) -> Signature:
+    """Read the schema of an overload."""
+    schema = func._schema
+    space, name = schema.name.split("::")
+    writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    if writes and name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return Signature(
+        op=name if space == "aten" else f"{space}::{name}",
+        names=tuple(a.name for a in schema.arguments),
+        defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
+        writes=writes,
+        recorded=space != "prim",
+    )
