@@ -21,8 +21,9 @@ from torch.utils.hooks import RemovableHandle
 
 from engine.errors import VerificationError
 from engine.ops.heads import headwise
-from engine.recorder import signature, tensors_in
+from engine.signature import signature
 from engine.tracer import call_model, evaluation
+from engine.trees import tensors_in
 from engine.witness import Channels, Witness
 
 __all__ = ["Certificate", "Observation", "compare", "observe"]

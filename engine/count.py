@@ -17,10 +17,10 @@ from engine.errors import InputError
 from engine.graph import Graph, Node, Value
 from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
 from engine.ops import RULES
-from engine.recorder import map_tensors, tensors_in
 from engine.rule import Registry
 from engine.shrink import Shrunk
 from engine.tracer import evaluation, trace
+from engine.trees import map_tensors, tensors_in
 
 __all__ = ["count_flops_params"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.graph import Node, Value, walk_values
-from engine.recorder import map_tensors, tensors_in
 from engine.tracer import evaluation
+from engine.trees import map_tensors, tensors_in
 
 __all__ = ["Probe", "channel_inputs", "channel_outputs"]
 

@@ -15,8 +15,8 @@ from engine.compact import names_of, stored_tensors
 from engine.errors import TraceError, VerificationError
 from engine.graph import Graph, Node
 from engine.plan import Plan
-from engine.recorder import map_tensors, tensors_in
 from engine.tracer import trace
+from engine.trees import map_tensors, tensors_in
 from engine.witness import Witness
 
 __all__ = ["Proof", "Trial", "random_inputs"]

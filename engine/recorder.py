@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,28 +23,12 @@ from engine.graph import Graph, Node, Value, walk_values
 from engine.opaque import Inside, storage_of
 from engine.signature import Signature, signature
 from engine.sizes import Expr, Provenance, numbers_in
+from engine.trees import map_tensors, tensors_in
 
-__all__ = ["MODULE", "WRITE", "Recorder", "Signature", "map_tensors", "signature", "tensors_in"]
+__all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
 WRITE = "engine::write"
 MODULE = "engine::module"
-
-
-def _items(tree: Any) -> Iterable[Any]:
-    """Return what a container holds; nothing for anything else."""
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return [getattr(tree, f.name) for f in dataclasses.fields(tree)]
-    if isinstance(tree, Mapping):
-        return tree.values()
-    return tree if isinstance(tree, (list, tuple)) else ()
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples, mappings and dataclasses, in order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    for item in () if isinstance(tree, Tensor) else _items(tree):
-        yield from tensors_in(item)
 
 
 @dataclass
@@ -376,19 +360,6 @@ class Recorder(TorchDispatchMode):
 def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
     sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
     return node.op, node.module, sizes
-
-
-def map_tensors(tree: Any, f: Callable[[Tensor], Any]) -> Any:
-    """Return nested lists, tuples and mappings with ``f`` applied to every tensor."""
-    if isinstance(tree, Tensor):
-        return f(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(x, f) for x in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(x, f) for x in tree)
-    if isinstance(tree, Mapping):
-        return {k: map_tensors(x, f) for k, x in tree.items()}
-    return tree
 
 
 def _map_values(tree: Any, new: Mapping[int, Value]) -> Any:

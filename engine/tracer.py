@@ -26,8 +26,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from engine.errors import InputError, TraceError
 from engine.graph import Graph
 from engine.ops.heads import headwise, shape_free
-from engine.recorder import Recorder, map_tensors, tensors_in
+from engine.recorder import Recorder
 from engine.sizes import AttributeOf, Size
+from engine.trees import map_tensors, tensors_in
 
 __all__ = ["call_model", "evaluation", "resolve_inputs", "trace"]
 

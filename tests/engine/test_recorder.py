@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
-from engine.recorder import WRITE, map_tensors, signature, tensors_in
+from engine.recorder import WRITE
+from engine.signature import signature
+from engine.trees import map_tensors, tensors_in
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, dead, image
 

@@ -17,9 +17,9 @@ from engine.demands import structure_of
 from engine.graph import Node
 from engine.masks import canonical_masks
 from engine.propagate import Labels, _resolve
-from engine.recorder import tensors_in
 from engine.rule import Demand
 from engine.shrink import Shrunk
+from engine.trees import tensors_in
 from engine.use import Use
 from tests.engine.exactness import masked, run
 from tests.engine.nets import Net, dead
