@@ -191,6 +191,14 @@ def _changes(model: nn.Module, channel: int) -> bool:
     return not torch.allclose(before, run(changed, x)[0], rtol=0, atol=1e-12)
 
 
+def counter_knows_attention() -> bool:
+    """Whether this version's counter sees fused attention on the CPU."""
+    q = torch.randn(1, 1, 2, 2, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    return counter.get_total_flops() > 0
+
+
 def check_macs(model: nn.Module, *inputs: Tensor) -> int:
     """The count is half of what torch's own counter finds."""
     with FlopCounterMode(display=False) as counter:
@@ -214,5 +222,5 @@ def demands_of(f: Function, keep: Sequence[int], op: str, channels: int = 8) -> 
 
 
 def node_of(labels: Labels, op: str) -> Node:
-    """The first call of an op."""
-    return next(node for node in labels.graph.nodes if node.op == op)
+    """The last call of an op: an older torch slices the batch first, whole."""
+    return next(node for node in reversed(labels.graph.nodes) if node.op == op)

@@ -18,7 +18,7 @@ from engine.ops.attention import Attention
 from tests.engine.attentions import tokens, without_heads
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, constants_of, dead, image
-from tests.engine.ops.brute import check_labels, check_macs, check_use
+from tests.engine.ops.brute import check_labels, check_macs, check_use, counter_knows_attention
 
 needs_places = pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 
@@ -155,6 +155,8 @@ def test_multiply_accumulates(name: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return PRODUCTS[name](x)
 
+    if name == "attention" and not counter_knows_attention():
+        pytest.skip("this version's counter does not see fused attention on the CPU")
     assert check_macs(Product(), torch.randn(2, 3, 5, 4, dtype=torch.float64)) > 0
 
 
@@ -171,6 +173,8 @@ def test_multiply_accumulates_with_a_vector() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_multiply_accumulates_of_attention(fused: bool) -> None:
     """Projections, scores and averages: ``n t (3 c² + c²) + 2 n t² c``."""
+    if fused and not counter_knows_attention():
+        pytest.skip("this version's counter does not see fused attention on the CPU")
     x = torch.randn(2, 5, 8)
     assert check_macs(Attention(8, 4, fused), x) == 2 * 5 * 4 * 64 + 2 * 2 * 25 * 8
 
