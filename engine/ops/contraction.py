@@ -6,7 +6,7 @@ All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.contracti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -176,9 +176,10 @@ def _convolution_samples() -> Iterable[Sample]:
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8)), (2, 3, 6, 6), "depthwise")
     yield Sample(lambda: chain(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 12, 3, groups=4)), (2, 3, 6, 6), "depthwise multiplier")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 1, 3), nn.Conv2d(1, 6, 1)), (2, 3, 6, 6), "one output")
-    reflect = nn.Conv2d
     yield Sample(
-        lambda: chain(nn.Conv2d(3, 8, 1), reflect(8, 6, 3, padding=1, padding_mode="reflect")), (2, 3, 6, 6), "reflect"
+        lambda: chain(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 3, padding=1, padding_mode="reflect")),
+        (2, 3, 6, 6),
+        "reflect",
     )
 
 
@@ -201,35 +202,24 @@ def _linear_samples() -> Iterable[Sample]:
     yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)), (2, 4, 5), "tokens")
 
 
+def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attributes: Any, samples: Any) -> Rule:
+    """Return the rule of ops that contract as ``describe`` says."""
+    return Rule(
+        ops=tuple(ops.split()),
+        labels=labels,
+        constants=lambda node, constants: _known(node, constants, describe(node)),
+        use=lambda node, use: _used(node, use, describe(node)),
+        macs=lambda node, shapes: _macs(node, shapes, describe(node)),
+        attributes=attributes,
+        contraction=describe,
+        samples=samples,
+    )
+
+
+_CONVOLUTION = (_convolution, _convolution_labels, _convolution_attributes)
+
 RULES = [
-    Rule(
-        ops=("conv1d", "conv2d", "conv3d"),
-        labels=_convolution_labels,
-        constants=lambda node, constants: _known(node, constants, _convolution(node)),
-        use=lambda node, use: _used(node, use, _convolution(node)),
-        macs=lambda node, shapes: _macs(node, shapes, _convolution(node)),
-        attributes=_convolution_attributes,
-        contraction=_convolution,
-        samples=_convolution_samples,
-    ),
-    Rule(
-        ops=("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        labels=_convolution_labels,
-        constants=lambda node, constants: _known(node, constants, _convolution(node)),
-        use=lambda node, use: _used(node, use, _convolution(node)),
-        macs=lambda node, shapes: _macs(node, shapes, _convolution(node)),
-        attributes=_convolution_attributes,
-        contraction=_convolution,
-        samples=_transposed_samples,
-    ),
-    Rule(
-        ops=("linear",),
-        labels=_linear_labels,
-        constants=lambda node, constants: _known(node, constants, _linear(node)),
-        use=lambda node, use: _used(node, use, _linear(node)),
-        macs=lambda node, shapes: _macs(node, shapes, _linear(node)),
-        attributes=_linear_attributes,
-        contraction=_linear,
-        samples=_linear_samples,
-    ),
+    _rule("conv1d conv2d conv3d", *_CONVOLUTION, _convolution_samples),
+    _rule("conv_transpose1d conv_transpose2d conv_transpose3d", *_CONVOLUTION, _transposed_samples),
+    _rule("linear", _linear, _linear_labels, _linear_attributes, _linear_samples),
 ]
