@@ -80,7 +80,8 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     graph, keep = structure.graph, kept.shrunk.keep
     if analysis.plan.folds or any(norm.fill is not None for norm in kept.widened):
         return False
-    constants = Constants(graph, structure.rules, canonical_tensors(model, graph), masks, training=True)
+    stored = canonical_tensors(model, graph)
+    constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants)
     if any((known != 0)[~keep[slots]].any() for slots, known in only_zeros(structure, constants)):
         return False
     return not any(

@@ -32,6 +32,7 @@ class Constants:
         repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that
             a dead channel puts out exactly 0.
         training: norms use the statistics of the batch, as in train mode.
+        known: constants of the same graph, parameters and masks, to save looking at the weights again.
     """
 
     def __init__(
@@ -42,25 +43,27 @@ class Constants:
         masks: Mapping[str, Tensor] | None = None,
         repaired: bool = False,
         training: bool = False,
+        known: Constants | None = None,
     ) -> None:
         self.graph = graph
         self.repaired, self.training = repaired, training
         self._stored = stored
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
-        self._connected: dict[tuple[int, bool], Tensor] = {}
+        self._sources: dict[int, Tensor] = {} if known is None else known._sources
+        self._connected: dict[tuple[int, bool], Tensor] = {} if known is None else known._connected
         self._profiles: set[int] = set()
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         for node in graph.nodes:
-            known = rules.rule(node.op).constants(node, self)
+            found = rules.rule(node.op).constants(node, self)
             for position, value in enumerate(node.outputs):
-                self._arrays[value.index] = _varies(value) if known is None else _clean(known[position])
+                self._arrays[value.index] = _varies(value) if found is None else _clean(found[position])
 
     def __getitem__(self, value: Value) -> Tensor:
         """Return the compact array of a value."""
-        found = self._arrays.get(value.index)
+        found = self._arrays.get(value.index, self._sources.get(value.index))
         if found is None:
-            found = self._arrays[value.index] = self._source(value)
+            found = self._sources[value.index] = self._source(value)
         return found
 
     def _source(self, value: Value) -> Tensor:
@@ -96,8 +99,11 @@ class Constants:
         key = (c.weight.index, c.transposed)
         found = self._connected.get(key)
         if found is None:
-            nonzero = (~self.zero(c.weight)).expand(c.weight.shape)
-            found = self._connected[key] = c.canonical(nonzero).any(-1)
+            nonzero = ~self.zero(c.weight)
+            if nonzero.ndim > 2:  # the largest byte of a kernel is found twice as fast as any true one
+                nonzero = nonzero.flatten(2).view(torch.uint8).amax(-1).bool()
+            pairs = nonzero.expand(c.weight.shape[:2]).unsqueeze(-1)
+            found = self._connected[key] = c.canonical(pairs).squeeze(-1)
         return found
 
     def magnitude(self, c: Contraction) -> Tensor:
