@@ -38,7 +38,7 @@ GPU_PYTHON := $(shell $(PYTHON) -c "import torch, pytest, pytorch_lightning" 2>/
 endif
 
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.stamp-dev)
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu tests/lightning_compress/test_gpu.py
 	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py
 
 clean:
