@@ -74,12 +74,14 @@ def _slice_labels(node: Node, labels: Labels) -> None:
 
 
 def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
+    """A size becomes the number of kept entries of its piece; a piece of one entry has no slots of its own to ask."""
     dim = _dim(node)
+    keep = kept(source_of(node), dim)
     if node.op == "split":
         yield Demand(("split_size", 0), node.args["split_size"], shapes(node.output)[dim])
-    if node.op == "split_with_sizes":
-        for position, value in enumerate(node.outputs):
-            yield Demand(("split_sizes", position), node.args["split_sizes"][position], shapes(value)[dim])
+    if node.op == "split_with_sizes" and keep is not None:
+        for position, piece in enumerate(keep.split([v.shape[dim] for v in node.outputs])):
+            yield Demand(("split_sizes", position), node.args["split_sizes"][position], int(piece.sum()))
 
 
 def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:

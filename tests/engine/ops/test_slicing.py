@@ -91,6 +91,12 @@ def _bounds(f: Callable[[Tensor], Tensor], op: str) -> tuple[int | None, int | N
     return node.args["start"], node.args["end" if op == "slice" else "length"]
 
 
+def test_a_piece_of_one_channel() -> None:
+    """It has no slots of its own, and still cannot go while the code asks for it."""
+    demands = demands_of(lambda x: x.split([7, 1], 1)[0], [0, 1, 2, 3, 4, 5, 6], "split_with_sizes")
+    assert [(d.given, d.wanted) for d in demands] == [(7, 7), (1, 0)]
+
+
 def test_what_a_split_size_becomes() -> None:
     """Half of eight becomes half of what is kept."""
     keep = [0, 2, 3, 4, 5, 7]
