@@ -92,10 +92,7 @@ def group_wise(model: nn.Module, images: Tensor, amount: float = 0.5) -> Masks:
     for group in groups:
         if group.reason is None:
             scores = l1(group, model.get_parameter)
-            keep[group.name] = torch.ones(group.size, dtype=torch.bool)
-            for row in group.rows.unique():
-                units = (group.rows == row).nonzero()[:, 0]
-                keep[group.name][units] = select(scores[units], amount)
+            keep[group.name] = select(scores, amount, rows=group.rows)
     return engine.group_masks(groups, keep)
 
 

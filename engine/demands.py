@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.clusters import clusters
 from engine.errors import RuleError
@@ -18,8 +18,9 @@ from engine.propagate import Structure, propagate
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
 from engine.sizes import AttributeOf, Expr, ShapeOf, describe, evaluate, leaves
+from engine.tracer import trace
 
-__all__ = ["Unmet", "settle", "structure_of"]
+__all__ = ["Unmet", "settle", "structure_for", "structure_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +170,17 @@ def _first_half(structure: Structure, group: Tensor, largest: int | None = None)
     removed = torch.zeros(len(structure.roots), dtype=torch.bool)
     removed[order[place < limit.repeat_interleave(counts)]] = True
     return removed
+
+
+def structure_for(model: nn.Module, example_inputs: Any, graph: Graph | None, rules: Registry) -> Structure:
+    """Return the structure of a model, from its graph where there is one.
+
+    Raises:
+        TraceError: where the model rejects the example inputs, or the graph is stale.
+    """
+    graph = trace(model, example_inputs) if graph is None else graph
+    graph.check_fresh(model)
+    return structure_of(graph, rules)
 
 
 def structure_of(graph: Graph, rules: Registry) -> Structure:

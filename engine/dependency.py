@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.arrays import support
 from engine.constraints import Constraint, Equal, Grouped
-from engine.demands import structure_of
+from engine.demands import structure_for
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, Member, groups_of, producers_of
@@ -24,7 +24,6 @@ from engine.plots import dependency_figure, show
 from engine.propagate import Structure
 from engine.rule import Registry
 from engine.slots import FROZEN
-from engine.tracer import trace
 
 __all__ = ["ChannelDependency", "GroupDependency", "InputChannelDependency", "UnsafeLayers", "not_safe_to_prune"]
 
@@ -61,7 +60,7 @@ class ChannelDependency:
     def __init__(
         self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
     ) -> None:
-        self._structure = _structure(model, dummy_input, graph, rules)
+        self._structure = structure_for(model, dummy_input, graph, rules)
         self._ordered = self._sets()
         self.dependency_sets: list[set[str]] = [set(layers) for layers in self._ordered]
         self.dependency: dict[str, set[str]] = {name: s for s in self.dependency_sets for name in s}
@@ -126,12 +125,6 @@ class ChannelDependency:
             known = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
             raise InputError(f"There is no layer {layer!r} that puts channels out; the first ones are {known}.")
         return "\n".join(_tree(group, self._structure.graph) for group in groups)
-
-
-def _structure(model: nn.Module, dummy_input: Any, graph: Graph | None, rules: Registry) -> Structure:
-    graph = trace(model, dummy_input) if graph is None else graph
-    graph.check_fresh(model)
-    return structure_of(graph, rules)
 
 
 def _tree(group: Group, graph: Graph) -> str:
@@ -261,7 +254,7 @@ class GroupDependency:
     def __init__(
         self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
     ) -> None:
-        structure = _structure(model, dummy_input, graph, rules)
+        structure = structure_for(model, dummy_input, graph, rules)
         self.dependency: dict[str, int] = {}
         for name, made in producers_of(structure):
             parts = [_parts_hit(rows, made) for c in structure.constraints for rows in _parted(c)]
@@ -335,7 +328,7 @@ def not_safe_to_prune(
 
     NNI: ``nni.compression.pytorch.utils.not_safe_to_prune``.
     """
-    structure = _structure(model, dummy_input, graph, rules)
+    structure = structure_for(model, dummy_input, graph, rules)
     reasons: dict[str, str] = {}
     for name, made in producers_of(structure):
         slots = made[structure.unsafe[made]]

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from engine.arrays import support
 from engine.clusters import clusters
 from engine.contraction import Contraction
-from engine.demands import structure_of
+from engine.demands import structure_for
 from engine.errors import InputError
 from engine.graph import Graph, Value
 from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
-from engine.tracer import trace
 
 __all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "producers_of"]
 
@@ -93,9 +92,8 @@ def dependency_groups(
           norm  1.bias [4]
           in    3.weight [2, 4, 1, 1]
     """
-    graph = trace(model, example_inputs) if graph is None else graph
-    graph.check_fresh(model)
-    return groups_of(structure_of(graph, rules), {name for name, _ in model.named_parameters()})
+    structure = structure_for(model, example_inputs, graph, rules)
+    return groups_of(structure, {name for name, _ in model.named_parameters()})
 
 
 def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.build import canonical_tensors
 from engine.constants import Constants
-from engine.demands import structure_of
+from engine.demands import structure_for
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, groups_of
@@ -20,7 +20,6 @@ from engine.masks import Masks, canonical_masks, load_masks, parameter_name
 from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
-from engine.tracer import trace
 from engine.use import Use
 
 __all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
@@ -72,8 +71,9 @@ class _Problem:
         importance: per slot, the L1 norm of the weights that put it out, each layer scaled to mean 1.
     """
 
-    def __init__(self, model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str, Tensor]) -> None:
-        self.structure = structure_of(graph, rules)
+    def __init__(self, model: nn.Module, structure: Structure, masks: Mapping[str, Tensor]) -> None:
+        graph, rules = structure.graph, structure.rules
+        self.structure = structure
         self.masks = masks
         self.constants = Constants(graph, rules, canonical_tensors(model, graph), masks, repaired=True)
         use = Use(self.structure, self.constants)
@@ -182,9 +182,7 @@ def fix_mask_conflict(
         raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
     given = load_masks(masks)
     canonical = canonical_masks(given, model)
-    graph = trace(model, dummy_input) if graph is None else graph
-    graph.check_fresh(model)
-    problem = _Problem(model, graph, rules, canonical)
+    problem = _Problem(model, structure_for(model, dummy_input, graph, rules), canonical)
     keep = _POLICIES[policy](problem) | ~problem.structure.free()
     keep = closed(problem.structure, keep, problem.importance)
     repaired = _stored(_extended(problem, keep), given, model)

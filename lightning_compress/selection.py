@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine import Group, Member
+from engine.importance import cut
 from lightning_compress.packages import MisconfigurationException
 
 Masks = dict[str, dict[str, Tensor]]
@@ -130,15 +130,10 @@ def select(scores: Tensor, amount: float, previous: Tensor | None = None, rows: 
         >>> select(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5, rows=torch.tensor([0, 0, 1, 1]))
         tensor([False,  True, False,  True])
     """
-    keep = torch.ones(len(scores), dtype=torch.bool) if previous is None else previous.cpu().clone()
-    ranked = torch.where(keep, scores.detach().cpu().double(), -torch.inf).argsort(stable=True)
-    rows = torch.zeros_like(ranked) if rows is None else rows.cpu()
-    for row in rows.unique():
-        of_row = ranked[rows[ranked] == row]
-        # 0.29 * 100 is 28.999…: the small addition keeps the floor of what was meant.
-        remove = min(math.floor(amount * len(of_row) + 1e-9), len(of_row) - 1)
-        keep[of_row[:remove]] = False
-    return keep
+    if previous is None:
+        return cut(scores, amount, rows)
+    previous = previous.cpu()
+    return cut(torch.where(previous, scores.detach().cpu().double(), -torch.inf), amount, rows) & previous
 
 
 def kept_units(groups: Sequence[Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
