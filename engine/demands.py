@@ -96,15 +96,16 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
     structure, node = shrunk.structure, checked.node
     sources = list(leaves(checked.expr))
     fixed = all(not isinstance(s, ShapeOf) or structure.along(s.value, s.dim) is not None for s in sources)
-    if not sources or not fixed or not isinstance(checked.demand.wanted, int):
+    if not sources or not fixed:
         return None
     return pin_of(node, checked.demand.argument, checked.demand.wanted, structure.graph.types[node.module])
 
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
     """What the rule asks for, and that a factor computed from sizes (``head_dim ** -0.5``) stays what it is."""
-    yield from shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape)
-    for (name, position), _ in node.sizes.items():
+    asked = list(shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape))
+    yield from asked
+    for name, position in node.sizes.keys() - {demand.argument for demand in asked}:
         number = node.args[name]
         if isinstance(number, float):
             yield Demand((name, position), number, number)
@@ -119,11 +120,13 @@ def _reason(node: Node, demand: Demand, expr: Expr) -> str:
 def _involved(structure: Structure, checked: _Checked) -> Tensor:
     """Return the slots that decide whether a demand is met.
 
-    A size depends on the tensors of its node and on what it is computed from; a factor on the latter only.
+    A size depends on the tensors of its node and on what it is computed from; a number that has to stay what it is on
+    the latter only.
     """
     node, values = checked.node, []
-    exprs = [checked.expr] if isinstance(checked.demand.given, float) else [checked.expr, *node.sizes.values()]
-    if not isinstance(checked.demand.given, float):
+    stays = checked.demand.wanted == checked.demand.given
+    exprs = [checked.expr] if stays else [checked.expr, *node.sizes.values()]
+    if not stays:
         values += [*node.inputs, *node.outputs]
     for leaf in (leaf for expr in exprs for leaf in leaves(expr)):
         values += [leaf.value] if isinstance(leaf, ShapeOf) else _values_behind(structure, leaf)

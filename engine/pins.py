@@ -1,4 +1,4 @@
-"""Pin single size arguments in the forward of one module, where the code's own expression would no longer be right.
+"""Pin single numbers in the forward of one module, where the code's own expression would no longer be right.
 
 ``qkv.reshape(b, n, 3, self.heads, c // self.heads)`` cannot follow when heads go and ``c`` stays. The plan then
 replaces just that argument by its new number, in the syntax tree of the function that makes the call, and installs the
@@ -27,7 +27,10 @@ from engine.sizes import Site
 __all__ = ["Pin", "pin_of", "pinned_class"]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
-_SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0}
+_SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
+
+# Operators between a tensor and a number, by the torch function that carries them out.
+_OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Pin:
         method: name of that method, or of the one that calls the function.
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
-        position: which size argument.
+        operator: name of the operator's syntax node; empty for a call.
+        position: which size argument of a call, or which side of an operator.
         value: what it becomes.
     """
 
@@ -50,8 +54,9 @@ class Pin:
     source: str
     line: int
     column: int
+    operator: str
     position: int
-    value: int
+    value: int | float
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pin as primitives."""
@@ -60,13 +65,15 @@ class Pin:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
         """Read what `state_dict` wrote."""
-        found: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
-        found |= {name: int(state[name]) for name in ("line", "column", "position", "value")}
-        return cls(**found)
+        names = ("module", "function", "method", "source", "operator")
+        found: dict[str, Any] = {name: str(state[name]) for name in names}
+        found |= {name: int(state[name]) for name in ("line", "column", "position")}
+        value = state["value"]
+        return cls(**found, value=float(value) if isinstance(value, float) else int(value))
 
 
-def pin_of(node: Node, argument: tuple[str, int], value: int, owner: type[nn.Module]) -> Pin | None:
-    """Return the pin that sets an argument of a node's call, or None where the call cannot be edited.
+def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: type[nn.Module]) -> Pin | None:
+    """Return the pin that sets a number of a node's call or operator, or None where the code cannot be edited.
 
     Args:
         node: the call.
@@ -75,21 +82,26 @@ def pin_of(node: Node, argument: tuple[str, int], value: int, owner: type[nn.Mod
         owner: class of the module that made the call.
     """
     site: Site | None = node.site
-    if site is None or site.end is None or site.function != node.op.removesuffix("_with_sizes"):
+    if site is None or site.end is None:
         return None
-    pin = _template(site, argument[1], owner)  # type: ignore[arg-type]
+    pin = None
+    if site.function in _OPERATORS:
+        side = 0 if site.reflected else 1
+        pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
+    if pin is None and site.function == node.op.removesuffix("_with_sizes"):
+        pin = _template(site, "", argument[1], owner)  # type: ignore[arg-type]
     return None if pin is None else replace(pin, module=node.module, value=value)
 
 
 @functools.cache
-def _template(site: Site, position: int, owner: Hashable) -> Pin | None:
+def _template(site: Site, symbol: str, position: int, owner: Hashable) -> Pin | None:
     """Return the pin of a call, for no module and value in particular; None where the call cannot be edited."""
     found = _located(site, owner)
     if found is None or site.end is None:
         return None
     function, method = found
     line = site.end[0] - site.code.co_firstlineno
-    pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], position, 0)
+    pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], symbol, position, 0)
     return pin if _edited(function, (pin,)) is not None else None
 
 
@@ -148,9 +160,10 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
         return None
     if not isinstance(tree.body[0], ast.FunctionDef) or any(_is_private(node) for node in ast.walk(tree)):
         return None
-    calls = {(c.end_lineno, c.end_col_offset): c for c in ast.walk(tree) if isinstance(c, ast.Call)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.BinOp))]
+    places = {(_kind(call), call.end_lineno, call.end_col_offset): call for call in calls}
     for pin in pins:
-        call = calls.get((pin.line + 1, pin.column - parsed[1]))
+        call = places.get((pin.operator, pin.line + 1, pin.column - parsed[1]))
         sizes = None if call is None else _sizes(call)
         if sizes is None or pin.position >= len(sizes):
             return None
@@ -160,14 +173,24 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
     return ast.fix_missing_locations(tree)
 
 
+def _kind(node: ast.Call | ast.BinOp) -> str:
+    """Return the operator's name, nothing for a call.
+
+    No two of a kind end at the same place: what ends where its operator ends binds closer, and is of another kind.
+    """
+    return type(node.op).__name__ if isinstance(node, ast.BinOp) else ""
+
+
 def _is_private(node: ast.AST) -> bool:
     """Whether a name would be mangled inside of a class, which the rebuilt function is not in."""
     name = getattr(node, "attr", getattr(node, "id", ""))
     return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
-def _sizes(call: ast.Call) -> list[ast.expr] | None:
-    """Return the list of size arguments of a call, to be changed in place."""
+def _sizes(call: ast.Call | ast.BinOp) -> list[ast.expr] | None:
+    """Return the size arguments of a call, or the two sides of an operator: a list that changes them when set."""
+    if isinstance(call, ast.BinOp):
+        return _Sides(call)
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name not in _SIZES_AT:
         return None
@@ -181,6 +204,18 @@ def _sizes(call: ast.Call) -> list[ast.expr] | None:
         elements: list[ast.expr] = call.args[start].elts  # type: ignore[attr-defined]
         return elements
     return _Tail(call.args, start)
+
+
+class _Sides(list[ast.expr]):
+    """The operands of an operator; setting one sets it there."""
+
+    def __init__(self, operation: ast.BinOp) -> None:
+        super().__init__([operation.left, operation.right])
+        self._operation = operation
+
+    def __setitem__(self, position: Any, value: Any) -> None:
+        super().__setitem__(position, value)
+        setattr(self._operation, ("left", "right")[position], value)
 
 
 class _Tail(list[ast.expr]):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.errors import RuleError
 from engine.graph import Node, Value
+from engine.sizes import numbers_in
 
 if TYPE_CHECKING:
     from engine.constants import Constants
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from engine.propagate import Labels
     from engine.use import Use
 
-__all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes", "Statistic"]
+__all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
 
 Shapes = Callable[[Value], tuple[int, ...]]
 """Gives the shape of a value: the recorded one, or the one it will have."""
@@ -84,8 +85,11 @@ def _nothing(node: Node, shapes: Shapes) -> int:
     return 0
 
 
-def _no_demands(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
-    return ()
+def as_recorded(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
+    """A number that is no size of a tensor (``x * heads``) stays what it is."""
+    for name, position in node.sizes:
+        number = list(numbers_in(node.args[name]))[position]
+        yield Demand((name, position), number, number)
 
 
 def _no_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
@@ -115,7 +119,7 @@ class Rule:
         use: passes on which entries of the inputs have an influence, given which entries of the outputs have.
         macs: multiply-accumulates under given shapes.
         elementwise: operations per output element, for counting in ``"full"`` mode.
-        demands: what its integer arguments have to become when slots are removed.
+        demands: what its numbers have to become when slots are removed; by default they stay what they are.
         attributes: integer attributes that the owner module needs under given shapes (``out_channels`` …).
         contraction: how the op contracts channels with a weight, for those that do.
         absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
@@ -132,7 +136,7 @@ class Rule:
     use: Callable[[Node, Use], None] = _use_everything
     macs: Callable[[Node, Shapes], int] = _nothing
     elementwise: int = 0
-    demands: Callable[[Node, Callable[[Value, int], Tensor | None], Shapes], Iterable[Demand]] = _no_demands
+    demands: Callable[[Node, Callable[[Value, int], Tensor | None], Shapes], Iterable[Demand]] = as_recorded
     attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
     contraction: Callable[[Node], Contraction] | None = None
     absorbs: Callable[[Node], Value | None] | None = None

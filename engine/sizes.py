@@ -8,6 +8,7 @@ the argument *will be* once tensors are smaller, and refuse what would stay behi
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
 import sys
@@ -56,7 +57,7 @@ class AttributeOf:
 
 @dataclass(frozen=True)
 class Apply:
-    """An arithmetic operation on expressions."""
+    """An arithmetic operation on expressions; ``sqrt`` has nothing on its right."""
 
     symbol: str
     left: Expr
@@ -73,6 +74,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "%": operator.mod,
     "/": operator.truediv,
     "**": operator.pow,
+    "sqrt": lambda left, right: math.sqrt(left),
 }
 
 
@@ -103,6 +105,8 @@ def describe(expr: Expr) -> str:
         return f"shape[{expr.dim}]"
     if isinstance(expr, AttributeOf):
         return f"{expr.module + '.' if expr.module else ''}{expr.name}"
+    if isinstance(expr, Apply) and expr.symbol == "sqrt":
+        return f"sqrt({describe(expr.left)})"
     if isinstance(expr, Apply):
         return f"({describe(expr.left)} {expr.symbol} {describe(expr.right)})"
     return str(expr)
@@ -118,6 +122,7 @@ class Size(int):
     """
 
     expr: Expr
+    reflected: bool = False  # whether it stands on the left of an operator that the tensor on its right carries out
 
     def __new__(cls, value: int, expr: Expr) -> Size:
         """Return ``value`` with its expression."""
@@ -133,6 +138,7 @@ class Scalar(float):
     """A ``float`` computed from sizes (``head_dim ** -0.5``) that knows the expression it came from."""
 
     expr: Expr
+    reflected: bool = False
 
     def __new__(cls, value: float, expr: Expr) -> Scalar:
         """Return ``value`` with its expression."""
@@ -158,6 +164,7 @@ def _tagged(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any,
         if result is NotImplemented and isinstance(other, float):  # Python would ask the float, which knows nothing
             result = getattr(float, name)(float(self), float(other))
         if result is NotImplemented:
+            self.reflected = not swapped
             return result
         left, right = (other, self) if swapped else (self, other)
         kind = Scalar if isinstance(result, float) else Size
@@ -178,10 +185,7 @@ class Shape(tuple[int, ...]):
 
     def numel(self) -> int:
         """Product of the sizes."""
-        product = 1
-        for size in self:
-            product *= int(size)
-        return product
+        return math.prod(self)
 
     def __getitem__(self, item: Any) -> Any:
         found = tuple.__getitem__(self, item)
@@ -225,6 +229,7 @@ class Site:
         caller: the code object that called that one.
         line: line of the call, as a reader counts.
         end: last line and column of the call in the source; None before Python 3.11, which does not keep it.
+        reflected: whether it is an operator with a number on its left.
     """
 
     function: str
@@ -232,6 +237,7 @@ class Site:
     caller: CodeType | None
     line: int
     end: tuple[int, int] | None
+    reflected: bool = False
 
     def __str__(self) -> str:
         return f"{self.code.co_filename}:{self.line}"
@@ -249,7 +255,7 @@ def _is_library(filename: str) -> bool:
     return filename.startswith(_TORCH) or filename in _ENGINE
 
 
-def user_site(function: str) -> Site:
+def user_site(function: str, reflected: bool = False) -> Site:
     """Return the innermost call outside of torch and the engine."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_library(frame.f_code.co_filename):
@@ -257,17 +263,37 @@ def user_site(function: str) -> Site:
     ends = _ends(frame.f_code)
     place = frame.f_lasti // 2
     caller = None if frame.f_back is None else frame.f_back.f_code
-    return Site(function, frame.f_code, caller, frame.f_lineno, ends[place] if place < len(ends) else None)
+    end = ends[place] if place < len(ends) else None
+    return Site(function, frame.f_code, caller, frame.f_lineno, end, reflected)
+
+
+def _take_reflected(numbers: Iterable[int | float]) -> bool:
+    """Return whether one of the numbers called the tensor from the left, and forget it."""
+    found = [n for n in numbers if isinstance(n, (Size, Scalar)) and n.reflected]
+    for number in found:
+        number.reflected = False
+    return bool(found)
+
+
+@functools.wraps(math.sqrt)
+def _root(number: Any, /) -> float:
+    root = _sqrt(number)
+    return Scalar(root, Apply("sqrt", number.expr, 0)) if isinstance(number, (Size, Scalar)) else root
+
+
+_sqrt = math.sqrt
 
 
 class Provenance(TorchFunctionMode):
     """Hands out tagged shapes, and keeps the integers and the source line of the torch function that is running.
 
+    ``math.sqrt`` would drop what a number remembers, so it is replaced while the mode is active.
+
     Args:
         value_of: gives the recorded value of a tensor, or None where the tensor is not part of the program.
     """
 
-    _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "size"})
+    _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "size", "numel"})
 
     def __init__(self, value_of: Callable[[Tensor], Value | None]) -> None:
         super().__init__()
@@ -275,17 +301,28 @@ class Provenance(TorchFunctionMode):
         self.numbers: list[int | float] = []
         self.site: Site | None = None
 
+    def __enter__(self) -> Provenance:
+        math.sqrt = _root
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        math.sqrt = _sqrt
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function; tag the result where it is a shape."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name not in self._plain:
             self.numbers = list(numbers_in((args, kwargs)))
-            self.site = user_site(name)
+            self.site = user_site(name, _take_reflected(self.numbers))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Size):
             return self._tag(args[0], result)
+        if name == "numel":
+            return self._tag(args[0], args[0].size()).numel()
         if name == "size":
             dim = args[1] if len(args) > 1 else kwargs["dim"]
             return self._tag(args[0], args[0].size())[dim]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from engine.contraction import Contraction
 from engine.graph import Node
 from engine.ops.samples import chain
 from engine.propagate import Labels
-from engine.rule import Rule, Sample, Shapes
+from engine.rule import Demand, Rule, Sample, Shapes, as_recorded
 from engine.use import Use
 
 __all__ = ["RULES"]
@@ -160,6 +161,13 @@ def _convolution_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
     return {"in_channels": inputs, "out_channels": outputs, "groups": per_group // weight[1]}
 
 
+def _demands(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
+    """The number of groups follows; all others (strides, paddings) stay."""
+    for demand in as_recorded(node, kept, shapes):
+        follows = demand.argument[0] == "groups"
+        yield replace(demand, wanted=_convolution_attributes(node, shapes)["groups"]) if follows else demand
+
+
 def _linear_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
     outputs, inputs = shapes(node.args["weight"])
     return {"in_features": inputs, "out_features": outputs}
@@ -210,6 +218,7 @@ def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attrib
         constants=lambda node, constants: _known(node, constants, describe(node)),
         use=lambda node, use: _used(node, use, describe(node)),
         macs=lambda node, shapes: _macs(node, shapes, describe(node)),
+        demands=_demands,
         attributes=attributes,
         contraction=describe,
         samples=samples,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -256,6 +257,35 @@ class ScaledByWidth(Attention):
         q, k, v = self.qkv(x).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         y = (q @ k.transpose(-2, -1) * (c // self.heads) ** -0.5).softmax(-1) @ v
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Factored(nn.Module):
+    """A stem whose channels are multiplied by a number that is computed from how many they are."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.head, self.kind = nn.Conv2d(3, 8, 1), nn.Linear(8, 2), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        x = self.stem(x)
+        if self.kind == "right":
+            x = x * x.shape[1] ** -0.5
+        elif self.kind == "left":
+            x = x.shape[1] ** -0.5 * (1 + x * x)
+        elif self.kind == "divided":
+            x = x / math.sqrt(x.size(1))
+        elif self.kind == "dividend":
+            x = x.shape[1] / (1 + x * x)
+        elif self.kind == "method":
+            x = x.mul(x.shape[1] / 3)
+        elif self.kind == "function":
+            x = torch.div(x, x.shape[1])
+        elif self.kind == "in place":
+            x *= x.shape[1] ** -0.5
+        else:
+            x = (x * x) ** (1 / x.shape[1])
+        return self.head(x.mean((2, 3)))
 
 
 class Sized(nn.Module):

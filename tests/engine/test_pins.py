@@ -23,6 +23,7 @@ from tests.engine.attentions import (
     ByMethod,
     BySuper,
     Decorated,
+    Factored,
     Inner,
     Large,
     Named,
@@ -188,34 +189,37 @@ def test_each_kind_of_call(kind: str) -> None:
     assert error_of(model, masks, small, image(9, batch=3)) < 1e-9
 
 
-def test_a_factor_computed_from_a_size_that_would_change_freezes() -> None:
-    """``x * channels ** -0.5`` would be another number; one from the width of a head stays what it is."""
+@pytest.mark.parametrize("kind", ["right", "left", "divided", "dividend", "method", "function"])
+def test_a_factor_computed_from_a_size_that_changes_stays_the_number_it_is(kind: str) -> None:
+    """On either side of an operator, through a root, in a call: other batch sizes and resolutions fit."""
+    model = randomised(Factored(kind))
+    assert not engine.not_safe_to_prune(model, image())
+    masks = dead(model, {"stem": [0, 1]}, bias=True)
+    small, plan = compacted(model, masks, image())
+    assert plan.slices["stem.weight"].shape[0] == 6 and len(plan.pins) == 1
+    assert error_of(model, masks, small, image(), image(batch=3)) < 1e-9
+    again = stored(plan).apply(copy.deepcopy(model))
+    assert relative_error(run(small, image()), run(again, image())) == 0
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            return self.head((x * x.shape[1] ** -0.5).mean((2, 3)))
-
-    model = randomised(Scaled())
+@pytest.mark.parametrize("kind", ["in place", "power"])
+def test_a_factor_that_cannot_be_edited_freezes(kind: str) -> None:
+    """The channels stay, and the reason names the expression and the line."""
+    model = randomised(Factored(kind))
     unsafe = engine.not_safe_to_prune(model, image())
-    assert list(unsafe) == ["stem"] and "** -0.5" in unsafe.reasons["stem"]
+    assert list(unsafe) == ["stem"] and "shape[1]" in unsafe.reasons["stem"] and ".py:" in unsafe.reasons["stem"]
     masks = dead(model, {"stem": [0, 1]}, bias=True)
     small, plan = compacted(model, masks, image())
     assert "stem.weight" not in plan.slices and error_of(model, masks, small, image(9)) < 1e-9
 
 
-def test_a_factor_freezes_what_it_is_computed_from() -> None:
-    """Not what it is multiplied with: the tokens keep their width, the heads may go."""
+def test_a_factor_of_the_width_of_heads() -> None:
+    """Heads may go and the tokens' width too: neither changes the factor."""
     model = net(ScaledByWidth)
-    unsafe = engine.not_safe_to_prune(model, tokens())
-    assert "0" in unsafe and "** -0.5" in unsafe.reasons["0"] and "1.qkv" not in unsafe
-    masks = attention_masks(model)
+    assert not engine.not_safe_to_prune(model, tokens())
+    masks = {**attention_masks(model), **dead(model, {"0": [0, 3]}, bias=True)}
     small, plan = compacted(model, masks, tokens())
-    assert plan.slices["1.qkv.weight"].shape == (12, 8) and error_of(model, masks, small, tokens(3, 7)) < 1e-9
+    assert plan.slices["1.qkv.weight"].shape == (12, 6) and error_of(model, masks, small, tokens(3, 7)) < 1e-9
 
 
 def test_a_factor_from_the_number_of_heads_freezes() -> None:
@@ -358,7 +362,7 @@ def test_a_plan_for_another_class_is_refused() -> None:
 
 def test_a_pin_as_primitives() -> None:
     """There and back; what is damaged is refused with the plan."""
-    pin = Pin("1", "forward", "forward", "0123456789abcdef", 3, 20, 1, 4)
+    pin = Pin("1", "forward", "forward", "0123456789abcdef", 3, 20, "", 1, 4)
     assert Pin.from_state_dict(pin.state_dict()) == pin
     assert {type(v) for v in pin.state_dict().values()} == {str, int}
     state = engine.Plan(pins=(pin,)).state_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import pickle
 
@@ -81,6 +82,7 @@ def test_the_line_of_the_user() -> None:
         (lambda m, x: x.view(-1, m.conv.out_channels, 16), ["-1", "conv.out_channels", "16"]),
         (lambda m, x: x.reshape(2, 128), ["2", "128"]),
         (lambda m, x: x.view(x.size()[:2] + (16,)), ["shape[0]", "shape[1]", "16"]),
+        (lambda m, x: x.view(2, x[0].numel()), ["2", "(((1 * shape[0]) * shape[1]) * shape[2])"]),
     ],
 )
 def test_sizes_of_a_recorded_view(view: object, expected: list[str]) -> None:
@@ -103,3 +105,31 @@ def test_two_equal_numbers_keep_their_own_expressions() -> None:
     )
     node = next(n for n in graph.nodes if n.op == "view")
     assert ("size", 0) not in node.sizes and describe(node.sizes["size", 1]) == "shape[0]"
+
+
+def test_a_root_knows_its_expression_while_recording() -> None:
+    """`math.sqrt` of a size is traced back to the shape, and is itself again afterwards."""
+    plain = math.sqrt
+    found = []
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        found.append(math.sqrt(m.conv(x).shape[1]))
+        return x
+
+    engine.trace(Net(forward, conv=nn.Conv2d(3, 4, 1)), torch.zeros(1, 3, 2, 2))
+    assert math.sqrt is plain and found[0] == 2.0 and describe(found[0].expr) == "sqrt(shape[1])"
+    assert evaluate(found[0].expr, lambda v: (1, 9), lambda e: 0) == 3.0
+
+
+def test_the_side_of_a_number() -> None:
+    """A number on the left of an operator with a tensor is known from one on its right, each time."""
+    sides = []
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        for y in (n * x, x * n, n / x, x / n):
+            sides.append(y)
+        return sum(sides[1:], sides[0])
+
+    nodes = [n for n in engine.trace(Net(forward), torch.ones(1, 3, 2, 2)).nodes if n.op in ("mul", "div")]
+    assert [n.site.reflected for n in nodes] == [True, False, True, False]
