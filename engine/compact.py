@@ -102,6 +102,13 @@ class Compaction:
                 self._redo.append(lambda t=table, n=name, m=new: t.__setitem__(n, m))  # type: ignore[misc]
                 self._undo.append(lambda t=table, n=name, m=old: t.__setitem__(n, m))  # type: ignore[misc]
 
+    def add_mark(self, name: str, value: object) -> None:
+        """Prepare a plain attribute of the model itself."""
+        known = vars(self._model)
+        old = {name: known[name]} if name in known else {}
+        self._redo.append(lambda: known.update({name: value}))
+        self._undo.append(lambda: (known.pop(name, None), known.update(old)))  # type: ignore[arg-type, return-value]
+
     def _module(self, name: str) -> nn.Module:
         if name not in self._modules:
             raise PlanError(f"The plan is of another model: this one has no module {name!r}.")
@@ -123,14 +130,15 @@ class Compaction:
                 new = new * mask.to(new.device)
             for fold in folds:
                 new = fold.apply(new)
-        self._exchange(tensor, new)
+            gradient = _small_gradient(tensor.grad, cut, mask, folds)
+        self._exchange(tensor, new, gradient)
         if cut is not None:
             for optimizer in self._optimizers:
                 self._prepare_state(name, optimizer, tensor, cut)
 
-    def _exchange(self, tensor: Tensor, new: Tensor) -> None:
+    def _exchange(self, tensor: Tensor, new: Tensor, small: Tensor | None) -> None:
         old, gradient = tensor.data, tensor.grad
-        self._redo.append(lambda: _swap(tensor, new))
+        self._redo.append(lambda: _swap(tensor, new, small))
         self._undo.append(lambda: _swap(tensor, old, gradient))
 
     def _prepare_state(self, name: str, optimizer: Optimizer, parameter: Tensor, cut: Slice) -> None:
@@ -138,12 +146,12 @@ class Compaction:
         for key, entry in state.items():
             if not isinstance(entry, Tensor) or entry.ndim == 0:
                 continue
-            if tuple(entry.shape) != cut.before:
+            if not _follows(entry, cut):
                 raise PlanError(
                     f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
                     f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
                 )
-            new = cut.apply(entry)
+            new = _small_state(entry, cut)
             self._redo.append(lambda s=state, k=key, n=new: s.__setitem__(k, n))  # type: ignore[misc]
             self._undo.append(lambda s=state, k=key, o=entry: s.__setitem__(k, o))  # type: ignore[misc]
 
@@ -169,6 +177,30 @@ class Compaction:
         """Put everything back as it was."""
         for step in reversed(self._undo):
             step()
+
+
+def _small_gradient(
+    gradient: Tensor | None, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
+) -> Tensor | None:
+    """Return what stays of a gradient that is being accumulated; none of a tensor that takes up constants."""
+    if gradient is None or folds:
+        return None
+    small = gradient if cut is None else cut.apply(gradient)
+    return small if mask is None else small * mask.to(small.device)
+
+
+def _follows(entry: Tensor, cut: Slice) -> bool:
+    """Whether an entry of an optimizer's state has the parameter's sizes, or 1 where it is factored (Adafactor)."""
+    return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
+
+
+def _small_state(entry: Tensor, cut: Slice) -> Tensor:
+    """Return what stays of an entry of an optimizer's state; a dimension of size 1 is shared by all, and stays."""
+    small = cut.apply(entry if tuple(entry.shape) == cut.before else entry.expand(cut.before))
+    for dim, (size, full) in enumerate(zip(entry.shape, cut.before, strict=True)):
+        if size != full:
+            small = small.narrow(dim, 0, 1)
+    return small.clone() if small.shape != cut.shape else small
 
 
 def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:

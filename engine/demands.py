@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from engine.clusters import clusters
 from engine.errors import RuleError
 from engine.graph import Graph, Node, Value
-from engine.pins import Pin, pin_of
+from engine.pins import Pin, is_pinned, pin_of
 from engine.propagate import Structure, propagate
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
@@ -55,7 +55,8 @@ def settle(shrunk: Shrunk) -> tuple[list[Pin], list[Unmet]]:
 
     An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
     the code has it. What does not come out right is pinned where the code can be edited: a number that the author wrote
-    down, or one that follows the batch or the resolution, is not.
+    down, or one that follows the batch or the resolution, is not. One that an earlier compaction has pinned is pinned
+    anew.
     """
     checked = list(_checked(shrunk))
     wanted: dict[tuple[Any, ...], set[int | float]] = {}
@@ -96,9 +97,11 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
     structure, node = shrunk.structure, checked.node
     sources = list(leaves(checked.expr))
     fixed = all(not isinstance(s, ShapeOf) or structure.along(s.value, s.dim) is not None for s in sources)
-    if not sources or not fixed:
+    if not fixed:
         return None
-    return pin_of(node, checked.demand.argument, checked.demand.wanted, structure.graph.types[node.module])
+    owner = structure.graph.types[node.module]
+    pin = pin_of(node, checked.demand.argument, checked.demand.wanted, owner)
+    return pin if pin is None or sources or is_pinned(owner, pin) else None
 
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:

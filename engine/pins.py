@@ -24,7 +24,7 @@ from engine.errors import PlanError
 from engine.graph import Node
 from engine.sizes import Site
 
-__all__ = ["Pin", "pin_of", "pinned_class"]
+__all__ = ["Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
@@ -99,8 +99,8 @@ def _template(site: Site, symbol: str, position: int, owner: Hashable) -> Pin | 
     found = _located(site, owner)
     if found is None or site.end is None:
         return None
-    function, method = found
-    line = site.end[0] - site.code.co_firstlineno
+    function, method = _original(found[0]), found[1]
+    line = site.end[0] - function.__code__.co_firstlineno
     pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], symbol, position, 0)
     return pin if _edited(function, (pin,)) is not None else None
 
@@ -116,13 +116,18 @@ def _located(site: Site, owner: Hashable) -> tuple[FunctionType, str] | None:
     if own is not None:
         return own, own.__name__
     caller = None if site.caller is None else _method(site.caller, owner)
-    if caller is None or _edited(caller, ()) is None:
+    if caller is None or _edited(_original(caller), ()) is None:
         return None
     for name in caller.__code__.co_names:
         called = caller.__globals__.get(name)
         if isinstance(called, FunctionType) and called.__code__ is site.code and called.__name__ == name:
             return called, caller.__name__
     return None
+
+
+def _original(function: FunctionType) -> FunctionType:
+    """Return the function that the user wrote, where this is one in which arguments are pinned."""
+    return getattr(function, "_unpinned", function)
 
 
 def _method(code: CodeType, owner: type) -> FunctionType | None:
@@ -245,6 +250,7 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
     definition.args.defaults = [ast.Constant(None) for _ in definition.args.defaults]
     definition.args.kw_defaults = [d and ast.Constant(None) for d in definition.args.kw_defaults]
     ast.fix_missing_locations(tree)
+    _indent(tree, _parsed(function)[1])  # type: ignore[index]
     space: dict[str, Any] = {}
     code = compile(
         ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename, "exec"
@@ -253,20 +259,48 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
     made: FunctionType = space[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     made.__qualname__ = function.__qualname__
+    made._unpinned = function  # type: ignore[attr-defined]
     return made
 
 
+def _indent(tree: ast.AST, columns: int) -> None:
+    """Give nodes of dedented source the columns that they have in the file, where further pins look for them."""
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += columns
+            node.end_col_offset += columns  # type: ignore[attr-defined]
+
+
+def merged(earlier: Iterable[Pin], later: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Return the pins of two compactions; where both pin one argument, the later one holds."""
+    return tuple({replace(pin, value=0): pin for pin in (*earlier, *later)}.values())
+
+
+def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
+    """Return the class that the user wrote, and what is pinned in it, for no module in particular."""
+    found: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
+    return found
+
+
+def is_pinned(cls: type, pin: Pin) -> bool:
+    """Whether a class is one in which this argument is pinned already, to whatever number."""
+    return replace(pin, module="", value=0) in [replace(known, value=0) for known in _pinned(cls)[1]]
+
+
 def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
-    """Return a subclass of a module class in which the arguments are pinned.
+    """Return a subclass of a module class in which the arguments are pinned; what was pinned before stays pinned.
 
     Raises:
         PlanError: where the class's code is not the one that the pins were made for.
     """
+    cls, earlier = _pinned(cls)
+    together = merged(earlier, [replace(pin, module="") for pin in pins])
     methods: dict[str, list[Pin]] = {}
-    for pin in pins:
+    for pin in together:
         methods.setdefault(pin.method, []).append(pin)
-    members = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
-    return type(cls.__name__, (cls,), {**members, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
+    members |= {"_pinned": (cls, together), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls,), members)
 
 
 def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:

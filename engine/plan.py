@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.compact import Compaction, OptimizerLike
+from engine.compact import Compaction, OptimizerLike, stored_tensors
 from engine.errors import PlanError
 from engine.folds import Fold
-from engine.ops.wide import Widening
-from engine.pins import Pin
+from engine.ops.wide import Widening, chained
+from engine.pins import Pin, merged
 from engine.replace import Replace, Replacement
 from engine.slices import Slice
 
-__all__ = ["FORMAT", "Plan"]
+__all__ = ["FORMAT", "Plan", "history"]
 
 FORMAT = 1
+_HISTORY = "_compaction_history"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,37 @@ class Plan:
         """Return the plan without values: what a model of the same class needs before it can load the small weights."""
         replaced = tuple(replace(module, weights={}) for module in self.replaced)
         return replace(self, masks={}, folds=(), replaced=replaced)
+
+    def then(self, later: Plan) -> Plan:
+        """Return the structure of one plan that takes a model as far as this one and then a later one do.
+
+        Args:
+            later: the plan of a further compaction, made for the model that this one made small.
+
+        Raises:
+            PlanError: where the later one was made for a model of other shapes.
+
+        Example:
+            >>> first = Plan({"weight": Slice.along(0, torch.tensor([0, 2, 3]), (4, 5))})
+            >>> second = Plan({"weight": Slice.along(1, torch.tensor([1]), (3, 5))})
+            >>> first.then(second).slices["weight"].shape
+            (3, 1)
+        """
+        first, last = self.structure(), later.structure()
+        slices = dict(first.slices)
+        for name, cut in last.slices.items():
+            slices[name] = slices[name].then(cut) if name in slices else cut
+        names = dict.fromkeys((*first.attributes, *last.attributes))
+        known = {module.module for module in first.replaced}
+        return Plan(
+            slices=slices,
+            attributes={name: {**first.attributes.get(name, {}), **last.attributes.get(name, {})} for name in names},
+            headwise=tuple(dict.fromkeys((*first.headwise, *last.headwise))),
+            widened=chained(first.widened, last.widened),
+            pins=merged(first.pins, last.pins),
+            replaced=(*first.replaced, *(module for module in last.replaced if module.module not in known)),
+            notes=tuple(dict.fromkeys((*first.notes, *last.notes))),
+        )
 
     def within(self, prefix: str) -> Plan:
         """Return the part of the plan that concerns a submodule, in its own names; ``prefix`` ends with a dot."""
@@ -131,6 +163,8 @@ class Plan:
         change.add_attributes(self.attributes)
         change.add_classes(self.pins, self.widened, self.headwise)
         change.add_replacements(self.replaced, customized_replace_func or {})
+        if not self.is_empty:
+            change.add_mark(_HISTORY, history(model).then(self))
         return change
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,6 +225,27 @@ class Plan:
         sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins)]
         sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
+
+
+def history(model: nn.Module) -> Plan:
+    """Return the structure of one plan that stands for all that have been applied to a model, empty where none was.
+
+    A model that is compacted several times remembers them, in copies too: this is what a fresh instance of its class
+    needs before it can load the weights. What was done to a part of the model is remembered by that part.
+
+    Example:
+        >>> layer = nn.Linear(5, 4)
+        >>> for n in (4, 3):
+        ...     keep = Slice.along(0, torch.arange(n - 1), (n, 5))
+        ...     bias = Slice.along(0, torch.arange(n - 1), (n,))
+        ...     _ = Plan({"weight": keep, "bias": bias}, attributes={"": {"out_features": n - 1}}).apply(layer)
+        >>> history(layer).apply(nn.Linear(5, 4))
+        Linear(in_features=5, out_features=2, bias=True)
+    """
+    known: Plan = vars(model).get(_HISTORY, Plan())
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(model).items()}
+    # Someone else may have changed the model in between: what is remembered does not lead to it then.
+    return known if all(shapes.get(name) == cut.shape for name, cut in known.slices.items()) else Plan()
 
 
 def _bool(mask: Any) -> Tensor:

@@ -70,6 +70,21 @@ class Slice:
             tensor = cut.apply(tensor)
         return tensor.contiguous(memory_format=layout)
 
+    def then(self, later: Slice) -> Slice:
+        """Return the slice that does what this one and then a later one do.
+
+        Raises:
+            PlanError: where the later one starts from another shape.
+
+        Example:
+            >>> first = Slice.along(0, torch.tensor([0, 2, 3]), (4,))
+            >>> first.then(Slice.along(0, torch.tensor([1, 2]), (3,))).apply(torch.arange(4))
+            tensor([2, 3])
+        """
+        if later.before != self.shape:
+            raise PlanError(f"A slice that starts from {later.before} cannot follow one that ends with {self.shape}.")
+        return Slice(self.before, self.cuts + later.cuts)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the slice as primitives and tensors; indices are stored as small as they fit."""
         small = torch.int32 if math.prod(self.before) < 2**31 else torch.int64

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from engine.build import analyse, exact_in_train
 from engine.certify import Certificate
 from engine.compact import OptimizerLike
-from engine.errors import InputError
+from engine.errors import InputError, VerificationError
 from engine.graph import Graph
 from engine.masks import canonical_masks, load_masks
 from engine.ops import RULES
@@ -20,6 +20,13 @@ from engine.rule import Registry
 from engine.tracer import trace
 
 __all__ = ["ModelSpeedup"]
+
+
+_LEAVES_CONSTANTS = (
+    "Masked channels leave constants behind (the shift of a norm that is not masked, a bias, a sigmoid of zero), which "
+    "depend on the batch or are still being trained: removing them now would change what is learned. Mask their norms "
+    "and biases too (`fix_mask_conflict`), or compact after training."
+)
 
 
 class ModelSpeedup:
@@ -111,23 +118,28 @@ class ModelSpeedup:
         self.plan = Plan()
         self.certificate = Certificate()
 
-    def speedup_model(self, optimizer: OptimizerLike = None) -> nn.Module:
+    def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Make the model small, in place.
 
         Args:
             optimizer: an optimizer, or several, that trains the model; its state shrinks along.
+            training: whether it trains on. Then what goes has to be exact in train mode too, gradients included: no
+                channel may leave a constant behind.
 
         Returns:
             The model.
 
         Raises:
-            VerificationError: where the result differs from the masked model, with the place; the model is as before.
+            VerificationError: where the result differs from the masked model, with the place, or would differ from it
+                in train mode where it trains on; the model is as before.
             PlanError: where an optimizer's state cannot be cut, or `customized_replace_func` fails or would leave an
                 optimizer behind; the model is as before.
         """
         analysis = analyse(self._model, self._graph, self._rules, self._masks)
         plan = analysis.plan
         in_train = exact_in_train(analysis, self._model, self._masks)
+        if training and not in_train:
+            raise VerificationError(_LEAVES_CONSTANTS)
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
         certificate = Certificate(exact_in_train=in_train, notes=(*notes, *plan.notes))
         verify = self._confidence > 0 and not plan.is_empty

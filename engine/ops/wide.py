@@ -9,7 +9,7 @@ state-dict keys.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from engine.errors import PlanError
 
-__all__ = ["Widening", "can_widen", "widen"]
+__all__ = ["Widening", "can_widen", "chained", "widen"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +123,25 @@ def _wide_class(cls: Hashable) -> type[nn.Module]:
     made.__defaults__, made.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
     made.__qualname__ = forward.__qualname__
     return type(cls.__name__, (cls,), {"forward": made, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Widening, ...]:
+    """Return the norms of two compactions as those of one that does both."""
+    found = {norm.module: norm for norm in earlier}
+    for norm in later:
+        first = found.get(norm.module)
+        found[norm.module] = (
+            norm if first is None else Widening(norm.module, first.size, norm.kept, _fills(first, norm))
+        )
+    return tuple(found.values())
+
+
+def _fills(first: Widening, last: Widening) -> Tensor | None:
+    """Constants of all that two compactions removed; statistics do not ask for their order."""
+    if first.fill is None and last.fill is None:
+        return None
+    parts = [torch.zeros(n.size - n.kept, dtype=torch.float64) if n.fill is None else n.fill for n in (first, last)]
+    return torch.cat(parts)
 
 
 def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Callable[[], None]]:

@@ -89,6 +89,25 @@ def test_training_goes_on_as_if_nothing_had_happened(name: str) -> None:
     torch.testing.assert_close(model(image(9)), small(image(9)), rtol=1e-9, atol=1e-9)
 
 
+def test_factored_moments_are_cut_to_what_they_factor() -> None:
+    """Adafactor averages over whole tensors: the compacted run is that of a small net with its state cut."""
+    model = network().train()
+    optimizer = torch.optim.Adafactor(model.parameters(), 1e-2)
+    masks = engine.fix_mask_conflict(dead(model, {"0": [0, 4], "3": [1, 2]}), model, image())
+    for seed in range(3):
+        step(model, optimizer, seed, masks)
+    rows = optimizer.state[model[3].weight]["row_var"].clone()
+    columns = optimizer.state[model[7].weight]["col_var"].clone()
+    engine.ModelSpeedup(model, image(), masks).speedup_model(optimizer)
+    assert torch.equal(optimizer.state[model[3].weight]["row_var"], rows[[0, 3, 4]][:, [1, 2, 3, 5]])
+    assert torch.equal(optimizer.state[model[7].weight]["col_var"], columns[:, [0, 3, 4]])
+    fresh = copy.deepcopy(model)
+    again = torch.optim.Adafactor(fresh.parameters(), 1e-2)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for seed in range(3, 6):
+        assert step(model, optimizer, seed) == step(fresh, again, seed)
+
+
 def test_several_optimizers() -> None:
     """Each cuts what it holds."""
     model = network().train()
@@ -161,13 +180,30 @@ def test_frozen_layers_stay_frozen() -> None:
     assert model[0].weight.grad is None and model[3].weight.grad.shape == model[3].weight.shape
 
 
-def test_gradients_of_the_old_shape_are_dropped() -> None:
-    """A backward before compaction does not disturb the one after it."""
+def test_gradients_that_are_being_accumulated_are_cut() -> None:
+    """Half of an accumulation before the compaction, half after it: the gradients of what stays are the masked ones."""
     model = network().train()
+    masks = engine.fix_mask_conflict(dead(model, {"0": [0, 1]}, bias=True), model, image())
+    zero(model, masks)
+    small = copy.deepcopy(model)
+    for half in (model, small):
+        half(image(seed=1)).sum().backward()
+    speedup = engine.ModelSpeedup(small, image(), masks)
+    speedup.speedup_model(training=True)
+    for half in (model, small):
+        half(image(seed=2)).sum().backward()
+    plan = speedup.plan
+    for (name, big), (_, little) in zip(model.named_parameters(), small.named_parameters(), strict=True):
+        expected = plan.slices[name].apply(big.grad) if name in plan.slices else big.grad
+        torch.testing.assert_close(little.grad, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_takes_up_constants_loses_its_gradient() -> None:
+    """A bias that constants are folded into is another number than its gradient was computed for."""
+    model = randomised(nn.Sequential(nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), Mean(), nn.Linear(6, 3))).train()
     model(image()).sum().backward()
     engine.ModelSpeedup(model, image(), dead(model, {"0": [0, 1]}, bias=True)).speedup_model()
-    model(image()).sum().backward()
-    assert model[0].weight.grad.shape == model[0].weight.shape
+    assert model[3].bias.grad is None and model[3].weight.grad.shape == (3, 4)
 
 
 def test_a_rollback_restores_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:

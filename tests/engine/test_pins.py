@@ -398,3 +398,28 @@ def test_a_pinned_class() -> None:
     assert made.split.__defaults__ == (2,) and made.split.__kwdefaults__ == {"parts": 3}
     assert made.split.__code__.co_firstlineno == ByMethod.split.__code__.co_firstlineno
     assert made().split(torch.zeros(1, 5, 12))[0].shape == (1, 2, 5, 2)
+
+
+@pytest.mark.parametrize("make", [Attention, Rewritten, ByFunction, ByMethod])
+def test_heads_go_twice(make: Callable[[], nn.Module]) -> None:
+    """What one compaction pinned the next one pins anew; one plan for both does the same to a fresh model."""
+    fresh = net(make)
+    model = copy.deepcopy(fresh)
+    for heads, closed in ((3, [1]), (2, [0]), (1, [1])):
+        masks = {"1.qkv": without_heads(model[1].qkv, closed, heads + 1)}
+        small, plan = compacted(model, masks, tokens())
+        assert plan.pins and small[1].out.weight.shape == (8, 2 * heads)
+        assert error_of(model, masks, small, tokens(1, 1), tokens(3, 7)) < 1e-9
+        model = small
+    again = engine.history(model).apply(copy.deepcopy(fresh))
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(run(again, tokens(3, 7))[0], run(model, tokens(3, 7))[0])
+
+
+def test_what_was_pinned_stays_pinned_when_others_go() -> None:
+    """A later compaction of neurons behind the attention leaves its pins alone."""
+    model = net()
+    model = compacted(model, attention_masks(model), tokens())[0]
+    masks = dead(model, {"2": [0, 3]}, bias=True)
+    small, plan = compacted(model, masks, tokens())
+    assert plan.slices["2.weight"].shape[0] == 4 and error_of(model, masks, small, tokens(3, 7)) < 1e-9

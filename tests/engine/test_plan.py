@@ -160,3 +160,51 @@ def test_a_plan_does_not_hold_the_model(tmp_path: Path) -> None:
     _, _, plan = full_plan()
     torch.save(plan.structure().state_dict(), tmp_path / "plan.pt")
     assert (tmp_path / "plan.pt").stat().st_size < 20_000
+
+
+def halved(model: nn.Module) -> engine.Plan:
+    """Close and remove the first half of what can go, repaired; the plan of that."""
+    groups = engine.dependency_groups(model, image())
+    keep = {
+        g.name: torch.arange(g.size) >= g.size // 2 for g in groups if g.reason is None and len(g.rows.unique()) < 2
+    }
+    speedup = engine.ModelSpeedup(model, image(), engine.group_masks(groups, keep), confidence=1)
+    speedup.speedup_model()
+    return speedup.plan
+
+
+def test_two_plans_as_one() -> None:
+    """What was compacted twice is remembered as one plan, which brings a fresh model to the shapes, stored or not."""
+    fresh, model = plain(), plain()
+    plans = [halved(model), halved(model)]
+    assert all(not plan.is_empty for plan in plans)
+    for one in (plans[0].then(plans[1]), engine.history(model), stored(engine.history(copy.deepcopy(model)))):
+        small = one.apply(copy.deepcopy(fresh))
+        assert repr(small) == repr(model)
+        small.load_state_dict(model.state_dict())
+        assert torch.equal(run(small, image(9))[0], run(model, image(9))[0])
+
+
+def test_history_is_empty_before_and_after_a_rollback() -> None:
+    """Nothing is remembered of what was not done, or was taken back."""
+    model, _, plan = full_plan()
+    change = plan.prepare(model)
+    change.commit()
+    assert engine.history(model).slices.keys() == plan.slices.keys() and not engine.history(model).folds
+    change.rollback()
+    assert engine.history(model).is_empty and "_compaction_history" not in vars(model)
+
+
+def test_history_of_a_model_that_someone_else_changed_is_not_believed() -> None:
+    """It starts anew from what the model is then."""
+    model = plain()
+    halved(model)
+    model[7] = nn.Linear(model[7].in_features + 1, 3).double()
+    assert engine.history(model).is_empty
+
+
+def test_a_plan_does_not_follow_one_that_ends_elsewhere() -> None:
+    """With both shapes named."""
+    plan = full_plan()[2]
+    with pytest.raises(PlanError, match=r"starts from \(8, 3, 1, 1\) cannot follow one that ends with \(6, 3, 1, 1\)"):
+        plan.then(plan)

@@ -14,7 +14,7 @@ from torch import nn
 
 import engine
 from engine.contraction import Contraction
-from engine.errors import EngineError, InputError, PlanError, StaleGraphError, TraceError
+from engine.errors import EngineError, InputError, PlanError, StaleGraphError, TraceError, VerificationError
 from engine.folds import Fold
 from engine.keep import alive
 from tests.engine.exactness import KINDS, masked, randomised, relative_error, run
@@ -576,3 +576,16 @@ def test_channels_may_be_the_last_dimension() -> None:
     functions = {"Tokens": smaller, "SiLU": lambda module, masks: module}
     engine.ModelSpeedup(model, x, masks, customized_replace_func=functions).speedup_model()
     assert model[2].weight.shape == (5, 5) and relative_error(reference, run(model, x)) < 1e-9
+
+
+def test_a_model_that_trains_on_must_be_exact_in_train_mode() -> None:
+    """A norm that is not masked leaves a shift that is still being trained: refused, unless it is repaired."""
+    model = plain()
+    masks = dead(model, {"0": [0, 1]}, bias=True)
+    before = snapshot(model)
+    with pytest.raises(VerificationError, match="leave constants behind"):
+        engine.ModelSpeedup(model, image(), masks).speedup_model(training=True)
+    assert unchanged(model, before)
+    repaired = engine.fix_mask_conflict(masks, model, image())
+    engine.ModelSpeedup(model, image(), repaired).speedup_model(training=True)
+    assert model[0].weight.shape[0] == 4
