@@ -10,7 +10,7 @@ from engine.graph import Graph, Node, Value
 from engine.groups import Group, Member, dependency_groups, group_masks
 from engine.masks import ZEROS, read_masks
 from engine.ops import RULES
-from engine.plan import Plan, history
+from engine.plan import Plan
 from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
 from engine.sensitivity import SensitivityAnalysis
@@ -43,7 +43,6 @@ __all__ = [
     "errors",
     "fix_mask_conflict",
     "group_masks",
-    "history",
     "load_compacted_state",
     "not_safe_to_prune",
     "read_masks",

@@ -102,13 +102,6 @@ class Compaction:
                 self._redo.append(lambda t=table, n=name, m=new: t.__setitem__(n, m))  # type: ignore[misc]
                 self._undo.append(lambda t=table, n=name, m=old: t.__setitem__(n, m))  # type: ignore[misc]
 
-    def add_mark(self, name: str, value: object) -> None:
-        """Prepare a plain attribute of the model itself."""
-        known = vars(self._model)
-        old = {name: known[name]} if name in known else {}
-        self._redo.append(lambda: known.update({name: value}))
-        self._undo.append(lambda: (known.pop(name, None), known.update(old)))  # type: ignore[arg-type, return-value]
-
     def _module(self, name: str) -> nn.Module:
         if name not in self._modules:
             raise PlanError(f"The plan is of another model: this one has no module {name!r}.")

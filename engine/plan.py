@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.compact import Compaction, OptimizerLike, stored_tensors
+from engine.compact import Compaction, OptimizerLike
 from engine.errors import PlanError
 from engine.folds import Fold
 from engine.ops.wide import Widening, chained
@@ -19,10 +19,9 @@ from engine.pins import Pin, merged
 from engine.replace import Replace, Replacement
 from engine.slices import Slice
 
-__all__ = ["FORMAT", "Plan", "history"]
+__all__ = ["FORMAT", "Plan"]
 
 FORMAT = 1
-_HISTORY = "_compaction_history"
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +162,6 @@ class Plan:
         change.add_attributes(self.attributes)
         change.add_classes(self.pins, self.widened, self.headwise)
         change.add_replacements(self.replaced, customized_replace_func or {})
-        if not self.is_empty:
-            change.add_mark(_HISTORY, history(model).then(self))
         return change
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,27 +222,6 @@ class Plan:
         sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins)]
         sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
-
-
-def history(model: nn.Module) -> Plan:
-    """Return the structure of one plan that stands for all that have been applied to a model, empty where none was.
-
-    A model that is compacted several times remembers them, in copies too: this is what a fresh instance of its class
-    needs before it can load the weights. What was done to a part of the model is remembered by that part.
-
-    Example:
-        >>> layer = nn.Linear(5, 4)
-        >>> for n in (4, 3):
-        ...     keep = Slice.along(0, torch.arange(n - 1), (n, 5))
-        ...     bias = Slice.along(0, torch.arange(n - 1), (n,))
-        ...     _ = Plan({"weight": keep, "bias": bias}, attributes={"": {"out_features": n - 1}}).apply(layer)
-        >>> history(layer).apply(nn.Linear(5, 4))
-        Linear(in_features=5, out_features=2, bias=True)
-    """
-    known: Plan = vars(model).get(_HISTORY, Plan())
-    shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(model).items()}
-    # Someone else may have changed the model in between: what is remembered does not lead to it then.
-    return known if all(shapes.get(name) == cut.shape for name, cut in known.slices.items()) else Plan()
 
 
 def _bool(mask: Any) -> Tensor:

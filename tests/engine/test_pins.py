@@ -404,14 +404,14 @@ def test_a_pinned_class() -> None:
 def test_heads_go_twice(make: Callable[[], nn.Module]) -> None:
     """What one compaction pinned the next one pins anew; one plan for both does the same to a fresh model."""
     fresh = net(make)
-    model = copy.deepcopy(fresh)
+    model, together = copy.deepcopy(fresh), engine.Plan()
     for heads, closed in ((3, [1]), (2, [0]), (1, [1])):
         masks = {"1.qkv": without_heads(model[1].qkv, closed, heads + 1)}
         small, plan = compacted(model, masks, tokens())
         assert plan.pins and small[1].out.weight.shape == (8, 2 * heads)
         assert error_of(model, masks, small, tokens(1, 1), tokens(3, 7)) < 1e-9
-        model = small
-    again = engine.history(model).apply(copy.deepcopy(fresh))
+        model, together = small, together.then(plan)
+    again = together.apply(copy.deepcopy(fresh))
     again.load_state_dict(model.state_dict())
     assert torch.equal(run(again, tokens(3, 7))[0], run(model, tokens(3, 7))[0])
 

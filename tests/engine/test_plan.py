@@ -174,33 +174,15 @@ def halved(model: nn.Module) -> engine.Plan:
 
 
 def test_two_plans_as_one() -> None:
-    """What was compacted twice is remembered as one plan, which brings a fresh model to the shapes, stored or not."""
+    """One plan stands for two compactions: it brings a fresh model to their shapes, stored or not."""
     fresh, model = plain(), plain()
     plans = [halved(model), halved(model)]
     assert all(not plan.is_empty for plan in plans)
-    for one in (plans[0].then(plans[1]), engine.history(model), stored(engine.history(copy.deepcopy(model)))):
+    for one in (plans[0].then(plans[1]), stored(plans[0].then(plans[1]))):
         small = one.apply(copy.deepcopy(fresh))
         assert repr(small) == repr(model)
         small.load_state_dict(model.state_dict())
         assert torch.equal(run(small, image(9))[0], run(model, image(9))[0])
-
-
-def test_history_is_empty_before_and_after_a_rollback() -> None:
-    """Nothing is remembered of what was not done, or was taken back."""
-    model, _, plan = full_plan()
-    change = plan.prepare(model)
-    change.commit()
-    assert engine.history(model).slices.keys() == plan.slices.keys() and not engine.history(model).folds
-    change.rollback()
-    assert engine.history(model).is_empty and "_compaction_history" not in vars(model)
-
-
-def test_history_of_a_model_that_someone_else_changed_is_not_believed() -> None:
-    """It starts anew from what the model is then."""
-    model = plain()
-    halved(model)
-    model[7] = nn.Linear(model[7].in_features + 1, 3).double()
-    assert engine.history(model).is_empty
 
 
 def test_a_plan_does_not_follow_one_that_ends_elsewhere() -> None:
