@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from engine.arrays import support
-from engine.graph import Node
+from engine.constants import Constants
+from engine.graph import Node, Value
 from engine.ops import shape, slicing
 from engine.ops.shape import through
 from engine.propagate import Labels
@@ -18,6 +21,7 @@ from engine.use import Use
 __all__ = ["RULES"]
 
 _MOVES = {**shape.MOVES, **slicing.MOVES}
+_LARGEST = 1 << 20  # entries that are looked at one by one
 
 
 def _seen_through(node: Node, array: Tensor) -> Tensor | None:
@@ -45,10 +49,55 @@ def _labels(node: Node, labels: Labels) -> None:
     labels.pass_on(base, node.output)
 
 
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """What was written where it was written, what was there before elsewhere."""
+    base, written = node.inputs
+    old, new = constants.plain(base), constants.plain(written)
+    index = _index(node, base, old, new)
+    seen = None if index is None else _seen_through(node, index)
+    if index is None or seen is None:
+        return None
+    seen, new = torch.broadcast_tensors(seen, new)
+    count = torch.bincount(seen.reshape(-1), minlength=index.numel()) * (math.prod(written.shape) // seen.numel())
+    value = _uniform(seen, new, index.numel()).view(index.shape)
+    whole = (count == math.prod(base.shape) // index.numel()).view(index.shape)
+    kept = old.expand(index.shape)
+    value = torch.where(whole | (kept == value), value, math.nan)
+    return [torch.where((count == 0).view(index.shape), kept, value)]
+
+
+def _index(node: Node, base: Value, old: Tensor, new: Tensor) -> Tensor | None:
+    """Number the entries of the base along the dimensions on which the result can depend; None where that is much."""
+    sizes = [1] * base.ndim
+    for dim, size in enumerate(base.shape):
+        place = _seen_through(node, torch.arange(size).view([-1 if d == dim else 1 for d in range(base.ndim)]))
+        if place is None:
+            return None
+        depends = old.size(dim) > 1 or len(place.unique()) < size or set(support(place)) & set(support(new))
+        sizes[dim] = size if depends else 1
+    numel = math.prod(sizes)
+    return torch.arange(numel).view(sizes) if numel <= _LARGEST else None
+
+
+def _uniform(places: Tensor, values: Tensor, numel: int) -> Tensor:
+    """Return the value that each place receives, NaN where it receives none or several."""
+    flat, given = places.reshape(-1), values.reshape(-1)
+    low, high = (
+        torch.full((numel,), start, dtype=torch.float64).scatter_reduce(0, flat, given, how)
+        for start, how in ((math.inf, "amin"), (-math.inf, "amax"))
+    )
+    return torch.where(low == high, low, math.nan)
+
+
 def _use(node: Node, use: Use) -> None:
     base, written = node.inputs
-    use.add(base, use[node.output])
-    use.add_all(written)
+    used = use[node.output]
+    use.add(base, used)
+    seen = _seen_through(node, used)
+    if seen is None:
+        use.add_all(written)
+    else:
+        use.add(written, seen)
 
 
 def _samples() -> Iterable[Sample]:
@@ -73,4 +122,4 @@ def _samples() -> Iterable[Sample]:
     yield through("write to the base of a view", base)
 
 
-RULES = [Rule((WRITE,), _labels, use=_use, samples=_samples)]
+RULES = [Rule((WRITE,), _labels, _constants, _use, samples=_samples)]

@@ -77,7 +77,7 @@ def test_the_written_part_goes_with_its_place() -> None:
 def test_a_write_to_positions_keeps_channels_apart() -> None:
     """Each channel stays a class of its own."""
     check_labels(positions, classes=8)
-    check_use(positions, [1], [])  # what is written counts as used: safe, if not tight
+    check_use(positions, [1], [1])
 
 
 def test_an_unknown_view_freezes() -> None:
@@ -104,3 +104,56 @@ def test_a_number_written_to_channels() -> None:
 
     model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)))
     check_exact(model, dead(model, {"stem": [0, 3, 4]}), image(), image(9))
+
+
+def cleared(x: Tensor) -> Tensor:
+    """Clear some channels, everywhere."""
+    x = x * 1
+    x[:, 2:4].zero_()
+    return x
+
+
+def bordered(x: Tensor) -> Tensor:
+    """Clear all channels, at some positions."""
+    x = x * 1
+    x[:, :, 0] = 0.0
+    return x
+
+
+def joined(x: Tensor) -> Tensor:
+    """Write channels into zeros."""
+    y = x.new_zeros(x.shape)
+    y[:, 1:] = x[:, 1:]
+    return y
+
+
+@pytest.mark.parametrize(
+    ("f", "dead_channels", "zero", "known"),
+    [
+        (cleared, [2, 5], [2, 3, 5], [2, 3, 5]),
+        (bordered, [2, 5], [2, 5], [2, 5]),
+        (joined, [2, 5], [0, 2, 5], [0, 2, 5]),
+    ],
+)
+def test_constants_go_through_writes(
+    f: Callable[[Tensor], Tensor], dead_channels: list[int], zero: list[int], known: list[int]
+) -> None:
+    """What is overwritten everywhere has the new constant, what is not overwritten the old one, a mixture none."""
+    model = Net(lambda m, x: f(m.stem(x)), stem=nn.Conv2d(3, 8, 1)).double()
+    constants = constants_of(model, image(), dead(model, {"stem": dead_channels}, bias=True))
+    found = constants.along(constants.graph.outputs[0], 1)
+    assert (found == 0).nonzero()[:, 0].tolist() == zero and found.isfinite().nonzero()[:, 0].tolist() == known
+
+
+def test_a_bias_that_is_cleared_in_part() -> None:
+    """As attention without a bias on its keys does: what is masked in the bias stays dead behind the write."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        bias = m.stem.bias.clone()
+        bias[bias.numel() // 4 : bias.numel() // 2].zero_()
+        return m.head(nn.functional.conv2d(x, m.stem.weight, bias).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    constants = constants_of(model, image(), dead(model, {"stem": [0, 2, 5]}, bias=True))
+    node = next(n for n in constants.graph.nodes if n.op == "conv2d")
+    assert (constants.along(node.output, 1) == 0).nonzero()[:, 0].tolist() == [0, 2, 5]
