@@ -1,27 +1,34 @@
-"""Exactness on torchvision's convolutional networks: masked and compacted compute the same, whatever is masked.
+"""Exactness on every model of torchvision: half of the units of each dependency group go, and the function stays.
 
     python benchmarks/breadth.py [model ...]      (default: all; resumes where it stopped)
+    python benchmarks/breadth.py --quick          (one model of each architecture)
+    python benchmarks/breadth.py --masks          (four kinds of masks on convolutional networks: breadth_masks.py)
 
-Each model runs in float64 with random BN statistics, affine parameters and biases, under four kinds of masks:
+Each model runs in a process of its own with limits on time and memory, in float64 (in float32 above 300 million
+parameters), with random statistics, affine parameters, biases, tokens and tables. Masked are half of the units of each
+dependency group: channels, neurons, heads, the residual stream; one unit stays at least. Compared with the masked model
+are the outputs at two batch sizes and, where the model takes one, a second resolution, and (by the engine's own
+certificate) what norms and contractions put out inside. A detector is compared by what its heads put out, before
+thresholds and suppression. Then the compacted model runs forward and backward in train mode.
 
-    repaired   50 % of the channels of each layer, chosen independently, then repaired
-    conflict   the same, not repaired
-    elements   30 % of the single weights
-    groups     50 % of the units of each dependency group
-
-Compared are the outputs at the example's size and at another batch size and resolution, and, channel by channel, what
-every norm puts out. A channel that differs inside must have no influence: random numbers in its place may not change
-the output. Results are kept, line by line, in ``build/breadth.jsonl``; the table goes to the terminal.
+The result is *exact*, *refused* (the engine raised an error that says why and left the model alone) or *failed*.
+Results are kept, line by line, in ``build/breadth.jsonl``, by model and state of the code; a table goes to
+``docs/breadth.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import hashlib
 import json
+import os
+import re
+import resource
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,199 +39,290 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
-from lightning_compress.criteria import l1
-from lightning_compress.selection import select
-from tests.engine.exactness import (
-    Masks,
-    channel_masks,
-    element_masks,
-    layers,
-    masked,
-    norm_outputs,
-    parameters,
-    randomised,
-    relative_error,
-    run,
-)
+from engine.importance import cut, l1, unit_rows
+from engine.trees import tensors_in
+from tests.engine import zoo
+from tests.engine.exactness import Masks, parameters, relative_error
 
-MODELS = """
-    alexnet vgg11 vgg11_bn resnet18 resnet50 resnext50_32x4d wide_resnet50_2 squeezenet1_0 densenet121 googlenet
-    inception_v3 mobilenet_v2 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 efficientnet_b0 efficientnet_v2_s
-    regnet_y_400mf regnet_x_400mf
-""".split()
-
-# Parameters that Torch-Pruning 1.6.1 reaches at 50 %, in millions; inception_v3 without auxiliary heads.
-PEER = {
-    "resnet18": 3.06,
-    "resnet50": 6.92,
-    "mobilenet_v2": 1.22,
-    "densenet121": 2.27,
-    "efficientnet_b0": 1.70,
-    "inception_v3_without_aux": 6.48,
-}
-KINDS = ("repaired", "conflict", "elements", "groups")
-TOLERANCE = 1e-9
+ROOT = Path(__file__).resolve().parents[1]
+LARGE = 300_000_000
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+SMALLER = 0.45  # of the parameters of a classification model
+RESULTS = ROOT / "build" / "breadth.jsonl"
+PAGE = ROOT / "docs" / "breadth.md"
 
 
-def build(name: str) -> nn.Module:
-    """Return a model with random weights, statistics, affine parameters and biases, in float64."""
-    torch.manual_seed(0)
-    options: dict[str, Any] = {}
-    if name.startswith(("googlenet", "inception")):
-        options = {"init_weights": False}
-    if name.endswith("_without_aux"):
-        options |= {"aux_logits": False}
-    model = getattr(torchvision.models, name.removesuffix("_without_aux"))(weights=None, **options)
-    return randomised(model)
+# ---------------------------------------------------------------- one model
 
 
-def example(name: str, batch: int, larger: int = 0) -> Tensor:
-    """Return a batch of images as small as the model takes them."""
-    size = 299 if name.startswith("inception") else 96  # its auxiliary head takes no smaller one
-    generator = torch.Generator().manual_seed(batch)
-    return torch.randn(batch, 3, size + larger, size + larger, generator=generator, dtype=torch.float64)
+def dtype_of(name: str) -> torch.dtype:
+    """Return float64, or float32 for a large model."""
+    return torch.float32 if zoo.published_size(name) > LARGE else torch.float64
 
 
-def group_wise(model: nn.Module, images: Tensor, amount: float = 0.5) -> Masks:
+def half_of_each_group(model: nn.Module, groups: Iterable[engine.Group]) -> Masks:
     """Mask the units of each dependency group that have the smallest weights."""
-    groups = engine.dependency_groups(model, images)
-    keep = {}
-    for group in groups:
-        if group.reason is None:
-            scores = l1(group, model.get_parameter)
-            keep[group.name] = select(scores, amount, rows=group.rows)
+    keep = {g.name: cut(l1(unit_rows(g, model.get_parameter)), 0.5, g.rows) for g in groups if g.reason is None}
     return engine.group_masks(groups, keep)
 
 
-def masks_of(kind: str, model: nn.Module, images: Tensor) -> Masks:
-    """Return the masks of a kind; the layer that makes the output is left whole, except for single weights."""
-    if kind == "groups":
-        return group_wise(model, images)
-    if kind == "elements":
-        return element_masks(model, seed=1, amount=0.3)
-    masks = channel_masks(model, seed=1)
-    masks.pop([name for name, _ in layers(model)][-1])
-    return engine.fix_mask_conflict(masks, model, images) if kind == "repaired" else masks
+def others(name: str, dtype: torch.dtype) -> list[Any]:
+    """Return inputs of two batch sizes, and of a second resolution where the model takes one."""
+    recipe = zoo.recipe(name)
+    small, large = recipe.batches
+    found = [zoo.example(name, batch, recipe.size, dtype) for batch in (small, large)]
+    return [*found, zoo.example(name, small, recipe.larger, dtype)] if recipe.larger else found
 
 
-def kept_channels(plan: engine.Plan, name: str, size: int) -> Tensor:
-    """Return which channels of a norm stay."""
-    for stored in ("running_mean", "weight"):
-        cut = plan.slices.get(f"{name}.{stored}")
-        if cut is not None:
-            return cut.cuts[0].index
-    return torch.arange(size)
+def reference_outputs(name: str, masks: Masks, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Return what the masked model puts out; it is built anew, so that only one copy lives at a time."""
+    model = zoo.build(name, dtype)
+    with torch.no_grad():
+        for module, entries in masks.items():
+            for key, mask in entries.items():
+                getattr(model.get_submodule(module), key).mul_(mask)
+    return [zoo.outputs(model, x) for x in others(name, dtype)]
 
 
-def inner_error(reference: nn.Module, compacted: nn.Module, plan: engine.Plan, images: Tensor) -> float:
-    """Return the largest error of a norm's channel that has an influence, relative to that channel's size."""
-    before, after = norm_outputs(reference, images), norm_outputs(compacted, images)
-    worst, idle = 0.0, {}
-    for name, old in before.items():
-        index = kept_channels(plan, name, old.size(1))
-        size = old.movedim(1, 0).flatten(1)[index].norm(dim=1)
-        difference = (old[:, index] - after[name]).movedim(1, 0).flatten(1).norm(dim=1)
-        error = difference / size.clamp(min=1e-6 * float(size.max()))
-        differs = error > TOLERANCE
-        idle[name] = index[differs]
-        worst = max(worst, *error[~differs].tolist(), 0.0)
-    return worst if without_influence(reference, idle, images) else float("inf")
+def trains(model: nn.Module, name: str, dtype: torch.dtype) -> None:
+    """Run forward and backward in train mode; what has no gradient then had none before."""
+    recipe = zoo.recipe(name)
+    model.train()
+    inputs = zoo.example(name, 2, recipe.size, dtype)
+    if zoo.task_of(name) == "detection":
+        inputs = (*inputs, zoo.targets(2, recipe.size, dtype))
+    out = [t for t in tensors_in(zoo.call(model, inputs)) if t.requires_grad]
+    torch.stack([t.sum() for t in out]).sum().backward()
+    if not any(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
+        raise AssertionError("no finite gradient after compaction")
 
 
-def without_influence(model: nn.Module, channels: dict[str, Tensor], images: Tensor) -> bool:
-    """Whether random numbers in these channels leave the output as it is."""
-    expected = run(model, images)
+def check(name: str) -> dict[str, Any]:
+    """Compact a model and return what came of it.
 
-    def disturb(index: Tensor) -> Callable[..., Tensor]:
-        def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-            out = out.clone()
-            out[:, index] = torch.randn(out[:, index].shape, dtype=out.dtype)
-            return out
-
-        return hook
-
-    hooks = [
-        model.get_submodule(n).register_forward_hook(disturb(index)) for n, index in channels.items() if len(index)
-    ]
-    if not hooks:
-        return True
-    found = run(model, images)
-    for hook in hooks:
-        hook.remove()
-    return relative_error(expected, found) <= TOLERANCE
-
-
-def check(name: str, kind: str) -> dict[str, Any]:
-    """Compact a model under one kind of masks and return what came of it."""
-    model, images = build(name), example(name, 2)
-    masks = masks_of(kind, model, images)
-    compacted = copy.deepcopy(model)
-    predicted = engine.count_flops_params(model, images, verbose=False, masks=masks)
+    Raises:
+        EngineError: where the engine refuses.
+    """
+    dtype = dtype_of(name)
+    if zoo.task_of(name) == "optical_flow":
+        torch.set_default_dtype(dtype)  # it makes its coordinates in that
+    model = zoo.build(name, dtype)
+    images = zoo.example(name, zoo.recipe(name).batches[0], zoo.recipe(name).size, dtype)
     start = time.process_time()
-    speedup = engine.ModelSpeedup(compacted, images, masks, confidence=2)
-    compacted = speedup.speedup_model()
-    seconds = time.process_time() - start
-    reference = masked(model, masks)
-    others = (images, example(name, 3), example(name, 1, larger=32 if not name.startswith("vgg") else 0))
-    errors = [relative_error(run(reference, x), run(compacted, x)) for x in others]
-    measured = engine.count_flops_params(compacted, images, verbose=False)
-    inner = inner_error(reference, compacted, speedup.plan, images)
-    compacted.train()
-    sum(t.sum() for t in outputs(compacted(images))).backward()
+    graph = engine.trace(model, images)
+    groups = engine.dependency_groups(model, images, graph=graph)
+    analysed = time.process_time() - start
+    masks = half_of_each_group(model, groups)
+    reference = reference_outputs(name, masks, dtype)
+    whole = engine.count_flops_params(model, images, verbose=False, graph=graph)
+    predicted = engine.count_flops_params(model, images, verbose=False, masks=masks, graph=graph)
+    before = parameters(model)
+    start = time.process_time()
+    speedup = engine.ModelSpeedup(model, images, masks, confidence=2, graph=graph)
+    model = speedup.speedup_model()
+    seconds = analysed + time.process_time() - start
+    errors = [relative_error(old, zoo.outputs(model, x)) for old, x in zip(reference, others(name, dtype), strict=True)]
+    measured = engine.count_flops_params(model, images, verbose=False)
+    trains(model, name, dtype)
     return {
-        "model": name,
-        "kind": kind,
         "error": max(errors),
-        "inner": inner,
+        "tolerance": TOLERANCE[dtype],
         "certificate": speedup.certificate.max_error,
-        "parameters": [parameters(model), parameters(compacted)],
+        "parameters": [before, parameters(model)],
+        "macs": [whole[0], measured[0]],
         "predicted": predicted[:2] == measured[:2],
-        "carriers": len({int(i) for fold in speedup.plan.folds if fold.dim >= 0 for i in fold.index}),
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds, 2),
+        "stays": dict(Counter(where(g.reason) for g in groups if g.reason is not None)),
+        "notes": list(speedup.certificate.notes),
     }
 
 
-def outputs(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an output (a tensor, or a named tuple with auxiliary logits)."""
-    yield from (tree,) if isinstance(tree, Tensor) else tree
+def where(reason: str) -> str:
+    """Return a reason without the numbers that tell one layer from the next."""
+    return re.sub(r"%\d+|\d+", "#", reason)
 
 
-def holds(row: dict[str, Any]) -> bool:
-    """Whether a row keeps every promise."""
-    peer = PEER.get(row["model"])
-    small = row["kind"] != "groups" or peer is None or row["parameters"][1] <= peer * 1e6 * 1.005
-    return row["error"] <= TOLERANCE and row["inner"] <= TOLERANCE and row["predicted"] and small
+def child(name: str, gigabytes: float) -> int:
+    """Check one model under a limit of memory and write the row to the terminal."""
+    torch.set_num_threads(1)
+    limit = int(gigabytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    row: dict[str, Any]
+    start = time.time()
+    try:
+        row = check(name)
+    except engine.errors.EngineError as error:
+        row = {"refused": f"{type(error).__name__}: {error}"}
+    row["total"] = round(time.time() - start, 1)
+    row["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+    sys.stdout.write("\n" + json.dumps(row) + "\n")
+    return 0
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def code_state() -> str:
+    """Return a hash of what the results depend on: the engine, this benchmark, the versions of torch."""
+    files = [*sorted((ROOT / "engine").rglob("*.py")), Path(__file__), Path(zoo.__file__)]
+    digest = hashlib.sha256(f"{torch.__version__} {torchvision.__version__}".encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def supervise(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+    """Check one model in a process of its own."""
+    command = [sys.executable, __file__, "--child", name, "--memory", str(gigabytes)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took longer than {seconds:.0f} s"}
+    if done.returncode:
+        return {"failed": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
+    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return row
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Return ``exact``, ``refused``, or ``failed``."""
+    if "refused" in row or "failed" in row:
+        return "refused" if "refused" in row else "failed"
+    return "exact" if row["error"] <= row["tolerance"] and row["predicted"] and small_enough(row) else "failed"
+
+
+def small_enough(row: dict[str, Any]) -> bool:
+    """Whether a classification model lost as much as it should."""
+    before, after = row["parameters"]
+    return zoo.task_of(row["model"]) != "classification" or after <= (1 - SMALLER) * before
+
+
+def reason(row: dict[str, Any]) -> str:
+    """Return why a row is not exact."""
+    if "refused" in row or "failed" in row:
+        return str(row.get("refused") or row.get("failed"))
+    found = [] if row["error"] <= row["tolerance"] else [f"relative error {row['error']:.1e}"]
+    found += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
+    return "; ".join(found if small_enough(row) else [*found, "lost fewer parameters than it should"])
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row for the terminal."""
+    if "parameters" not in row:
+        return f"{row['model']:36} {verdict(row):8} {reason(row)}"
+    (before, after), (macs, fewer) = row["parameters"], row["macs"]
+    return (
+        f"{row['model']:36} {verdict(row):8} {row['error']:.1e}  {before / 1e6:7.2f} M -> {after / 1e6:7.2f} M  "
+        f"{macs / 1e9:8.3f} G -> {fewer / 1e9:8.3f} G  {row['seconds']:6.1f} s  {row['gigabytes']:.1f} GiB  "
+        f"{reason(row)}"
+    )
+
+
+# ---------------------------------------------------------------- the page
+
+HEAD = """# Every model of torchvision
+
+`make breadth` masks half of the units of each dependency group (channels, neurons, heads, the residual stream),
+compacts, and compares with the masked model: {exact} of {all} models are exact, {refused} refused, {failed} failed.
+{versions}, on a CPU, one thread.
+
+Everything that could hide an error is random: statistics, affine parameters, biases, layer scales, tokens, tables. The
+error is the largest difference at two batch sizes and, where the model takes one, a second resolution, relative to the
+largest entry of the output; float64, above 300 million parameters float32. Detectors are compared by what their heads
+put out. Counted sizes equal the measured ones, and forward and backward run in train mode after compaction. MACs are
+per sample, at the small input sizes of this test. Seconds of CPU are for tracing, planning, compacting and verifying.
+"""
+
+
+def table(rows: Sequence[dict[str, Any]], task: str) -> list[str]:
+    """Return a table of the rows of a task."""
+    found = [
+        f"\n## {task.replace('_', ' ').capitalize()}\n",
+        "| model | verdict | error | parameters, M | MACs, G | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda r: r["model"]):
+        if "parameters" not in row:
+            found.append(f"| {row['model']} | {verdict(row)}: {reason(row)} | | | | |")
+            continue
+        (before, after), (macs, fewer) = row["parameters"], row["macs"]
+        found.append(
+            f"| {row['model']} | {verdict(row)} {reason(row)}".rstrip()
+            + f" | {row['error']:.0e} | {before / 1e6:.2f} → {after / 1e6:.2f} | {macs / 1e9:.3f} → {fewer / 1e9:.3f} "
+            f"| {row['seconds']:.1f} |"
+        )
+    return found
+
+
+def staying(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return why groups stayed whole, with the number of models in which they did."""
+    models = Counter(r for row in rows for r in row.get("stays", {}))
+    if not models:
+        return []
+    head = ["\n## What stays whole\n", "Besides what a model puts out. # stands for a number.\n"]
+    return [*head, "| reason | models |", "|---|---|", *(f"| {r} | {n} |" for r, n in models.most_common())]
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page with all tables."""
+    counts = Counter(map(verdict, rows))
+    versions = f"torch {torch.__version__.split('+')[0]}, torchvision {torchvision.__version__.split('+')[0]}"
+    numbers = {"exact": counts["exact"], "refused": counts["refused"], "failed": counts["failed"], "all": len(rows)}
+    lines = [HEAD.format(versions=versions, **numbers)]
+    for task in zoo.TASKS:
+        of_task = [row for row in rows if zoo.task_of(row["model"]) == task]
+        lines += table(of_task, task) if of_task else []
+    return "\n".join([*lines, *staying(rows)]) + "\n"
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="model", help="names of torchvision models")
+    parser.add_argument("--quick", action="store_true", help="one model of each architecture")
+    parser.add_argument("--masks", action="store_true", help="four kinds of masks on convolutional networks")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
+    parser.add_argument("--any-state", action="store_true", help="take results of an earlier state of the code too")
+    parser.add_argument("--time", type=float, default=900, metavar="S", help="limit per model, default 900 s")
+    parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per model, default 8 GiB")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def known(state: str | None) -> dict[str, dict[str, Any]]:
+    """Return the latest results by model, of one state of the code or of any."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    rows = map(json.loads, lines)
+    return {row["model"]: row for row in rows if state in (None, row["state"])}
 
 
 def main() -> int:
-    """Run what has not been run yet, print the table, and return 1 if anything does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="model", help="names of torchvision models")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    args = parser.parse_args()
-    file = Path("build/breadth.jsonl")
-    file.parent.mkdir(exist_ok=True)
+    """Run what has not been run yet, print each row, write the page, and return 1 if a model is not exact."""
+    args = arguments()
+    if args.child:
+        return child(args.models[0], args.memory)
+    if args.masks:
+        script = str(Path(__file__).with_name("breadth_masks.py"))
+        return subprocess.call([sys.executable, script, *args.models, *(["--fresh"] if args.fresh else [])])
+    everything = [name for task in zoo.TASKS for name in zoo.names(task)]
+    wanted = args.models or (zoo.FAMILIES if args.quick else everything)
+    RESULTS.parent.mkdir(exist_ok=True)
     if args.fresh:
-        file.unlink(missing_ok=True)
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    wanted = [(name, kind) for name in args.models or [*MODELS, "inception_v3_without_aux"] for kind in KINDS]
-    for name, kind in wanted:
-        if not any((row["model"], row["kind"]) == (name, kind) for row in done):
-            row = check(name, kind)
-            done.append(row)
-            with file.open("a") as out:
-                out.write(json.dumps(row) + "\n")
-    rows = [row for row in done if (row["model"], row["kind"]) in wanted]
-    for row in rows:
-        before, after = (n / 1e6 for n in row["parameters"])
-        verdict = "ok" if holds(row) else "FAILED"
-        print(
-            f"{row['model']:26} {row['kind']:9} {before:7.2f} M -> {after:6.2f} M  output {row['error']:.1e}  "
-            f"norms {row['inner']:.1e}  {row['seconds']:6.1f} s  {verdict}"
-        )
-    failed = [row for row in rows if not holds(row)]
-    print(f"{len(rows) - len(failed)} of {len(rows)} hold")
-    return 1 if failed else 0
+        RESULTS.unlink(missing_ok=True)
+    state = code_state()
+    done = known(None if args.any_state else state)
+    for name in sorted(wanted, key=zoo.published_size):
+        if name not in done:
+            done[name] = {"model": name, "state": state} | supervise(name, args.time, args.memory)
+            with RESULTS.open("a") as out:
+                out.write(json.dumps(done[name]) + "\n")
+        print(line(done[name]), flush=True)
+    if set(everything) <= done.keys():
+        PAGE.write_text(page([done[name] for name in everything]))
+    exact = sum(verdict(done[name]) == "exact" for name in wanted)
+    print(f"{exact} of {len(wanted)} are exact")
+    return 0 if exact == len(wanted) else 1
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from engine.decisions import Decision, Decisions
 from engine.errors import VerificationError
 from engine.ops.heads import headwise
 from engine.signature import signature
@@ -90,28 +91,34 @@ class Observation:
         inner: per observed node (channels, projections), with the norm of each channel.
         outputs: the outputs.
         runs: number of observed calls.
+        decisions: what was compared, sorted and chosen on the way.
     """
 
     inner: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     outputs: list[Tensor] = field(default_factory=list)
     runs: int = 0
+    decisions: list[Decision] = field(default_factory=list)
 
 
 class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
-    def __init__(self, witness: Witness, channels: Sequence[Channels], found: Observation) -> None:
+    def __init__(
+        self, witness: Witness, channels: Sequence[Channels], found: Observation, decisions: Decisions
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._witness, self._channels, self._found = witness, channels, found
+        self._witness, self._channels, self._found, self._decisions = witness, channels, found, decisions
         self._ops = {node.op for node in witness.nodes}
         self._depth = 0  # of modules that are not looked into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
-        out = func(*args, **(kwargs or {}))
-        if self._depth == 0 and signature(func).op in self._ops:
-            self._look(signature(func).op, next(tensors_in(out)))
-        return out
+        out, op = func(*args, **(kwargs or {})), signature(func).op
+        if self._depth:
+            return out
+        if op in self._ops:
+            self._look(op, next(tensors_in(out)))
+        return self._decisions.settle(op, args, kwargs, out)
 
     @contextmanager
     def passing_over(self, model: nn.Module) -> Iterator[None]:
@@ -154,6 +161,8 @@ def observe(
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     witness: Witness,
     channels: Sequence[Channels],
+    earlier: Observation | None = None,
+    tolerance: float = 0.0,
 ) -> Observation:
     """Run a model in eval mode with other parameters and buffers, and look inside.
 
@@ -162,11 +171,14 @@ def observe(
         tensors: parameters and buffers to run it with.
         inputs: positional and keyword arguments.
         witness, channels: what to look at.
+        earlier: the run whose decisions are repeated wherever the numbers are the same.
+        tolerance: relative difference up to which they are.
     """
-    found = Observation()
+    decisions = Decisions(None if earlier is None else earlier.decisions, tolerance)
+    found = Observation(decisions=decisions.taken)
     buffers = {name for name, _ in model.named_buffers()}  # a forward may write into them
     own = {f"model.{name}": t.clone() if name in buffers else t for name, t in tensors.items()}
-    observer = _Observer(witness, channels, found)
+    observer = _Observer(witness, channels, found, decisions)
     with evaluation(model), headwise(model), torch.inference_mode(), observer.passing_over(model), observer:
         torch.manual_seed(0)
         out = torch.func.functional_call(_Call(model), own, inputs)

@@ -126,7 +126,8 @@ class Proof:
 
     def _error(self, inputs: Inputs, reference: Observation, tolerance: float) -> tuple[float, str]:
         try:
-            found = observe(self._model, self._tensors(), inputs, self._witness, self._witness.after)
+            tensors, channels = self._tensors(), self._witness.after
+            found = observe(self._model, tensors, inputs, self._witness, channels, reference, tolerance)
         except TraceError as error:
             raise VerificationError(f"The compacted model does not run where the masked one does: {error}") from error
         return compare(reference, found, self._witness, tolerance)

@@ -18,10 +18,10 @@ CONTRACTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.ConvTranspose1d, 
 NORMS = nn.modules.batchnorm._BatchNorm
 
 
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give a model random statistics, affine parameters and biases, so that no constant hides; float64, eval mode."""
+def randomised(model: nn.Module, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Give a model random statistics, affine parameters and biases, so that no constant hides; in eval mode."""
     generator = torch.Generator().manual_seed(seed)
-    model = model.double().eval()
+    model = model.to(dtype).eval()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, NORMS):
