@@ -21,7 +21,7 @@ from engine.recorder import MODULE
 from engine.replace import Replacement, shapes_of
 from engine.rule import Registry
 from engine.shrink import Shrunk
-from engine.slices import Slice, slice_from_mask
+from engine.slices import Slice, slice_from_mask, slice_from_rows
 from engine.tracer import trace
 from engine.use import Use
 
@@ -93,11 +93,8 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
 def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
     """Write a decision down as a plan."""
     graph = kept.shrunk.structure.graph
-    slices: dict[str, Slice] = {}
-    for name, value in graph.stored.items():
-        mask = kept.shrunk.mask(value)
-        if mask is not None:
-            slices[name] = slice_from_mask(value.shape, mask, name)
+    cuts = {name: _slice(name, value, kept.shrunk) for name, value in graph.stored.items()}
+    slices = {name: cut for name, cut in cuts.items() if cut is not None}
     replaced = tuple(_replacements(kept, masks))
     notes = [f"{r.module!r} ({r.kind}) is replaced; a fresh model needs the same replacement." for r in replaced]
     return Plan(
@@ -111,6 +108,14 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
         replaced=replaced,
         notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes, *notes))),
     )
+
+
+def _slice(name: str, value: Value, shrunk: Shrunk) -> Slice | None:
+    rows = shrunk.rows(value)
+    if rows is not None:
+        return slice_from_rows(value.shape, rows)
+    mask = shrunk.mask(value)
+    return None if mask is None else slice_from_mask(value.shape, mask, name)
 
 
 def _replacements(kept: Kept, masks: Mapping[str, Tensor]) -> Iterator[Replacement]:
@@ -148,11 +153,7 @@ def _inner_masks(masks: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> di
     inner = {}
     for name, mask in masks.items():
         if not mask.all():
-            rest = slices[name].apply(mask.expand(slices[name].before)) if name in slices else mask
+            rest = slices[name].apply_compact(mask) if name in slices else mask
             if not rest.all():
-                inner[name] = rest if name in slices else _materialised(mask)
+                inner[name] = rest.contiguous()
     return inner
-
-
-def _materialised(mask: Tensor) -> Tensor:
-    return mask.to(torch.bool).contiguous()

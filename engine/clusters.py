@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from engine.arrays import support
 from engine.propagate import Structure
 
 __all__ = ["clusters"]
@@ -23,21 +24,20 @@ def clusters(structure: Structure, slots: Tensor | None = None, balanced: bool =
         slots: bool per slot, which to number; those that may go by default.
         balanced: whether pieces of a chunk and groups of a convolution are apart.
     """
-    generator = torch.Generator().manual_seed(0)
+    sites = list(_sites(structure, balanced))
+    numbers = torch.randint(2**62, (len(sites), 1), generator=torch.Generator().manual_seed(0))
     signature = torch.zeros(len(structure.roots), dtype=torch.long)
-
-    def touch(site: Tensor) -> None:
-        signature[site.reshape(-1).unique()] += torch.randint(2**62, (1,), generator=generator)
-
-    for value in structure.graph.values:
-        if value.stored:
-            for layer in structure.of(value):
-                if support(layer):
-                    touch(layer)
-    for constraint in structure.constraints if balanced else ():
-        for site in constraint.sites():
-            touch(site)
+    for site, number in zip(sites, numbers, strict=True):
+        signature[site] = signature[site] + number  # a slot that stands in a site twice is written the same sum twice
     group = torch.full_like(signature, -1)
     wanted = structure.free() if slots is None else slots
     group[wanted] = signature[wanted].unique(return_inverse=True)[1]
     return group
+
+
+def _sites(structure: Structure, balanced: bool) -> Iterator[Tensor]:
+    for value in structure.graph.values:
+        if value.stored:
+            yield from (layer.reshape(-1) for layer in structure.of(value) if layer.numel() > 1)
+    for constraint in structure.constraints if balanced else ():
+        yield from (site.reshape(-1) for site in constraint.sites())

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.arrays import along, compact
 from engine.contraction import Contraction
 from engine.graph import Graph, Value
+from engine.links import Links
 from engine.rule import Registry
 
 __all__ = ["Constants"]
@@ -51,7 +52,7 @@ class Constants:
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
         self._sources: dict[int, Tensor] = {} if known is None else known._sources
-        self._connected: dict[tuple[int, bool], Tensor] = {} if known is None else known._connected
+        self._links: dict[tuple[int, bool], Links] = {} if known is None else known._links
         self._profiles: set[int] = set()
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         for node in graph.nodes:
@@ -94,16 +95,12 @@ class Constants:
             return torch.zeros([1] * value.ndim, dtype=torch.bool)
         return (data == 0).cpu()
 
-    def connected(self, c: Contraction) -> Tensor:
-        """Return which input has a weight that is not zero on which output: bool, (groups, outputs, inputs)."""
+    def links(self, c: Contraction) -> Links:
+        """Return which input has a weight that is not zero on which output."""
         key = (c.weight.index, c.transposed)
-        found = self._connected.get(key)
+        found = self._links.get(key)
         if found is None:
-            nonzero = ~self.zero(c.weight)
-            if nonzero.ndim > 2:  # the largest byte of a kernel is found twice as fast as any true one
-                nonzero = nonzero.flatten(2).view(torch.uint8).amax(-1).bool()
-            pairs = nonzero.expand(c.weight.shape[:2]).unsqueeze(-1)
-            found = self._connected[key] = c.canonical(pairs).squeeze(-1)
+            found = self._links[key] = Links.of(c, ~self.zero(c.weight))
         return found
 
     def magnitude(self, c: Contraction) -> Tensor:

@@ -24,6 +24,10 @@ def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
 class Constraint:
     """Base: ``missing`` returns slots to keep in addition, empty where the constraint holds."""
 
+    def holds(self, keep: Tensor) -> bool:
+        """Whether nothing is missing."""
+        raise NotImplementedError
+
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
         """Return the slots that have to be kept too.
 
@@ -48,9 +52,13 @@ class NonEmpty(Constraint):
 
     labels: Tensor
 
+    def holds(self, keep: Tensor) -> bool:
+        """Whether any of the slots is kept."""
+        return bool(keep[self.labels].any())
+
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
         """Ask for the best slot where none is kept."""
-        if keep[self.labels].any():
+        if self.holds(keep):
             return self.labels[:0]
         return self.labels[score[self.labels].argmax()][None]
 
@@ -68,6 +76,11 @@ class Equal(Constraint):
     """
 
     rows: Tensor
+
+    def holds(self, keep: Tensor) -> bool:
+        """Whether the rows keep equally many, and something."""
+        low, high = keep[self.rows].sum(1).aminmax()
+        return bool(low == high) and bool(low > 0)
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
         """Ask for more in the rows that keep fewer than the fullest."""
@@ -98,23 +111,30 @@ class Grouped(Constraint):
     outputs: Tensor
     removable: bool
 
-    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Ask for more in the groups that stay and keep fewer than the fullest."""
-        outputs = keep[self.outputs]
-        active = outputs.any(1)
+    def _rows(self, keep: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return which groups stay, and which inputs and outputs each group keeps."""
+        kept = [keep[labels] for labels in (self.inputs, self.outputs) if labels is not None]
+        active = torch.stack([rows.any(1) for rows in kept]).any(0)
         if self.inputs is None or not self.removable:
             active = torch.ones_like(active)
-        else:
-            active = active | keep[self.inputs].any(1)
         if not active.any():
             active[0] = True
+        return active, kept
+
+    def holds(self, keep: Tensor) -> bool:
+        """Whether the groups that stay keep equally many inputs, and equally many outputs."""
+        active, kept = self._rows(keep)
+        ranges = [rows.sum(1)[active].aminmax() for rows in kept]
+        return all(bool(low == high) and bool(low > 0) for low, high in ranges)
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Ask for more in the groups that stay and keep fewer than the fullest."""
+        active, rows = self._rows(keep)
         asked = []
-        for labels in (self.inputs, self.outputs):
-            if labels is not None:
-                kept = keep[labels]
-                count = kept.sum(1)
-                short = (count[active].max().clamp(min=1) - count) * active
-                asked.append(_fill(labels, kept, short, score))
+        for labels, kept in zip((x for x in (self.inputs, self.outputs) if x is not None), rows, strict=True):
+            count = kept.sum(1)
+            short = (count[active].max().clamp(min=1) - count) * active
+            asked.append(_fill(labels, kept, short, score))
         return torch.cat(asked)
 
     def resolve(self, roots: Tensor) -> Grouped:

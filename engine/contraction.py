@@ -71,3 +71,12 @@ class Contraction:
         if groups == 1 or outputs == self.outputs and inputs == 1:
             return array.reshape(groups * outputs, inputs, *tail)
         return array.expand(-1, self.outputs, -1).reshape(groups * self.outputs, inputs, *tail)
+
+    def compact(self, array: Tensor) -> Tensor:
+        """Bring a compact two-dimensional array in the weight's layout into (groups | 1, outputs | 1, inputs | 1)."""
+        rows, columns = array.shape
+        if self.transposed:
+            if rows == 1:
+                return array.reshape(1, columns, 1)
+            return array.reshape(self.groups, self.inputs, columns).transpose(1, 2)
+        return array.reshape(self.groups if rows > 1 else 1, -1, columns)

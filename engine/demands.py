@@ -147,9 +147,12 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
 
 def _freeze_unsafe(structure: Structure) -> None:
     """Remove a part of every group, on trial; freeze the groups at which an argument does not follow."""
+    whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
+    if not any(True for node in structure.graph.nodes for _ in _demands(node, whole)):
+        return
+    group = clusters(structure)
     for part in (_first_half, functools.partial(_first_half, largest=1)):
         while True:
-            group = clusters(structure)
             keep = ~part(structure, group)
             unmet = settle(Shrunk(structure, keep))[1]
             if not unmet:
@@ -164,6 +167,7 @@ def _freeze_unsafe(structure: Structure) -> None:
                 structure.slots.freeze(members, reason)
                 structure.frozen[members] = True
                 structure.unsafe[members] = True
+            group = clusters(structure)
 
 
 def _first_half(structure: Structure, group: Tensor, largest: int | None = None) -> Tensor:
@@ -190,7 +194,14 @@ def structure_for(model: nn.Module, example_inputs: Any, graph: Graph | None, ru
 
 
 def structure_of(graph: Graph, rules: Registry) -> Structure:
-    """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow."""
+    """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow.
+
+    It is found once per graph and registry, and only read from then on.
+    """
+    return graph.derived((structure_of, rules), functools.partial(_structure, graph, rules))
+
+
+def _structure(graph: Graph, rules: Registry) -> Structure:
     structure = propagate(graph, rules)
     _freeze_unsafe(structure)
     return structure

@@ -7,9 +7,9 @@ A `Value` is a tensor as it flows: an input, a parameter or buffer, a captured c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from engine.errors import StaleGraphError, TraceError
 
 __all__ = ["Graph", "Node", "Value", "walk_values"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +146,14 @@ class Graph:
     explored: bool = False
     opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what ``make`` gives, computed once per graph and key: a graph never changes."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        found: T = self._derived[key]
+        return found
 
     def verify(self) -> None:
         """Check that every value is made before it is used and is listed at its own index.

@@ -102,12 +102,14 @@ def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
     numbered = clusters(structure, structure.born & root, balanced=False)
     rows = clusters(structure, structure.born & root)
     producers = producers_of(structure)
-    members = _members(structure, numbered, set(parameters))
+    wanted = set(parameters)
+    members = _members(structure, numbered, wanted) if wanted else {}
+    slots_of = _by_number(numbered)
+    layers_of = _layers(numbered, producers)
     found: list[Group] = []
     taken: dict[str, int] = {}
-    for number in _by_first_use(numbered, producers):
-        slots = (numbered == number).nonzero()[:, 0]
-        layers = tuple(dict.fromkeys(name for name, made in producers if (numbered[made] == number).any()))
+    for number, layers in layers_of.items():
+        slots = slots_of[number]
         taken[layers[0]] = taken.get(layers[0], 0) + 1
         name = layers[0] if taken[layers[0]] == 1 else f"{layers[0]}#{taken[layers[0]]}"
         row = rows[slots].unique(return_inverse=True)[1]
@@ -126,20 +128,29 @@ def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _by_first_use(numbered: Tensor, producers: list[tuple[str, Tensor]]) -> list[int]:
-    order: dict[int, None] = {}
-    for _, made in producers:
-        order.update(dict.fromkeys(n for n in numbered[made].unique_consecutive().tolist() if n >= 0))
-    return list(order)
+def _by_number(numbered: Tensor) -> list[Tensor]:
+    """Return the slots of each group, ascending, by the group's number."""
+    order = numbered.argsort(stable=True)
+    counts = torch.bincount(numbered + 1)  # -1 is no group
+    return list(order.split(counts.tolist()))[1:]
+
+
+def _layers(numbered: Tensor, producers: list[tuple[str, Tensor]]) -> dict[int, tuple[str, ...]]:
+    """Return the layers that put out each group's units, groups and layers by first use."""
+    found: dict[int, dict[str, None]] = {}
+    for name, made in producers:
+        for number in numbered[made].unique_consecutive().tolist():
+            if number >= 0:
+                found.setdefault(number, {})[name] = None
+    return {number: tuple(layers) for number, layers in found.items()}
 
 
 def _members(structure: Structure, numbered: Tensor, parameters: set[str]) -> dict[int, list[Member]]:
     unit = torch.full_like(numbered, -1)
-    for number in numbered[numbered >= 0].unique().tolist():
-        slots = (numbered == number).nonzero()[:, 0]
+    for slots in _by_number(numbered):
         unit[slots] = torch.arange(len(slots))
-    roles = _roles(structure)
     found: dict[int, list[Member]] = {}
+    roles = _roles(structure)
     for name, value in structure.graph.stored.items():
         for layer in structure.of(value) if name in parameters else ():
             of = numbered[layer]

@@ -7,8 +7,9 @@ from place to place, into the weight column of another constant channel of the s
 
 from __future__ import annotations
 
+import functools
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -114,8 +115,8 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
         slots = structure.along(c.input, c.input_dim)
         if slots is None or c.depthwise:
             continue
-        wanted = use.along(c.output, c.output_dim).view(c.groups, c.outputs, 1)
-        used = (constants.connected(c) & wanted).any(1).reshape(-1)
+        wanted = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
+        used = constants.links(c).feeding(wanted).reshape(-1)
         if used.any():
             sink = _sink(structure, c, users)
             known = constants.along(c.input, c.input_dim)
@@ -181,12 +182,13 @@ def alive(structure: Structure, found: tuple[Consumer, ...]) -> Tensor:
     return keep
 
 
-def closed(structure: Structure, keep: Tensor, score: Tensor) -> Tensor:
-    """Keep more until all constraints hold."""
+def closed(structure: Structure, keep: Tensor, score: Callable[[], Tensor]) -> Tensor:
+    """Keep more until all constraints hold; ``score`` is asked for the importance of slots where there is a choice."""
     while True:
         before = int(keep.sum())
         for constraint in structure.constraints:
-            keep[constraint.missing(keep, score)] = True
+            if not constraint.holds(keep):
+                keep[constraint.missing(keep, score())] = True
         if int(keep.sum()) == before:
             return keep
 
@@ -277,7 +279,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         keep[norm.slots[norm.constants.isnan()]] = True
     for slots, known in only_zeros(structure, constants):
         keep[slots[known != 0]] = True
-    score = torch.zeros(len(keep))
+    score = functools.partial(torch.zeros, len(keep))
     carriers: list[int] = []
     reasons: list[str] = []
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -97,11 +97,25 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
         raise MaskError(f"The mask of {name!r} is a {type(mask).__name__}, not a tensor.")
     if tuple(mask.shape) != shape:
         raise MaskError(f"The mask of {name!r} has shape {tuple(mask.shape)}; the parameter has {shape}.")
-    mask = narrowed(mask.detach()).cpu()
+    mask = narrowed(mask.detach())
+    mask = next(_uniform(mask), mask).cpu()
     kept = mask != 0
     if mask.is_complex() or mask.dtype != torch.bool and not bool(((mask == 1) | ~kept).all()):
         raise MaskError(f"The mask of {name!r} has entries other than 0 and 1 (NaN counts as one); masks are 0/1.")
     return kept
+
+
+def _uniform(mask: Tensor) -> Iterator[Tensor]:
+    """Yield a mask of whole rows, or of whole columns, in size 1 along all other dimensions.
+
+    The smallest and the largest entry of each row take one look at the mask; NaN equals nothing.
+    """
+    for dim in (0, 1) if mask.ndim > 1 and not mask.is_complex() else ():
+        size = mask.size(dim)
+        if 1 < size < mask.numel():
+            low, high = mask.movedim(dim, 0).reshape(size, -1).aminmax(dim=1)
+            if torch.equal(low, high):
+                yield low.reshape([size if d == dim else 1 for d in range(mask.ndim)])
 
 
 def read_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:

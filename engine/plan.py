@@ -32,7 +32,8 @@ class Plan:
 
     Attributes:
         slices: by canonical parameter or buffer name, what stays of it.
-        masks: 0/1 masks (bool) in the new shape, of parameters that are masked inside of what stays.
+        masks: 0/1 masks (bool) of parameters that are masked inside of what stays, in the new shape or of size 1 along
+            dimensions that they do not depend on.
         folds: constants of removed channels, and where they go, in the new shape.
         attributes: by module name, integer attributes to set.
         headwise: attention modules that take a form without fixed sizes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, groups_of
 from engine.keep import alive, closed, consumers
-from engine.masks import Masks, canonical_masks, load_masks, parameter_name
+from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
 from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
@@ -68,7 +69,6 @@ class _Problem:
         masked: per slot, whether a mask closes a whole output of a layer that puts it out.
         voted: per slot, the number of layers that have a mask and put it out.
         closed: per slot, the number of these that close it.
-        importance: per slot, the L1 norm of the weights that put it out, each layer scaled to mean 1.
     """
 
     def __init__(self, model: nn.Module, structure: Structure, masks: Mapping[str, Tensor]) -> None:
@@ -80,20 +80,33 @@ class _Problem:
         self.needed = alive(self.structure, consumers(self.structure, self.constants, use))
         slots = len(self.structure.roots)
         self.voted, self.closed = torch.zeros(slots, dtype=torch.long), torch.zeros(slots, dtype=torch.long)
-        self.importance = torch.zeros(slots, dtype=torch.float64)
         seen: set[int] = set()
         for _, c in self.structure.contractions():
             made = self.structure.along(c.output, c.output_dim)
             if made is None or c.weight.index in seen:
                 continue
             seen.add(c.weight.index)
-            dead = ~self.constants.connected(c).any(-1).reshape(-1)
+            dead = ~self.constants.links(c).outputs().reshape(-1)
             if any(source.name in masks for source in graph.sources(c.weight)):
                 self.voted.index_add_(0, made, torch.ones_like(made))
                 self.closed.index_add_(0, made, dead.long())
-            size = self.constants.magnitude(c)
-            self.importance.index_add_(0, made, size / size.mean().clamp(min=1e-30))
         self.masked = self.closed > 0
+
+    @functools.cached_property
+    def importance(self) -> Tensor:
+        """Per slot, the L1 norm of the weights that put it out, each layer scaled to mean 1.
+
+        This takes a look at every weight, so only where there is a choice.
+        """
+        found = torch.zeros(len(self.structure.roots), dtype=torch.float64)
+        seen: set[int] = set()
+        for _, c in self.structure.contractions():
+            made = self.structure.along(c.output, c.output_dim)
+            if made is not None and c.weight.index not in seen:
+                seen.add(c.weight.index)
+                size = self.constants.magnitude(c)
+                found.index_add_(0, made, size / size.mean().clamp(min=1e-30))
+        return found
 
 
 Policy = Callable[[_Problem], Tensor]
@@ -161,7 +174,8 @@ def fix_mask_conflict(
         rules: what is known of ops.
 
     Returns:
-        New masks in full parameter shape: the modules given, and every other parameter that had to be masked.
+        New masks in full parameter shape, expanded where they repeat along a dimension (clone one to write into it):
+        the modules given, and every other parameter that had to be masked.
         ``.report`` says what changed.
 
     Raises:
@@ -184,20 +198,20 @@ def fix_mask_conflict(
     canonical = canonical_masks(given, model)
     problem = _Problem(model, structure_for(model, dummy_input, graph, rules), canonical)
     keep = _POLICIES[policy](problem) | ~problem.structure.free()
-    keep = closed(problem.structure, keep, problem.importance)
+    keep = closed(problem.structure, keep, lambda: problem.importance)
     repaired = _stored(_extended(problem, keep), given, model)
     for module, entries in given.items():
         for key, mask in entries.items():
-            repaired.setdefault(module, {}).setdefault(key, mask.detach().clone())
+            repaired.setdefault(module, {}).setdefault(key, narrowed(mask.detach()).clone().expand(mask.shape))
     repaired.report = _report(problem, keep, policy)
     return repaired
 
 
 def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
-    """Canonical masks after the decision."""
+    """Canonical masks after the decision, of size 1 along dimensions that they do not depend on."""
     structure = problem.structure
     stored = structure.graph.stored
-    found = {name: mask.expand(stored[name].shape).clone() for name, mask in problem.masks.items() if name in stored}
+    found = {name: mask for name, mask in problem.masks.items() if name in stored}
     inner = _input_layers(structure)
     for name, value in stored.items():
         if not problem.constants.is_parameter(value):
@@ -206,10 +220,13 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
             stays = keep[layer]
             if (value.index, tuple(layer.shape)) in inner or (stays.all() and name not in found):
                 continue
-            mask = found.setdefault(name, torch.ones(value.shape, dtype=torch.bool))
+            mask = found.get(name)
+            if mask is None:
+                found[name] = stays
+                continue
             if name in problem.masks:
-                mask |= _closed_rows(mask, layer) & stays & ~structure.frozen[layer]
-            mask &= stays
+                mask = mask | _closed_rows(mask, layer) & stays & ~structure.frozen[layer]
+            found[name] = mask & stays
     return found
 
 
@@ -248,7 +265,7 @@ def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> Repa
             device, dtype = (
                 (parameters[name].device, torch.get_default_dtype()) if like is None else (like.device, like.dtype)
             )
-            repaired.setdefault(place[0], {})[place[1]] = mask.to(device, dtype)
+            repaired.setdefault(place[0], {})[place[1]] = mask.to(device, dtype).expand(parameters[name].shape)
     return repaired
 
 
@@ -299,6 +316,6 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
             macs = structure.rules.rule(node.op).macs(node, lambda value: value.shape) if node.path == "eval" else 0
             own = found.setdefault(node.module, {})
             earlier = own[c.weight.index].macs if c.weight.index in own else 0.0
-            before = problem.constants.connected(c).any(-1).reshape(-1)
+            before = problem.constants.links(c).outputs().reshape(-1)
             own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + macs / batch / len(slots))
     return {module: list(own.values()) for module, own in found.items()}

@@ -172,6 +172,11 @@ class Registry(Mapping[str, Rule]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._rules)
 
+    __hash__ = object.__hash__  # registries are told apart by identity, so that what follows from one can be kept
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
     def __len__(self) -> int:
         return len(self._rules)
 

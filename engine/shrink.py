@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from engine.arrays import support
 from engine.graph import Node, Value
 from engine.propagate import Structure
 
@@ -40,15 +41,33 @@ class Shrunk:
                 found = stays if found is None else found & stays
         return found
 
+    def rows(self, value: Value) -> dict[int, Tensor] | None:
+        """Return which indices of each dimension with slots stay; None where dimensions hang together."""
+        found: dict[int, Tensor] = {}
+        for layer in self.structure.of(value):
+            touched = support(layer)
+            if len(touched) != 1 or touched[0] in found:
+                return None
+            found[touched[0]] = self.keep[layer.reshape(-1)]
+        return found
+
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the shape that a value will have."""
         known = self._shapes.get(value.index)
         if known is None:
-            mask = self.mask(value)
-            known = self._shapes[value.index] = value.shape if mask is None else self._sizes(value, mask)
+            known = self._shapes[value.index] = self._sizes(value)
         return known
 
-    def _sizes(self, value: Value, mask: Tensor) -> tuple[int, ...]:
+    def _sizes(self, value: Value) -> tuple[int, ...]:
+        sizes, rows = list(value.shape), self.rows(value)
+        if rows is not None:
+            for dim, stays in rows.items():
+                sizes[dim] = int(stays.sum())
+            return tuple(sizes)
+        mask = self.mask(value)
+        return value.shape if mask is None else self._joint_sizes(value, mask)
+
+    def _joint_sizes(self, value: Value, mask: Tensor) -> tuple[int, ...]:
         sizes = list(value.shape)
         for dim in (d for d, n in enumerate(mask.shape) if n > 1):
             sizes[dim] = int(mask.movedim(dim, 0).reshape(mask.size(dim), -1).any(1).sum())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.errors import PlanError
 
-__all__ = ["Cut", "Slice", "slice_from_mask"]
+__all__ = ["Cut", "Slice", "slice_from_mask", "slice_from_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +85,16 @@ class Slice:
             raise PlanError(f"A slice that starts from {later.before} cannot follow one that ends with {self.shape}.")
         return Slice(self.before, self.cuts + later.cuts)
 
+    def apply_compact(self, mask: Tensor) -> Tensor:
+        """Return the part that stays of an array of size 1 along dimensions that it does not depend on."""
+        sizes = list(self.before)
+        for cut in self.cuts:
+            if any(mask.size(d) > 1 for d in cut.dims):
+                mask = cut.apply(mask.expand([sizes[d] if d in cut.dims else n for d, n in enumerate(mask.shape)]))
+            for dim, size in zip(cut.dims, cut.sizes, strict=True):
+                sizes[dim] = size
+        return mask
+
     def state_dict(self) -> dict[str, Any]:
         """Return the slice as primitives and tensors; indices are stored as small as they fit."""
         small = torch.int32 if math.prod(self.before) < 2**31 else torch.int64
@@ -125,6 +135,18 @@ def _check(before: tuple[int, ...], cut: Cut) -> None:
         raise PlanError(
             f"A cut of the plan does not fit a tensor of shape {before}: dims {cut.dims}, sizes {cut.sizes}."
         )
+
+
+def slice_from_rows(before: tuple[int, ...], rows: Mapping[int, Tensor]) -> Slice | None:
+    """Return the slice that keeps some indices along each of some dimensions; None where it keeps all.
+
+    Args:
+        before: shape of the tensor.
+        rows: per dimension which of its indices stay, bool.
+    """
+    found = ((dim, stays.nonzero()[:, 0]) for dim, stays in rows.items())
+    cuts = [Cut((dim,), index, (len(index),)) for dim, index in found if len(index) < before[dim]]
+    return Slice(before, tuple(cuts)) if cuts else None
 
 
 def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:

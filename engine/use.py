@@ -25,6 +25,7 @@ class Use:
         self.structure = structure
         self.constants = constants
         self._arrays: dict[int, Tensor] = {}
+        self._shapes: dict[int, list[int]] = {}
         for value in structure.graph.outputs:
             self.add_all(value)
         for node in reversed(structure.graph.nodes):
@@ -32,9 +33,16 @@ class Use:
                 structure.rules.rule(node.op).use(node, self)
 
     def shape(self, value: Value) -> list[int]:
-        """Return the compact shape in which use of a value is kept."""
-        touched = {d for layer in self.structure.of(value) for d in support(layer)}
-        return [n if d in touched else 1 for d, n in enumerate(value.shape)]
+        """Return the compact shape in which use of a value is kept: in full along dimensions of channels.
+
+        Of other slots, such as the tokens of a table of positions, none is ever removed.
+        """
+        found = self._shapes.get(value.index)
+        if found is None:
+            channels = (layer for layer in self.structure.of(value) if self.structure.born[layer.reshape(-1)].any())
+            touched = {d for layer in channels for d in support(layer)}
+            found = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
+        return found
 
     def __getitem__(self, value: Value) -> Tensor:
         """Return which entries of a value are used."""

@@ -111,30 +111,30 @@ def _linear_labels(node: Node, labels: Labels) -> None:
 
 def _known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
     """``c_o = b_o + Σ W[o, i] c_i`` where no input that varies, or meets a border, has a weight that is not zero."""
-    x = constants.along(c.input, c.input_dim).view(c.groups, 1, c.inputs)
-    nonzero = constants.connected(c)
+    x = constants.along(c.input, c.input_dim).view(c.groups, c.inputs)
+    links = constants.links(c)
     profile = c.bordered or constants.has_profile(c.input)
     varies = x.isnan() | ((x != 0) & profile)
-    unknown = (nonzero & varies).any(-1)
+    unknown = links.reached(varies)
     if unknown.all():
         result = torch.full(unknown.shape, math.nan, dtype=torch.float64)
     else:
         result = torch.zeros(unknown.shape, dtype=torch.float64)
-        if ((x != 0) & ~varies).any():
+        known = (x != 0) & ~varies
+        if known.any():
             kernel = c.canonical(constants[c.weight].expand(c.weight.shape)).sum(-1)
-            result = (kernel * torch.where(nonzero & ~varies, x, 0.0)).sum(-1)
+            result = (kernel * torch.where(known, x, 0.0)[:, None]).sum(-1)
         if c.bias is not None:
             bias = constants[c.bias].expand(c.groups * c.outputs).view(c.groups, c.outputs)
-            result = result + torch.where(~nonzero.any(-1), 0.0, bias) if constants.repaired else result + bias
+            result = result + torch.where(links.outputs(), bias, 0.0) if constants.repaired else result + bias
         result[unknown] = math.nan
     return [result.reshape([-1 if d == c.output_dim else 1 for d in range(c.output.ndim)])]
 
 
 def _used(node: Node, use: Use, c: Contraction) -> None:
     """``x_i`` is used where a used output has a weight on it that is not zero."""
-    outputs = use.along(c.output, c.output_dim).view(c.groups, c.outputs, 1)
-    nonzero = use.constants.connected(c)
-    inputs = (nonzero & outputs).any(1).reshape(-1)
+    outputs = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
+    inputs = use.constants.links(c).feeding(outputs).reshape(-1)
     shape = [-1 if d == c.input_dim else 1 for d in range(c.input.ndim)]
     rest = use[c.output].any(c.output_dim, keepdim=True)
     if c.input.ndim == c.output.ndim and c.input_dim == c.input.ndim - 1:  # a linear layer leaves other dims alone

@@ -97,7 +97,7 @@ def test_closing_ends_and_only_adds() -> None:
     keep = torch.zeros(len(found.roots), dtype=torch.bool)
     keep[found.along(found.graph.stored["0.weight"], 0)[0]] = True
     before = keep.clone()
-    after = closed(found, keep, torch.zeros(len(keep)))
+    after = closed(found, keep, lambda: torch.zeros(len(keep)))
     assert (after | ~before).all()
     assert all(len(c.missing(after, torch.zeros(len(after)))) == 0 for c in found.constraints)
 

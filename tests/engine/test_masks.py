@@ -132,7 +132,7 @@ def test_names_of_a_tied_parameter_share_the_product() -> None:
     one, two = torch.ones(3, 3), torch.ones(3, 3)
     one[0], two[1] = 0, 0
     found = canonical_masks({"0": {"weight": one}, "1": {"weight": two}}, model)
-    assert torch.equal(found["0.weight"], (one * two).bool()) and len(found) == 1
+    assert torch.equal(found["0.weight"].expand(3, 3), (one * two).bool()) and len(found) == 1
 
 
 def test_pruned_and_parametrised_names() -> None:
@@ -191,3 +191,28 @@ def test_masks_are_left_untouched() -> None:
     assert masks.keys() == before.keys()
     same: list[Tensor] = [t for k, v in masks.items() for n, t in v.items() if torch.equal(t, before[k][n])]
     assert len(same) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32])
+def test_masks_of_whole_rows_or_columns_are_kept_small(dtype: torch.dtype) -> None:
+    """Size 1 along what they do not depend on, expanded or not; a mask of single entries stays in full."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    kept = torch.tensor([1, 0, 1, 1], dtype=dtype).view(4, 1, 1, 1)
+    for rows in (kept.expand(4, 3, 3, 3), kept.expand(4, 3, 3, 3).clone()):
+        found = canonical_masks({"0": {"weight": rows}}, model)["0.weight"]
+        assert torch.equal(found, kept.bool())
+    columns = kept[:3].movedim(0, 1).expand(4, 3, 3, 3)
+    assert torch.equal(
+        canonical_masks({"0": {"weight": columns.clone()}}, model)["0.weight"], kept[:3].movedim(0, 1).bool()
+    )
+    single = torch.ones(4, 3, 3, 3, dtype=dtype)
+    single[0, 1, 2, 0] = 0
+    assert torch.equal(canonical_masks({"0": {"weight": single}}, model)["0.weight"], single.bool())
+
+
+def test_nan_in_a_mask_is_no_uniform_row() -> None:
+    """It is refused, as anything else that is not 0 or 1."""
+    mask = torch.ones(4, 3)
+    mask[2] = torch.nan
+    with pytest.raises(MaskError, match="other than 0 and 1"):
+        canonical_masks({"": {"weight": mask}}, nn.Linear(3, 4))

@@ -96,3 +96,17 @@ def test_the_memory_format_stays() -> None:
     tensor = torch.randn(4, 6, 3, 3).to(memory_format=torch.channels_last)
     small = Slice.along(1, torch.tensor([0, 2, 3]), (4, 6, 3, 3)).apply(tensor)
     assert small.is_contiguous(memory_format=torch.channels_last) and torch.equal(small, tensor[:, [0, 2, 3]])
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 1), (1, 6), (1, 1)])
+def test_a_compact_array_is_cut_as_the_full_one_is(shape: tuple[int, int]) -> None:
+    """Through single cuts, a second cut along the same dimension, and a joint one."""
+    plain = Slice((4, 6), (Cut((0,), torch.tensor([0, 2, 3]), (3,)), Cut((1,), torch.tensor([1, 4, 5]), (3,))))
+    twice = plain.then(Slice.along(1, torch.tensor([0, 2]), (3, 3)))
+    joint = slice_from_mask(
+        (4, 6), torch.eye(4, 6, dtype=torch.bool) | torch.eye(4, 6, dtype=torch.bool).roll(1, 1), "w"
+    )
+    array = torch.randn(shape)
+    for cut in (plain, twice, joint):
+        found = cut.apply_compact(array)
+        assert torch.equal(found.expand(cut.shape), cut.apply(array.expand(4, 6)))

@@ -39,14 +39,14 @@ def test_macs_are_torchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_connected_is_what_has_an_influence(name: str) -> None:
-    """With random entries masked, (group, output, input) is connected exactly where a changed input changes it."""
+def test_links_are_what_has_an_influence(name: str) -> None:
+    """With random entries masked, (group, output, input) is linked exactly where a changed input changes it."""
     make, shape = LAYERS[name]
     layer = make().double()
     mask = (torch.rand_like(layer.weight) > 0.7).double()
     constants = constants_of(layer, torch.randn(*shape, dtype=torch.float64), {"": {"weight": mask}})
     c = engine.RULES.contraction(constants.graph.nodes[-1])
-    found = constants.connected(c)
+    found = constants.links(c).dense()
     small = masked(layer, {"": {"weight": mask}})
     x = torch.randn(*shape, dtype=torch.float64)
     before = run(small, x)[0].movedim(c.output_dim, 0).flatten(1)
