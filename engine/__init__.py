@@ -15,6 +15,7 @@ from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
 from engine.sensitivity import SensitivityAnalysis
 from engine.sensitivity_table import SensitivityTable
+from engine.slices import Slice
 from engine.speedup import ModelSpeedup
 from engine.tracer import trace
 
@@ -36,6 +37,7 @@ __all__ = [
     "Sample",
     "SensitivityAnalysis",
     "SensitivityTable",
+    "Slice",
     "Value",
     "check_rule",
     "count_flops_params",

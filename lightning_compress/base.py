@@ -229,6 +229,17 @@ class CompressionCallback(Callback):
             check_strategy(trainer)
             self._example = None
 
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+    ) -> None:
+        """Follow the model, which was just made smaller and trains on; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            cuts: what stays of each parameter that got smaller; whatever has a parameter's shape is cut like it.
+        """
+
     def target(self, pl_module: LightningModule) -> tuple[str, nn.Module]:
         """Path and module of the model, looked up anew: modules may be exchanged between the hooks."""
         return find_model(pl_module, self.model)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
-from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 import engine
+from lightning_compress.averages import averages
 from lightning_compress.base import CompressionCallback, to_device
 from lightning_compress.selection import Masks
+from lightning_compress.zeroing import Zeroing, zero_gradients, zero_weights
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -105,23 +107,10 @@ def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Ten
     return parameter, pruned
 
 
-@torch.no_grad()
-def zero_weights(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Set masked entries of the parameters to zero, in place. Where `torch.nn.utils.prune` masks one, its buffer does
-    it."""
-    for module, name, mask in entries(masks):
-        parameter, pruned = _stored(model, module, name)
-        if pruned is None:
-            parameter.masked_fill_(~mask, 0)
-
-
-@torch.no_grad()
-def zero_gradients(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Set the gradients of masked entries to zero, in place, so that clipping by norm does not see them."""
-    for module, name, mask in entries(masks):
-        gradient = _stored(model, module, name)[0].grad
-        if gradient is not None:
-            gradient.masked_fill_(~mask, 0)
+def zeroings(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> list[Zeroing]:
+    """What keeps masked entries at zero; weights that `torch.nn.utils.prune` masks are left to its buffer."""
+    found = [(*_stored(model, module, name), mask) for module, name, mask in entries(masks)]
+    return [Zeroing.of(parameter, mask, weights=pruned is None) for parameter, pruned, mask in found]
 
 
 @torch.no_grad()
@@ -170,6 +159,12 @@ class MaskingCallback(CompressionCallback):
         super().__init__(model, example_input)
         self._masks: Masks = {}
         self._owner: weakref.ref[nn.Module] | None = None
+        self._disarm()
+
+    def _disarm(self) -> None:
+        # What holds parameters is looked up anew: they are others in the next fit, in another process, in a copy.
+        self._zeroings: list[Zeroing] = []
+        self._hooks: list[RemovableHandle] = []
 
     @property
     def masks(self) -> Masks:
@@ -178,19 +173,21 @@ class MaskingCallback(CompressionCallback):
 
     def forget(self) -> None:
         """Drop all masks: after a compaction they fit the model no more."""
-        self._masks = {}
+        self._masks, self._zeroings = {}, []
 
     def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Put masks in force: from now on, what they mask is zero and stays zero."""
-        model = self.target(pl_module)[1]
+        """Put masks in force: from now on, what they mask is zero and stays zero, in averaged copies too."""
+        path, model = self.target(pl_module)
         self._masks = place(masks, model)
         write_buffers(model, self._masks)
-        zero_weights(model, self._masks)
+        self.enforce(pl_module)
+        for average in averages(_callbacks(pl_module), pl_module, path):
+            zero_weights(zeroings(average.module, place(rebase(self._masks, "", average.path), average.module)))
 
     def enforce(self, pl_module: LightningModule) -> None:
-        """Zero what is masked once more: optimizers and averaging callbacks write non-zeros there."""
-        if self._masks:
-            zero_weights(self.target(pl_module)[1], self._masks)
+        """Zero what is masked once more: averaging callbacks write non-zeros there."""
+        self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
+        zero_weights(self._zeroings)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,23 +200,43 @@ class MaskingCallback(CompressionCallback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Right after each step, and not at the end of the batch: averaging callbacks look at the weights before that,
+        # and in manual optimization the next forward pass of the same batch does.
+        self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in trainer.optimizers]
         if self._masks:
             self.impose(pl_module, self._masks)
 
-    @override
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self._masks:
-            zero_gradients(self.target(pl_module)[1], self._masks)
+    def _after_step(self, *_: Any) -> None:
+        zero_weights(self._zeroings)
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Before clipping, by Lightning or by the user, and before the scaler of mixed precision looks for infinities.
+        zero_gradients(self._zeroings)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @override
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
-        self.enforce(pl_module)
+        model = self.target(pl_module)[1]
+        small = [
+            (module, name, _cut(mask, cuts.get(_stored(model, module, name)[0])))
+            for module, name, mask in entries(self._masks)
+        ]
+        self._masks = {}
+        for module, name, mask in small:
+            if not mask.all():
+                self._masks.setdefault(module, {})[name] = mask
+        self._zeroings = zeroings(model, self._masks)
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn processes pickle the callbacks, and a weak reference cannot be pickled.
-        return {**self.__dict__, "_owner": None}
+        return {**self.__dict__, "_owner": None, "_zeroings": [], "_hooks": []}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -228,3 +245,12 @@ class MaskingCallback(CompressionCallback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._masks = state_dict["masks"]
+
+
+def _callbacks(pl_module: LightningModule) -> list[Any]:
+    trainer = pl_module._trainer
+    return [] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+
+
+def _cut(mask: Tensor, cut: engine.Slice | None) -> Tensor:
+    return mask if cut is None else cut.apply(mask)

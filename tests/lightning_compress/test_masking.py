@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 
 from lightning_compress import masking
 from lightning_compress.masking import MaskingCallback
+from lightning_compress.zeroing import zero_weights
 from tests.lightning_compress.models import Net, Wrapped, fit, seeded
 
 
@@ -24,26 +25,6 @@ def net() -> Net:
 def half(size: int) -> torch.Tensor:
     """A mask that drops the first half."""
     return torch.arange(size) >= size // 2
-
-
-def test_zero_weights_touches_masked_entries_only(net: Net) -> None:
-    """Masked entries are 0 afterwards, all others keep their bits, and the Parameter objects stay."""
-    before, parameter = net.wide.weight.detach().clone(), net.wide.weight
-    mask = half(16).reshape(-1, 1, 1, 1).expand(16, 8, 3, 3)
-    masking.zero_weights(net, {"wide": {"weight": mask}})
-    assert net.wide.weight is parameter
-    assert torch.equal(net.wide.weight, before * mask)
-
-
-def test_zero_gradients(net: Net) -> None:
-    """Masked gradients are 0 afterwards; a parameter without a gradient is left alone."""
-    net(torch.randn(2, 3, 8, 8)).sum().backward()
-    net.wide.weight.grad = None
-    masks = {"norm": {"weight": half(8)}, "wide": {"weight": torch.zeros(16, 8, 3, 3, dtype=torch.bool)}}
-    masking.zero_gradients(net, masks)
-    assert net.norm.weight.grad is not None
-    assert not net.norm.weight.grad[:4].any() and net.norm.weight.grad[4:].all()
-    assert net.wide.weight.grad is None
 
 
 def test_write_buffers_sets_the_masks_of_prune(net: Net) -> None:
@@ -62,7 +43,7 @@ def test_weights_under_prune_keep_their_original(net: Net) -> None:
     """Zeroing leaves `weight_orig` alone: its buffer masks it."""
     prune.identity(net.wide, "weight")
     original = net.wide.weight_orig.detach().clone()
-    masking.zero_weights(net, {"wide": {"weight": torch.zeros(16, 8, 3, 3, dtype=torch.bool)}})
+    zero_weights(masking.zeroings(net, {"wide": {"weight": torch.zeros(16, 8, 3, 3, dtype=torch.bool)}}))
     assert torch.equal(net.wide.weight_orig, original)
 
 

@@ -1,0 +1,80 @@
+"""Averaged copies of a model: those that callbacks hold (EMA, SWA), and those inside of the LightningModule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from engine.errors import PlanError
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+
+class Average(NamedTuple):
+    """A copy of a part of the model.
+
+    Attributes:
+        path: the part's path inside the model; ``""`` is all of it.
+        module: its copy.
+    """
+
+    path: str
+    module: nn.Module
+
+
+def averages(callbacks: Iterable[Any], pl_module: LightningModule, path: str) -> list[Average]:
+    """The averaged copies of the model at ``path``.
+
+    Callbacks that average hold a copy of the LightningModule. What else is averaged is found by its class,
+    `torch.optim.swa_utils.AveragedModel`; other copies (a teacher, say) are none of ours.
+
+    Args:
+        callbacks: the Trainer's callbacks.
+        pl_module: the LightningModule.
+        path: path of the model inside it.
+
+    Raises:
+        PlanError: where several parts of the model look like the one that is averaged.
+    """
+    model = pl_module.get_submodule(path)
+    found = [Average("", copy.get_submodule(path)) for copy in _copies(callbacks, pl_module)]
+    for name, module in pl_module.named_modules():
+        if isinstance(module, AveragedModel):
+            found += _part(model, name, module)
+    return found
+
+
+def _copies(callbacks: Iterable[Any], pl_module: nn.Module) -> Iterator[nn.Module]:
+    for callback in callbacks:
+        for value in vars(callback).values():
+            module = value.module if isinstance(value, AveragedModel) else value
+            if isinstance(module, nn.Module) and module is not pl_module and _names(module) == _names(pl_module):
+                yield module
+
+
+def _part(model: nn.Module, name: str, average: AveragedModel) -> list[Average]:
+    wanted, inside = _names(average.module), {id(module) for module in average.modules()}
+    paths = [
+        path
+        for path, module in model.named_modules()
+        if id(module) not in inside and _is_like(module, average.module) and _names(module) == wanted
+    ]
+    if len(paths) > 1:
+        raise PlanError(
+            f"{name!r} is an average of {' or '.join(map(repr, paths))}, which look the same: which of them cannot be "
+            "told. Average the whole LightningModule with a callback instead."
+        )
+    return [Average(path, average.module) for path in paths]
+
+
+def _is_like(one: nn.Module, other: nn.Module) -> bool:
+    # Classes in which sizes are pinned are subclasses of the same name.
+    return type(one).__qualname__ == type(other).__qualname__
+
+
+def _names(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
