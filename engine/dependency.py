@@ -44,6 +44,7 @@ class ChannelDependency:
     Attributes:
         dependency_sets: the sets, by first use.
         dependency: layer -> its set.
+        channels: layer -> number of its output channels, of all layers with a weight, by first use.
 
     Raises:
         TraceError: where the model rejects the input.
@@ -64,6 +65,9 @@ class ChannelDependency:
         self._ordered = self._sets()
         self.dependency_sets: list[set[str]] = [set(layers) for layers in self._ordered]
         self.dependency: dict[str, set[str]] = {name: s for s in self.dependency_sets for name in s}
+        self.channels: dict[str, int] = {}
+        for node, c in self._structure.contractions():
+            self.channels.setdefault(node.module, c.output.shape[c.output_dim])
 
     def _sets(self) -> list[list[str]]:
         return _coupled(self._structure)
@@ -92,10 +96,7 @@ class ChannelDependency:
         Raises:
             ImportError: without matplotlib, the extra ``plots``.
         """
-        sizes: dict[str, int] = {}
-        for node, c in self._structure.contractions():
-            sizes.setdefault(node.module, c.output.shape[c.output_dim])
-        return show(dependency_figure(self._ordered, sizes), path)
+        return show(dependency_figure(self._ordered, self.channels), path)
 
     def tree(self, layer: str) -> str:
         """Return a layer's dependency groups as a tree of modules, parameters and dimensions.

@@ -10,9 +10,10 @@ from typing import Any
 
 from engine.errors import InputError
 
-__all__ = ["dependency_figure", "sensitivity_figure", "show"]
+__all__ = ["channels_figure", "dependency_figure", "lanes", "sensitivity_figure", "show"]
 
-_INCH = 0.25  # height of a row
+_INCH = 0.22  # height of a row
+_DOTS = 160  # per inch: TensorBoard shows pictures small first, and full size on a click
 
 
 def _matplotlib(module: str) -> Any:
@@ -26,7 +27,7 @@ def _matplotlib(module: str) -> Any:
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
     """A figure of its own, outside of pyplot's list, so that nothing has to be closed."""
-    figure = _matplotlib("figure").Figure(figsize=(width, height), layout="constrained")
+    figure = _matplotlib("figure").Figure(figsize=(width, height), dpi=_DOTS, layout="constrained")
     return figure, figure.subplots()
 
 
@@ -103,8 +104,33 @@ def _curves(rows: Mapping[str, Mapping[float, float]], sparsities: Sequence[floa
     return figure
 
 
+def lanes(sets: Sequence[Sequence[str]], order: Sequence[str]) -> list[int]:
+    """Where each set runs beside a list of layers, as a line through the rows of its layers, so that no two touch.
+
+    Args:
+        sets: names of layers, set by set; each has at least one.
+        order: the layers in the order of their rows.
+
+    Returns:
+        The lane of each set, from 0; one that is free again is used again.
+
+    Example:
+        >>> lanes([["a", "c"], ["b"], ["d", "e"]], "abcde")
+        [0, 1, 0]
+    """
+    row = {name: number for number, name in enumerate(order)}
+    spans = sorted((min(rows), max(rows), n) for n, rows in enumerate([[row[x] for x in s] for s in sets]))
+    busy: list[int] = []
+    found = [0] * len(sets)
+    for start, end, number in spans:
+        lane = next((n for n, until in enumerate(busy) if until < start), len(busy))
+        busy[lane : lane + 1] = [end]
+        found[number] = lane
+    return found
+
+
 def dependency_figure(sets: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:
-    """Draw dependency sets: a row per set, and in it a dot per layer, from left to right in the order of the model.
+    """Draw dependency sets: a row per layer, in the order of the model, and a line through the layers of each set.
 
     Args:
         sets: names of layers, set by set.
@@ -119,14 +145,58 @@ def dependency_figure(sets: Sequence[Sequence[str]], sizes: Mapping[str, int]) -
     """
     if not sets:
         raise InputError("The model has no dependency sets to draw.")
-    layers = [name for name in sizes if any(name in s for s in sets)]
-    figure, axes = _axes(3 + 0.22 * len(layers), 2.5 + _INCH * len(sets))
-    for number, names in enumerate(sets):
-        places = sorted(layers.index(name) for name in names)
-        axes.plot(places, [number] * len(places), marker="o", linewidth=2)
-    axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=6)
-    axes.set_yticks(range(len(sets)), [f"Set {n}: {sizes[s[0]]} channels" for n, s in enumerate(sets, 1)], fontsize=7)
-    axes.invert_yaxis()
-    axes.grid(axis="y", linewidth=0.3)
-    axes.set_title("layers that keep the same channels", fontsize=9)
+    order = [name for name in sizes if any(name in s for s in sets)]
+    places = lanes(sets, order)
+    width = 1 + max(places)
+    figure, axes = _axes(1.6 + 0.2 * width + 0.07 * max(map(len, order)), 0.5 + _INCH * len(order))
+    for names, lane in zip(sets, places, strict=True):
+        axes.plot([lane] * len(names), sorted(map(order.index, names)), marker="o", linewidth=2)
+    axes.set_xlim(-0.7, width - 0.3)
+    axes.set_xticks([])
+    axes.set_yticks(range(len(order)), order, fontsize=8)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(order)), [f"{sizes[name]} channels" for name in order], fontsize=8)
+    axes.set_ylim(len(order) - 0.5, -0.5)
+    for side in (*axes.spines.values(), *right.spines.values()):
+        side.set_visible(False)
+    axes.tick_params(length=0)
+    right.tick_params(length=0)
+    figure.suptitle("dots on one line keep the same channels", fontsize=8)
+    return figure
+
+
+def channels_figure(kept: Mapping[str, tuple[int, int]]) -> Any:
+    """Draw how many output channels each layer keeps and loses.
+
+    Args:
+        kept: layer -> (channels that stay, channels in all).
+
+    Returns:
+        A matplotlib figure: a bar per layer.
+
+    Raises:
+        ImportError: without matplotlib.
+        InputError: where there are no layers.
+
+    Example:
+        >>> channels_figure({"conv1": (16, 64), "conv2": (32, 32)})  # doctest: +SKIP
+        <Figure size ...>
+    """
+    if not kept:
+        raise InputError("There are no layers with channels to draw.")
+    figure, axes = _axes(2.8 + 0.07 * max(map(len, kept)), 0.9 + _INCH * len(kept))
+    rows = range(len(kept))
+    axes.barh(rows, [stays for stays, _ in kept.values()], color="#2563c9", label="kept")
+    gone = [size - stays for stays, size in kept.values()]
+    axes.barh(rows, gone, left=[stays for stays, _ in kept.values()], color="#c9d2e3", label="removed")
+    axes.set_yticks(rows, list(kept), fontsize=8)
+    axes.set_ylim(len(kept) - 0.5, -0.5)
+    axes.set_xlabel("output channels", fontsize=8)
+    axes.tick_params(axis="x", labelsize=7)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for row, (stays, size) in zip(rows, kept.values(), strict=True):
+        axes.annotate(f"{stays} of {size}", (size, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.margins(x=0.25)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
     return figure

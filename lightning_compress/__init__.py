@@ -5,11 +5,13 @@ from lightning_compress.compaction import ModelCompaction
 from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.pruning import ChannelPruning
 from lightning_compress.repair import MaskConflictRepair
+from lightning_compress.reporting import CompressionReport
 from lightning_compress.sensitivity import analyze_sensitivity
 
 __all__ = [
     "ChannelPruning",
     "ComplexityMonitor",
+    "CompressionReport",
     "MaskConflictRepair",
     "ModelCompaction",
     "analyze_sensitivity",

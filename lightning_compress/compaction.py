@@ -51,6 +51,7 @@ class ModelCompaction(CompressionCallback):
         checkpoint_path: the checkpoint, once written.
         plan: what was removed, once compacted.
         certificate: the verdict of the verification, once compacted.
+        failure: why the model was not compacted, where that was tried and failed.
 
     Example:
         >>> compaction = ModelCompaction(on_failure="raise")
@@ -83,6 +84,7 @@ class ModelCompaction(CompressionCallback):
         self.checkpoint_path: str | None = None
         self.plan: engine.Plan | None = None
         self.certificate: engine.Certificate | None = None
+        self.failure: str | None = None
         self._folder: Path | None = None
         self._training = False
 
@@ -135,6 +137,7 @@ class ModelCompaction(CompressionCallback):
         try:
             self._compact(trainer, pl_module, alone)
         except EngineError as error:
+            self.failure = str(error)
             if self.on_failure == "raise":
                 raise
             rank_zero_warn(f"The model is not compacted, and is as it was: {error}")

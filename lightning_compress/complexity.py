@@ -12,11 +12,14 @@ import engine
 from lightning_compress.base import CompressionCallback
 from lightning_compress.masking import active_masks
 from lightning_compress.selection import kept_units
+from lightning_compress.survey import check_runs, latency
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
     from lightning_compress.selection import Masks
+
+LATENCY = "latency/forward_ms"
 
 
 def measure(model: nn.Module, example: Any, masks: Masks | None = None) -> dict[str, int | float]:
@@ -94,14 +97,21 @@ class ComplexityMonitor(CompressionCallback):
     Args:
         model: path of the model inside the LightningModule.
         example_input: what the model takes.
+        latency_runs: number of timed forward passes of the example input, whose median is logged in milliseconds as
+            ``latency/forward_ms``; 0: none.
+
+    Raises:
+        MisconfigurationException: for a number of runs that is none.
 
     Example:
         >>> ComplexityMonitor().history
         []
     """
 
-    def __init__(self, model: str | None = None, example_input: Any = None) -> None:
+    def __init__(self, model: str | None = None, example_input: Any = None, latency_runs: int = 3) -> None:
         super().__init__(model, example_input)
+        check_runs(latency_runs)
+        self.latency_runs = latency_runs
         self.history: list[dict[str, int | float]] = []
 
     def record(self, trainer: Trainer, pl_module: LightningModule, compacted: bool = False) -> None:
@@ -118,12 +128,15 @@ class ComplexityMonitor(CompressionCallback):
         # Without explicit masks, ModelCompaction reads zeros from the weights: the prediction has to do the same.
         masks = {} if compacted else active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
         metrics = measure(model, self.example(trainer, pl_module), masks)
-        entry = {"step": trainer.global_step, **metrics}
-        if self.history[-1:] == [entry]:
+        # Right after the compaction no step has been made: one later, both can be seen in a chart.
+        entry = {"step": trainer.global_step + compacted, **metrics}
+        if self.history and {k: v for k, v in self.history[-1].items() if k != LATENCY} == entry:
             return
+        if self.latency_runs:
+            entry[LATENCY] = latency(model, self.example(trainer, pl_module), self.latency_runs)
         self.history.append(entry)
         for logger in trainer.loggers:
-            logger.log_metrics(dict(metrics), step=trainer.global_step)
+            logger.log_metrics({k: v for k, v in entry.items() if k != "step"}, step=int(entry["step"]))
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

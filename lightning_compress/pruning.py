@@ -76,7 +76,7 @@ class ChannelPruning(MaskingCallback):
         super().__init__(model, example_input)
         selection.check_amount(amount)
         _check_times(start, end, unit, frequency)
-        self.amount = amount
+        self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
         self.unit = unit
         self.start, self.end, self.frequency = start or 0, end, frequency
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import engine
 from engine.errors import InputError
-from engine.plots import dependency_figure, sensitivity_figure
+from engine.plots import channels_figure, dependency_figure, lanes, sensitivity_figure
+from tests.engine.nets import image, residual_net
 
 ROWS = {"conv1": {0.1: 0.9, 0.5: 0.4}, "conv2": {0.1: 0.2}}
 
@@ -68,11 +67,33 @@ def test_tensorboard_gets_the_picture(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("drawing")
 def test_dependency_sets_become_a_picture(tmp_path: Path) -> None:
-    """A row per set, and its dots at its layers' places."""
-    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1), nn.Conv2d(3, 2, 1))
-    figure = engine.ChannelDependency(net, torch.zeros(1, 1, 4, 4)).plot(tmp_path / "sets.svg")
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["Set 1: 4 channels", "Set 2: 3 channels"]
+    """A row per layer with its channels, and a line through the layers of each set."""
+    net = residual_net()
+    figure = engine.ChannelDependency(net, image()).plot(tmp_path / "sets.svg")
+    axes = figure.axes[0]
+    dependency = engine.ChannelDependency(net, image())
+    names = [t.get_text() for t in axes.get_yticklabels()]
+    assert names == [name for name in dependency.channels if name in dependency.dependency]
+    drawn = [{names[int(y)] for y in line.get_ydata()} for line in axes.lines]
+    assert drawn == dependency.dependency_sets
+    right = [t.get_text() for t in axes.child_axes[0].get_yticklabels()]
+    assert right == [f"{dependency.channels[name]} channels" for name in names]
     assert b"<svg" in (tmp_path / "sets.svg").read_bytes()
+
+
+def test_lines_that_pass_the_same_row_are_side_by_side() -> None:
+    """A lane is used again only below where it ended; the order of the sets does not matter."""
+    assert lanes([["d", "f"], ["a", "e"], ["b", "c"]], "abcdef") == [1, 0, 1]
+    assert lanes([["a", "b"], ["b", "c"]], "abc") == [0, 1]
+
+
+@pytest.mark.usefixtures("drawing")
+def test_kept_and_removed_channels_become_bars() -> None:
+    """What stays from the left, what goes behind it, and the numbers beside."""
+    axes = channels_figure({"conv1": (3, 8), "conv2": (4, 4)}).axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 3), (0, 4), (3, 5), (4, 0)]
+    assert [t.get_text() for t in axes.texts] == ["3 of 8", "4 of 4"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["conv1", "conv2"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +102,7 @@ def test_dependency_sets_become_a_picture(tmp_path: Path) -> None:
         (lambda: sensitivity_figure(ROWS, [0.1], 0.9, "pie"), "heatmap, curves"),
         (lambda: sensitivity_figure({}, [0.1], 0.9, "curves"), "no rows"),
         (lambda: dependency_figure([], {}), "no dependency sets"),
+        (lambda: channels_figure({}), "no layers"),
     ],
 )
 def test_nothing_to_draw(call: Any, message: str) -> None:

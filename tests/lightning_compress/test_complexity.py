@@ -85,9 +85,10 @@ def test_every_logger_gets_all_tags_over_the_epochs(tmp_path: Path) -> None:
     monitor = ComplexityMonitor()
     fit(seeded(Wrapped), tmp_path, monitor, ChannelPruning(amount=0.5), ModelCompaction(), logger=loggers)
     found = scalars(tmp_path / "tb")
-    steps = [0, 3, 6, 9, 9]
+    steps = [0, 3, 6, 9, 10]
     for tag in [*(f"complexity/{t}" for t in TAGS), "sparsity/channels", "sparsity/stem", "sparsity/wide"]:
         assert [step for step, _ in found[tag]] == steps, tag
+    assert [step for step, ms in found["latency/forward_ms"] if ms > 0] == steps
     assert [v for _, v in found["complexity/macs"]] == [MACS] * 4 + [SMALL_MACS]
     assert [v for _, v in found["complexity/flops"]] == [2 * MACS] * 4 + [2 * SMALL_MACS]
     assert [v for _, v in found["sparsity/wide"]] == [0.0, 0.0, 7 / 16, 0.5, 0.0]

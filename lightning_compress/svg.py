@@ -1,0 +1,104 @@
+"""Inline SVG pictures for the report: no scripts, colours from the page, readable at any width.
+
+Lengths across are percentages and heights are pixels, so that a picture fills its place without its letters growing or
+shrinking with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import chain
+
+from engine.plots import lanes
+
+Points = Sequence[tuple[float, float]]
+
+_LANE = 14  # pixels between two lanes
+
+
+def bar(share: float, label: str) -> str:
+    """A bar, filled up to ``share`` of its length.
+
+    Args:
+        share: in [0, 1].
+        label: what is read out for it.
+
+    Example:
+        >>> bar(0.25, "1 of 4").count("<rect")
+        2
+    """
+    return (
+        f'<svg class="bar" role="img" aria-label="{escape(label)}" width="100%" height="10">'
+        f'<rect class="gone" width="100%" height="10" rx="3"/>'
+        f'<rect class="kept" width="{100 * share:.2f}%" height="10" rx="3"/></svg>'
+    )
+
+
+def lines(series: Mapping[str, Points], height: int = 150) -> str:
+    """Lines over optimizer steps, from zero upwards.
+
+    Args:
+        series: name -> points (step, value); the first is drawn in full, the others broken.
+        height: in pixels.
+
+    Returns:
+        An SVG element; the texts of the axes are the caller's.
+
+    Example:
+        >>> lines({"now": [(0, 1.0), (5, 2.0)]}).count("<polyline")
+        1
+    """
+    xs = [x for x, _ in chain(*series.values())]
+    first, last = min(xs), max(xs)
+    top = max(y for _, y in chain(*series.values())) or 1.0
+    drawn = []
+    for number, points in enumerate(series.values()):
+        places = " ".join(f"{_part(x, first, last):.2f},{100 - 96 * y / top:.2f}" for x, y in points)
+        drawn.append(f'<polyline class="line line{number}" points="{places}"/>')
+    label = escape(", ".join(series))
+    return (
+        f'<svg class="lines" role="img" aria-label="{label}" width="100%" height="{height}" '
+        f'viewBox="0 0 100 100" preserveAspectRatio="none">'
+        f'<path class="grid" d="M0 4H100M0 52H100M0 99.6H100"/>{"".join(drawn)}</svg>'
+    )
+
+
+def _part(x: float, first: float, last: float) -> float:
+    return 100 * (x - first) / (last - first) if last > first else 50.0
+
+
+def rails(sets: Sequence[Sequence[str]], order: Sequence[str]) -> dict[str, str]:
+    """A picture of what hangs together: per layer the piece of the lanes that pass its row.
+
+    Args:
+        sets: names of layers, set by set.
+        order: the layers in the order of their rows.
+
+    Returns:
+        ``{layer: element}`` as high as what it stands in; put below each other, they join.
+
+    Example:
+        >>> [piece.count("<circle") for piece in rails([["a", "c"], ["b"]], "abc").values()]
+        [1, 1, 1]
+    """
+    row = {name: number for number, name in enumerate(order)}
+    spans = [sorted(row[name] for name in names) for names in sets]
+    places = lanes(sets, order)
+    width = _LANE * (max(places, default=0) + 1)
+    pieces = {}
+    for name in order:
+        drawn = [_piece(n, places[n], row[name], rows) for n, rows in enumerate(spans)]
+        inner = f'<svg aria-hidden="true" width="{width}" height="100%">{"".join(drawn)}</svg>'
+        pieces[name] = f'<span class="rail" style="width:{width}px">{inner}</span>'
+    return pieces
+
+
+def _piece(number: int, lane: int, row: int, rows: Sequence[int]) -> str:
+    first, last, x = rows[0], rows[-1], _LANE * (lane + 0.5)
+    colour = f'class="set{number % 8}"'
+    start, end = ("50%" if row == first else "0"), ("50%" if row == last else "100%")
+    line = (
+        f'<line {colour} x1="{x}" x2="{x}" y1="{start}" y2="{end}"/>' if first <= row <= last and first < last else ""
+    )
+    return line + (f'<circle {colour} cx="{x}" cy="50%" r="4.5"/>' if row in rows else "")
