@@ -55,7 +55,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     old, new = constants.plain(base), constants.plain(written)
     index = _index(node, base, old, new)
     seen = None if index is None else _seen_through(node, index)
-    if index is None or seen is None:
+    if index is None or seen is None or not seen.numel():  # written to nowhere here, but somewhere at another size
         return None
     seen, new = torch.broadcast_tensors(seen, new)
     count = torch.bincount(seen.reshape(-1), minlength=index.numel()) * (math.prod(written.shape) // seen.numel())
@@ -94,7 +94,7 @@ def _use(node: Node, use: Use) -> None:
     used = use[node.output]
     use.add(base, used)
     seen = _seen_through(node, used)
-    if seen is None:
+    if seen is None or not seen.numel():
         use.add_all(written)
     else:
         use.add(written, seen)
