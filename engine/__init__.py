@@ -6,6 +6,7 @@ from engine.check import check_rule
 from engine.checkpoint import load_compacted_state
 from engine.count import count_flops_params
 from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
+from engine.follow import compactable
 from engine.graph import Graph, Node, Value
 from engine.groups import Group, Member, dependency_groups, group_masks
 from engine.masks import ZEROS, read_masks
@@ -40,6 +41,7 @@ __all__ = [
     "Slice",
     "Value",
     "check_rule",
+    "compactable",
     "count_flops_params",
     "dependency_groups",
     "errors",

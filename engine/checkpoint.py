@@ -1,71 +1,162 @@
-"""Read a compacted checkpoint: weights, and under a key of its own the plan that a fresh model needs to take them."""
+"""The compacted checkpoint: weights, and under a key of its own the plans that a fresh model needs to take them.
+
+::
+
+    {"state_dict": {...},                                          and whatever else a Lightning checkpoint holds
+     "lightning_compress": {"version": 2,
+                            "compacted": {path: {"plans": [...], "certificates": [...]}},
+                            "sha256": {"compacted": ..., "state_dict": ..., ...}}}
+
+Version 1 had one plan of one module and no digests: ``{"version", "target", "plan", "certificate"}``.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from engine.archive import read_archive
+from engine.digest import digest
 from engine.errors import CheckpointError, EngineError
+from engine.follow import compactable, entries, reshape, shapes_in
+from engine.history import KEY, VERSION, Entry, entry_of, history
 from engine.plan import Plan
 
-__all__ = ["KEY", "UNREADABLE", "VERSION", "load_compacted_state", "read_checkpoint"]
+__all__ = [
+    "KEY",
+    "UNREADABLE",
+    "VERSION",
+    "content_of",
+    "is_compacted_file",
+    "load_compacted_state",
+    "load_state",
+    "read_checkpoint",
+    "seal",
+    "told",
+    "with_metadata",
+]
 
-KEY = "lightning_compress"
-VERSION = 1
-# What torch.load raises on files that are cut off, are no checkpoints, or hold objects that it does not read.
+# What torch raises where weights cannot be read, or do not fit.
 UNREADABLE = (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError)
 
 
+def content_of(model: nn.Module) -> dict[str, Any]:
+    """Return what a checkpoint holds under its own key of the compacted modules in a model; not sealed.
+
+    Args:
+        model: for instance a LightningModule.
+
+    Example:
+        >>> content_of(nn.Linear(1, 1))
+        {'version': 2, 'compacted': {}, 'sha256': None}
+    """
+    found = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
+    return {"version": VERSION, "compacted": found, "sha256": None}
+
+
+def seal(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint with the SHA-256 of everything in it, part by part, and in the metadata of its weights too.
+
+    Args:
+        checkpoint: with plans under its own key.
+    """
+    parts = {name: digest(value) for name, value in checkpoint.items() if name != KEY}
+    content = {**checkpoint[KEY], "sha256": {**parts, "compacted": digest(checkpoint[KEY]["compacted"])}}
+    return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
+
+
+def with_metadata(weights: Mapping[str, Any], content: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Return a state dict that tells of the compactions itself, as that of a compacted model does."""
+    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    metadata = OrderedDict((name, {k: v for k, v in own.items() if k != KEY}) for name, own in known.items())
+    metadata[""] = {**metadata.get("", {}), KEY: content}
+    found = OrderedDict(weights)
+    found._metadata = metadata  # type: ignore[attr-defined]  # where torch keeps it
+    return found
+
+
 def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a compacted checkpoint with ``weights_only=True`` and check its form.
+    """Read a compacted checkpoint with ``weights_only=True``, check its form and its digests.
 
     Args:
         path: the file.
         map_location: as in ``torch.load``.
 
     Returns:
-        The checkpoint; the plan is under ``lightning_compress``.
+        The checkpoint; its plans are under ``lightning_compress``. On the CPU, tensors are mapped from the file.
 
     Raises:
-        CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, or its format is newer.
+        CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, its format is newer, or
+            it is not as it was written.
     """
-    if not Path(path).is_file():
-        raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
-    try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    except (OSError, *UNREADABLE) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{os.fspath(path)} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
-            "Take another copy of it, or compact again."
-        ) from error
-    _check_form(checkpoint, os.fspath(path))
-    return dict(checkpoint)
-
-
-def _check_form(checkpoint: Any, path: str) -> None:
+    checkpoint, name = read_archive(path, map_location), os.fspath(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise CheckpointError(f"{path} is no Lightning checkpoint: it has no `state_dict`.")
-    content = checkpoint.get(KEY)
-    if not isinstance(content, dict) or not isinstance(content.get("version"), int):
-        raise CheckpointError(
-            f"{path} holds no compaction plan: it was not written by `ModelCompaction`. "
-            "Load it with `load_from_checkpoint` of its LightningModule."
-        )
-    if content["version"] > VERSION:
-        raise CheckpointError(
-            f"{path} has format {content['version']}, newer than format {VERSION}, the newest that this version of "
-            "lightning_compress reads. Install a newer version."
-        )
-    missing = {"target", "plan", "certificate"} - content.keys()
-    if missing:
-        raise CheckpointError(f"{path} is damaged: its compaction plan lacks {', '.join(sorted(missing))}.")
+        raise CheckpointError(f"{name} is no Lightning checkpoint: it has no `state_dict`.")
+    try:
+        content = told(checkpoint)
+        if content is None:
+            raise CheckpointError(
+                "It holds no compaction plan: it was not written by `ModelCompaction`. "
+                "Load it with `load_from_checkpoint` of its LightningModule."
+            )
+        entries(content)
+        if content["version"] > 1:
+            _check_seal(checkpoint, content)
+    except CheckpointError as error:
+        raise CheckpointError(f"{name} cannot be used. {error}") from error
+    return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
+
+
+def is_compacted_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file holds plans; it is checked as `read_checkpoint` does.
+
+    Raises:
+        CheckpointError: if it is damaged, whether it holds plans or not.
+    """
+    checkpoint = read_archive(path)
+    compacted = isinstance(checkpoint, Mapping) and told(checkpoint) is not None
+    if compacted:
+        read_checkpoint(path)
+    return compacted
+
+
+def told(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a checkpoint says of compactions: under its own key, or in the metadata of its weights.
+
+    Args:
+        checkpoint: any.
+
+    Returns:
+        The content of the own key, in one piece; None where nothing was compacted.
+    """
+    if KEY in checkpoint:
+        content: dict[str, Any] = checkpoint[KEY]
+        return content
+    metadata: Any = getattr(checkpoint.get("state_dict"), "_metadata", None)
+    own = {name: meta[KEY] for name, meta in metadata.items() if KEY in meta} if isinstance(metadata, Mapping) else {}
+    if "" in own or not own:
+        return own.get("")
+    found = {f"{name}.{path}".strip("."): entry for name, c in own.items() for path, entry in entries(c).items()}
+    return {"version": VERSION, "compacted": found, "sha256": None}
+
+
+def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    seals = content.get("sha256", False)
+    if seals is None:  # Lightning wrote it: its files have no digests
+        return
+    if not isinstance(seals, Mapping) or not {"compacted", "state_dict"} <= seals.keys():
+        raise CheckpointError("It is damaged: its digests are missing.")
+    for part, expected in seals.items():
+        value = content["compacted"] if part == "compacted" else checkpoint.get(part)
+        if digest(value) != expected:
+            raise CheckpointError(
+                f"It is damaged: {part!r} is not what was written (its SHA-256 differs). Take another copy of it."
+            )
 
 
 def load_compacted_state(
@@ -74,7 +165,7 @@ def load_compacted_state(
     """Bring a plain model to the shapes of a compacted checkpoint and load its weights; all or nothing.
 
     Args:
-        model: an un-compacted instance of the network that was compacted, without the LightningModule around it.
+        model: an instance of the network that was compacted, without the LightningModule around it.
         path: the checkpoint that `ModelCompaction` wrote.
         map_location: as in ``torch.load``.
         strict: whether the names of the weights must agree exactly.
@@ -86,48 +177,63 @@ def load_compacted_state(
         CheckpointError: if the file cannot be used, or is of another model; the model is then as it was.
     """
     checkpoint = read_checkpoint(path, map_location)
-    content = checkpoint[KEY]
     states = {str(k): v for k, v in checkpoint["state_dict"].items() if isinstance(v, Tensor)}
-    target = f"{content['target']}." if content["target"] else ""
-    prefix = _prefix(set(states), set(model.state_dict()), target)
+    stored = entries(checkpoint[KEY])
+    prefix = _prefix(set(states), set(model.state_dict()), sorted(stored, key=len))
     if prefix is None:
         raise CheckpointError(
             f"{os.fspath(path)} holds no weights under the names of {type(model).__name__}: it is of another model."
         )
     weights = {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}
     try:
-        plan = Plan() if content["plan"] is None else Plan.from_state_dict(content["plan"])
-        _load(model, plan.within(prefix.removeprefix(target)), weights, strict)
+        load_state(compactable(model), weights, _within(stored, prefix), strict)
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(f"{os.fspath(path)} does not fit {type(model).__name__}: {error}") from error
     return model
 
 
-def _prefix(names: set[str], wanted: set[str], target: str) -> str | None:
-    """Return what stands in front of the model's names in the checkpoint: the compacted part, or a part of that."""
+def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None:
+    """Return what stands in front of the model's names in the checkpoint, a compacted part first."""
     first = min(wanted, default="")
-    found = {name.removesuffix(first) for name in names if name.endswith(first) and name.startswith(target)}
-    for prefix in sorted(found, key=len):
+    found = {name.removesuffix(first) for name in names if name.endswith(first)}
+    front = [f"{target}." for target in targets if target]
+    for prefix in sorted(found, key=lambda p: (not any(p.startswith(t) for t in front), len(p))):
         if wanted <= {name.removeprefix(prefix) for name in names if name.startswith(prefix)}:
             return prefix
     return None
 
 
-def _load(model: nn.Module, plan: Plan, weights: Mapping[str, Tensor], strict: bool) -> None:
-    change = plan.prepare(model)
-    change.commit()
+def _within(stored: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
+    """Return the compactions of modules inside of a part, or around it as far as they concern it, in its names."""
+    found: dict[str, Entry] = {}
+    for path, entry in stored.items():
+        target = f"{path}." if path else ""
+        if target.startswith(prefix):
+            found[target.removeprefix(prefix).removesuffix(".")] = entry
+        elif prefix.startswith(target):
+            plans = [Plan.from_state_dict(plan).within(prefix.removeprefix(target)) for plan in entry["plans"]]
+            found[""] = {**entry, "plans": [plan.structure().state_dict() for plan in plans]}
+    return found
+
+
+def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str, Entry], strict: bool = True) -> None:
+    """Reshape a model for weights and load them; all or nothing.
+
+    Args:
+        model: compacted or not.
+        weights: by name.
+        wanted: by path in the model, the compactions that the weights went through.
+        strict: whether the names must agree exactly.
+
+    Raises:
+        CheckpointError: where names or shapes differ; the model is then as it was.
+    """
+    have = set(model.state_dict())
+    if strict and set(weights) != have:
+        raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(set(weights) ^ have)[:4])}.")
+    undo = reshape(model, shapes_in(weights), wanted)
     try:
-        have = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        wrong = [name for name, value in weights.items() if have.get(name, tuple(value.shape)) != tuple(value.shape)]
-        if wrong:
-            name = wrong[0]
-            raise CheckpointError(
-                f"{name!r} has shape {tuple(weights[name].shape)} in it, and {have[name]} in the model."
-            )
-        if strict and set(weights) != set(have):
-            odd = sorted(set(weights) ^ set(have))
-            raise CheckpointError(f"The names of the weights differ: {', '.join(odd[:4])}.")
         model.load_state_dict(dict(weights), strict=strict)
     except BaseException:
-        change.rollback()
+        undo()
         raise

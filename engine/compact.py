@@ -7,6 +7,7 @@ attributes are exchanged, so that optimizers, hooks and averaged copies keep wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.history import Step, changed, history, remember, snapshot
 from engine.ops.heads import headwise_for_good
 from engine.ops.wide import Widening, widen
 from engine.pins import Pin, pinned_class
@@ -40,6 +42,8 @@ class Compaction:
         self._modules = dict(model.named_modules())
         known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
         self._optimizers = [o for o in known if o is not None]
+        self._plan: Mapping[str, Any] | None = None
+        self._certificate: Mapping[str, Any] | None = None
 
     def add_tensors(self, slices: Mapping[str, Slice], masks: Mapping[str, Tensor], folds: Sequence[Fold]) -> None:
         """Prepare ``slice(parameter * mask) + fold``.
@@ -161,10 +165,56 @@ class Compaction:
         self._redo.append(lambda: setattr(module, "__class__", new))
         self._undo.append(lambda: setattr(module, "__class__", old))
 
+    def add_history(self, plan: Mapping[str, Any], certificate: Mapping[str, Any] | None = None) -> None:
+        """Let the model remember, once this is made, that it was.
+
+        Args:
+            plan: state dict of the plan's structure.
+            certificate: state dict of its certificate.
+        """
+        self._plan, self._certificate = plan, certificate
+
+    def add_growth(self) -> None:
+        """Prepare to take back the model's last compaction; what was removed comes back as zeros.
+
+        Raises:
+            PlanError: where modules were replaced, or a parameter has not the shape that the compaction gave it.
+        """
+        *older, last = history(self._model)
+        if last.plan["replaced"]:
+            raise PlanError(
+                f"{last.plan['replaced'][0]['module']!r} was replaced by a function, which cannot be taken back. Build "
+                "a new instance of the model."
+            )
+        for name, cut in last.plan["slices"].items():
+            tensor = self._stored[name]
+            self._exchange(tensor, Slice.from_state_dict(cut).expand(tensor.data), None)
+        for name, (kind, values) in last.was.items():
+            self._prepare_outside(self._module(name), kind, values)
+        self._redo.append(lambda: self._undo.append(remember(self._model, tuple(older))))
+
+    def _prepare_outside(self, module: nn.Module, kind: type[nn.Module], values: Mapping[str, Any]) -> None:
+        old_kind, old = type(module), {key: vars(module)[key] for key in values}
+
+        def redo() -> None:
+            module.__class__ = kind
+            vars(module).update(values)
+
+        def undo() -> None:
+            module.__class__ = old_kind
+            vars(module).update(old)
+
+        self._redo.append(redo)
+        self._undo.append(undo)
+
     def commit(self) -> None:
         """Exchange everything."""
+        before = None if self._plan is None else snapshot(self._model)
         for step in self._redo:
             step()
+        if self._plan is not None and before is not None:
+            step_made = Step(self._plan, changed(before, self._model), self._certificate)
+            self._undo.append(remember(self._model, (*history(self._model), step_made)))
 
     def rollback(self) -> None:
         """Put everything back as it was."""

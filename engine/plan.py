@@ -163,13 +163,15 @@ class Plan:
         change.add_attributes(self.attributes)
         change.add_classes(self.pins, self.widened, self.headwise)
         change.add_replacements(self.replaced, customized_replace_func or {})
+        if not self.is_empty:
+            change.add_history(self.structure().state_dict())
         return change
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan as primitives and tensors, readable by ``torch.load(..., weights_only=True)``."""
         return {
             "format": FORMAT,
-            "slices": {name: cut.state_dict() for name, cut in self.slices.items()},
+            "slices": _sharing({name: cut.state_dict() for name, cut in self.slices.items()}),
             "masks": dict(self.masks),
             "folds": [fold.state_dict() for fold in self.folds],
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
@@ -223,6 +225,15 @@ class Plan:
         sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins)]
         sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
+
+
+def _sharing(slices: dict[str, Any]) -> dict[str, Any]:
+    """The slices with one tensor for equal index sets, which a file then holds once."""
+    known: dict[tuple[torch.dtype, bytes], Tensor] = {}
+    for cut in (cut for state in slices.values() for cut in state["cuts"]):
+        index = cut["index"].cpu()
+        cut["index"] = known.setdefault((index.dtype, index.numpy().tobytes()), index)
+    return slices
 
 
 def _bool(mask: Any) -> Tensor:

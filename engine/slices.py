@@ -36,6 +36,13 @@ class Cut:
             return tensor.index_select(self.dims[0], index)
         return tensor.flatten(0, 1).index_select(0, index).unflatten(0, self.sizes)
 
+    def expand(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of a shape before the cut, zero where nothing stayed."""
+        full, index = tensor.new_zeros(shape), self.index.to(tensor.device)
+        if len(self.dims) == 1:
+            return full.index_copy(self.dims[0], index, tensor)
+        return full.flatten(0, 1).index_copy(0, index, tensor.flatten(0, 1)).view(shape)
+
 
 @dataclass(frozen=True, eq=False)
 class Slice:
@@ -95,6 +102,22 @@ class Slice:
                 sizes[dim] = size
         return mask
 
+    def expand(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the shape before, in which what stays has its place and the rest is zero.
+
+        Raises:
+            PlanError: where the tensor has not the shape afterwards.
+        """
+        if tuple(tensor.shape) != self.shape:
+            raise PlanError(f"A tensor of shape {tuple(tensor.shape)} is not what was left of {self.before}.")
+        layout, shapes = _layout(tensor), [self.before]
+        for cut in self.cuts:
+            sizes = dict(zip(cut.dims, cut.sizes, strict=True))
+            shapes.append(tuple(sizes.get(d, n) for d, n in enumerate(shapes[-1])))
+        for cut, shape in reversed(list(zip(self.cuts, shapes, strict=False))):
+            tensor = cut.expand(tensor, shape)
+        return tensor.contiguous(memory_format=layout)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the slice as primitives and tensors; indices are stored as small as they fit."""
         small = torch.int32 if math.prod(self.before) < 2**31 else torch.int64
@@ -110,12 +133,18 @@ class Slice:
         """
         before = tuple(int(n) for n in state["before"])
         cuts = tuple(
-            Cut(tuple(int(d) for d in c["dims"]), c["index"].long(), tuple(int(n) for n in c["sizes"]))
+            Cut(tuple(int(d) for d in c["dims"]), _index(c["index"]), tuple(int(n) for n in c["sizes"]))
             for c in state["cuts"]
         )
         for cut in cuts:
             _check(before, cut)
         return cls(before, cuts)
+
+
+def _index(index: Tensor) -> Tensor:
+    if index.numel() * index.element_size() > index.untyped_storage().nbytes():
+        raise PlanError(f"A cut of the plan claims {index.numel()} indices, and holds fewer.")
+    return index.long()
 
 
 def _layout(tensor: Tensor) -> torch.memory_format:

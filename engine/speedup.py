@@ -10,7 +10,9 @@ from engine.build import analyse, exact_in_train
 from engine.certify import Certificate
 from engine.compact import OptimizerLike
 from engine.errors import InputError, VerificationError
+from engine.follow import compactable
 from engine.graph import Graph
+from engine.history import certify
 from engine.masks import canonical_masks, load_masks
 from engine.ops import RULES
 from engine.plan import Plan
@@ -152,5 +154,7 @@ class ModelSpeedup:
         except BaseException:
             change.rollback()
             raise
+        if not plan.is_empty:
+            certify(compactable(self._model), certificate.state_dict())
         self.plan, self.certificate = plan, certificate
         return self._model

@@ -3,6 +3,7 @@
 from lightning_compress.checkpoint import load_compacted
 from lightning_compress.compaction import ModelCompaction
 from lightning_compress.complexity import ComplexityMonitor
+from lightning_compress.loading import Compactable
 from lightning_compress.pruning import ChannelPruning
 from lightning_compress.repair import MaskConflictRepair
 from lightning_compress.reporting import CompressionReport
@@ -10,6 +11,7 @@ from lightning_compress.sensitivity import analyze_sensitivity
 
 __all__ = [
     "ChannelPruning",
+    "Compactable",
     "ComplexityMonitor",
     "CompressionReport",
     "MaskConflictRepair",

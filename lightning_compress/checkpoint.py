@@ -1,4 +1,4 @@
-"""The compacted checkpoint: an ordinary Lightning checkpoint with the plan inside, under a versioned key of its own."""
+"""The compacted checkpoint: an ordinary Lightning checkpoint with the plans inside, under a versioned key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-import engine
-from engine.checkpoint import KEY, UNREADABLE, VERSION, read_checkpoint
+from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from engine.errors import CheckpointError, EngineError
+from engine.follow import entries
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -24,33 +24,14 @@ if TYPE_CHECKING:
     AnyModule = TypeVar("AnyModule", bound=LightningModule)
 
 
-def payload(target: str, plan: engine.Plan | None, certificate: engine.Certificate | None) -> dict[str, Any]:
-    """What goes under the key ``lightning_compress``: primitives and tensors only.
-
-    Args:
-        target: path of the compacted model inside the LightningModule.
-        plan: the plan that was applied; ``None``: the model was left as it is.
-        certificate: its certificate.
-
-    Returns:
-        ``{"version", "target", "plan", "certificate"}``.
-    """
-    return {
-        "version": VERSION,
-        "target": target,
-        "plan": None if plan is None else plan.structure().state_dict(),
-        "certificate": None if certificate is None else certificate.state_dict(),
-    }
-
-
-def dump(trainer: Trainer, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Lightning's own checkpoint of the weights and hyper-parameters, with ``content`` inside.
+def dump(trainer: Trainer) -> dict[str, Any]:
+    """Lightning's own checkpoint of the weights and hyper-parameters, with the plans inside.
 
     Hyper-parameters that ``torch.load(weights_only=True)`` does not read are left out, with a warning that names them.
     """
     # `Trainer.save_checkpoint` would write at once, with a barrier that hangs where another rank was interrupted.
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
-    return {**readable_hparams(checkpoint), KEY: dict(content)}
+    return {**readable_hparams(checkpoint), KEY: content_of(trainer.lightning_module)}
 
 
 def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -83,11 +64,12 @@ def _is_readable(value: Any) -> bool:
 
 
 def write(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write atomically: a temporary file, fsync, read back and compare, rename. ``path`` is the old file or the new
-    one.
+    """Write atomically: a temporary file with digests, fsync, read back and compare, rename.
+
+    At any moment ``path`` is the old file or the new one.
 
     Args:
-        checkpoint: the content.
+        checkpoint: the content, with plans under its own key.
         path: where to; its folder is made.
 
     Raises:
@@ -97,10 +79,10 @@ def write(checkpoint: Mapping[str, Any], path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save(dict(checkpoint), file)
+            torch.save(seal(checkpoint), file)
             file.flush()
             os.fsync(file.fileno())
-        _compare(read_checkpoint(temporary), checkpoint, path)
+        _check_written(temporary, path)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     finally:
@@ -116,20 +98,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _compare(found: Mapping[str, Any], meant: Mapping[str, Any], path: Path) -> None:
-    saved, weights = found["state_dict"], meant["state_dict"]
-    wrong = [name for name, value in weights.items() if not _equal(saved.get(name), value)]
-    if wrong or found[KEY]["version"] != meant[KEY]["version"]:
-        raise CheckpointError(
-            f"{path} does not read back as it was written ({', '.join(wrong[:3])}). Is the disk sound?"
-        )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return bool(one == other)
-    other = other.cpu()
-    return one.dtype == other.dtype and one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+def _check_written(temporary: Path, path: Path) -> None:
+    try:
+        read_checkpoint(temporary)  # the digests in it are those of the content in memory
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} does not read back as it was written. Is the disk sound? {error}") from error
 
 
 def load_compacted(
@@ -158,24 +131,17 @@ def load_compacted(
         CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan.
     """
     checkpoint = read_checkpoint(path, map_location)
+    device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))
     module = _instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
     try:
-        _shape_and_load(module, checkpoint, strict)
+        module.on_load_checkpoint(checkpoint)
+        load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), strict)
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(
             f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it is of another model, or of one "
             f"built with other arguments. {error}"
         ) from error
-    device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), module.device)
     return module.to(device)
-
-
-def _shape_and_load(module: LightningModule, checkpoint: dict[str, Any], strict: bool) -> None:
-    content = checkpoint[KEY]
-    if content["plan"] is not None:
-        engine.Plan.from_state_dict(content["plan"]).apply(module.get_submodule(content["target"]))
-    module.on_load_checkpoint(checkpoint)
-    module.load_state_dict(checkpoint["state_dict"], strict=strict)
 
 
 def _instantiate(

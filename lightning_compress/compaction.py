@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
-from engine.checkpoint import KEY
+from engine.checkpoint import KEY, content_of
 from engine.errors import CheckpointError, EngineError, VerificationError
+from engine.history import certify, is_compacted
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
 from lightning_compress.complexity import ComplexityMonitor
+from lightning_compress.loading import follow_checkpoints
 from lightning_compress.masking import MaskingCallback, active_masks
 from lightning_compress.packages import MisconfigurationException
 
@@ -91,6 +93,7 @@ class ModelCompaction(CompressionCallback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        follow_checkpoints(pl_module)
         if stage != "fit":
             return
         launcher = trainer.strategy.launcher
@@ -127,8 +130,8 @@ class ModelCompaction(CompressionCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Whoever saves after the compaction (on Ctrl-C, OnExceptionCheckpoint does) saves small weights: the plan
         # goes along.
-        if self.plan is not None:
-            checkpoint[KEY] = files.payload(self.target(pl_module)[0], self.plan, self.certificate)
+        if is_compacted(pl_module):
+            checkpoint[KEY] = content_of(pl_module)
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""
@@ -190,13 +193,14 @@ class ModelCompaction(CompressionCallback):
             plan = engine.Plan.from_state_dict(plan_state)
             plan.apply(model, optimizer=optimizers or None)
             certificate = engine.Certificate.from_state_dict(certificate_state)
+            if not plan.is_empty:
+                certify(model, certificate.state_dict())
         return plan, certificate
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
         path = self._folder / f"{self.filename}.ckpt"
-        content = files.payload(self.target(pl_module)[0], self.plan, self.certificate)
-        checkpoint = files.dump(trainer, content)  # on all ranks: metrics gather their states
+        checkpoint = files.dump(trainer)  # on all ranks: metrics gather their states
         failure: str | None = None
         if trainer.is_global_zero:
             try:

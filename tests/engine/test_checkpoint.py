@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.checkpoint import KEY, VERSION, read_checkpoint
+from engine.checkpoint import KEY, VERSION, content_of, read_checkpoint, seal
 from engine.errors import CheckpointError
 from tests.engine.exactness import channel_masks, randomised, run
 
@@ -36,12 +36,6 @@ class Wrapped(nn.Module):
         return found
 
 
-def content(target: str, plan: engine.Plan | None, **more: Any) -> dict[str, Any]:
-    """What a checkpoint holds under its own key."""
-    state = None if plan is None else plan.structure().state_dict()
-    return {"version": VERSION, "target": target, "plan": state, "certificate": None, **more}
-
-
 def compacted(model: nn.Module) -> engine.Plan:
     """Compact a model in place and return the plan."""
     x = torch.randn(2, 3, 8, 8).double()
@@ -56,7 +50,8 @@ def test_a_plain_module_takes_the_small_weights(tmp_path: Path, target: str) -> 
     wrapper = randomised(Wrapped())
     plan = compacted(wrapper.net if target else wrapper)
     path = tmp_path / "small.ckpt"
-    torch.save({"state_dict": wrapper.state_dict(), KEY: content(target, plan)}, path)
+    torch.save(seal({"state_dict": wrapper.state_dict(), KEY: content_of(wrapper)}), path)
+    assert list(content_of(wrapper)["compacted"]) == [target] and not plan.is_empty
     plain = engine.load_compacted_state(network().double(), path)
     x = torch.randn(2, 3, 8, 8).double()
     assert torch.equal(run(plain, x)[0], run(wrapper, x)[0])
@@ -66,7 +61,7 @@ def test_a_plain_module_takes_the_small_weights(tmp_path: Path, target: str) -> 
 def test_a_checkpoint_of_what_was_not_compacted(tmp_path: Path) -> None:
     """Without a plan the weights are loaded as they are."""
     model = randomised(network())
-    torch.save({"state_dict": model.state_dict(), KEY: content("", None)}, tmp_path / "a.ckpt")
+    torch.save({"state_dict": model.state_dict(), KEY: content_of(model)}, tmp_path / "a.ckpt")
     loaded = engine.load_compacted_state(network().double(), tmp_path / "a.ckpt")
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in loaded.state_dict().items())
 
@@ -74,28 +69,44 @@ def test_a_checkpoint_of_what_was_not_compacted(tmp_path: Path) -> None:
 def damaged(kind: str) -> dict[str, Any]:
     """Return a checkpoint with a fault."""
     model = randomised(network())
-    plan = compacted(model)
-    good = {"state_dict": model.state_dict(), KEY: content("", plan)}
+    compacted(model)
+    good = seal({"state_dict": model.state_dict(), KEY: content_of(model)})
     if kind == "newer":
         good[KEY]["version"] = VERSION + 1
     if kind == "no plan":
-        del good[KEY]
+        good = {"state_dict": dict(good["state_dict"])}
     if kind == "no weights":
         del good["state_dict"]
     if kind == "a key less":
-        del good[KEY]["target"]
+        del good[KEY]["compacted"]
+    if kind == "no digests":
+        del good[KEY]["sha256"]
     if kind == "another model":
-        good["state_dict"] = nn.Linear(2, 2).state_dict()
+        good = seal({**good, "state_dict": nn.Linear(2, 2).state_dict()})
     if kind == "wrong shape":
-        good["state_dict"]["4.bias"] = torch.zeros(9)
+        good = seal({**good, "state_dict": {**good["state_dict"], "4.bias": torch.zeros(9)}})
+    if kind == "another weight":
+        good["state_dict"]["4.bias"] = good["state_dict"]["4.bias"] + 1
     if kind == "index out of range":
-        next(iter(good[KEY]["plan"]["slices"].values()))["cuts"][0]["index"][0] = 99
+        next(iter(good[KEY]["compacted"][""]["plans"][0]["slices"].values()))["cuts"][0]["index"][0] = 99
+        good = seal(good)
     return good
 
 
-@pytest.mark.parametrize(
-    "kind", ["newer", "no plan", "no weights", "a key less", "another model", "wrong shape", "index out of range"]
-)
+FAULTS = [
+    "newer",
+    "no plan",
+    "no weights",
+    "a key less",
+    "no digests",
+    "another model",
+    "wrong shape",
+    "another weight",
+    "index out of range",
+]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
 def test_a_faulty_checkpoint_is_refused(tmp_path: Path, kind: str) -> None:
     """The error names the file, and the model is bit for bit as it was."""
     path = tmp_path / "bad.ckpt"

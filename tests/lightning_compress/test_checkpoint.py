@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from engine.checkpoint import read_checkpoint
+from engine.checkpoint import read_checkpoint, seal
 from engine.errors import CheckpointError
 from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from lightning_compress import checkpoint as files
@@ -76,9 +76,12 @@ def test_holds_primitives_and_tensors_only(compacted: Compacted) -> None:
     """It is a Lightning checkpoint that reads with weights_only=True, with plan and certificate under one key."""
     checkpoint = torch.load(compacted.path, weights_only=True)
     assert {"state_dict", "pytorch-lightning_version", "hyper_parameters"} <= checkpoint.keys()
-    assert checkpoint["lightning_compress"].keys() == {"version", "target", "plan", "certificate"}
-    assert checkpoint["lightning_compress"]["version"] == 1
-    assert checkpoint["lightning_compress"]["target"] == "net"
+    assert checkpoint["lightning_compress"].keys() == {"version", "compacted", "sha256"}
+    assert checkpoint["lightning_compress"]["version"] == 2
+    assert checkpoint["lightning_compress"]["compacted"].keys() == {"net"}
+    assert checkpoint["lightning_compress"]["sha256"].keys() == (checkpoint.keys() - {"lightning_compress"}) | {
+        "compacted"
+    }
 
 
 def test_init_arguments_and_map_location(compacted: Compacted) -> None:
@@ -92,7 +95,7 @@ def test_strict_and_not(tmp_path: Path, compacted: Compacted) -> None:
     """A weight too many is an error that names it, unless strict=False."""
     checkpoint = torch.load(compacted.path, weights_only=True)
     checkpoint["state_dict"]["extra"] = torch.ones(1)
-    torch.save(checkpoint, tmp_path / "extra.ckpt")
+    torch.save(seal(checkpoint), tmp_path / "extra.ckpt")
     with pytest.raises(CheckpointError, match="extra"):
         load_compacted(tmp_path / "extra.ckpt", Wrapped)
     assert difference(load_compacted(tmp_path / "extra.ckpt", Wrapped, strict=False), compacted.module) == 0.0
@@ -131,14 +134,16 @@ def test_code_in_the_file_does_not_run(
 
 def test_newer_format_is_refused(tmp_path: Path, compacted: Compacted) -> None:
     """A newer format is an error that says both numbers and what to do."""
-    with pytest.raises(CheckpointError, match="format 2, newer than format 1.*Install a newer version"):
-        load_compacted(edited(compacted, tmp_path, version=2), Wrapped)
+    with pytest.raises(CheckpointError, match="format 3 is newer than format 2.*Install a newer version"):
+        load_compacted(edited(compacted, tmp_path, version=3), Wrapped)
 
 
 def test_plain_checkpoint_is_refused(tmp_path: Path) -> None:
     """A checkpoint without a plan is an error that says how to load it."""
     fit(seeded(Wrapped), tmp_path, max_epochs=1).save_checkpoint(tmp_path / "plain.ckpt")
-    with pytest.raises(CheckpointError, match=r"plain\.ckpt holds no compaction plan.*load_from_checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"plain\.ckpt cannot be used. It holds no compaction plan.*load_from_checkpoint"
+    ):
         load_compacted(tmp_path / "plain.ckpt", Wrapped)
     torch.save({"weights": torch.ones(1)}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match="no Lightning checkpoint"):
@@ -148,9 +153,9 @@ def test_plain_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_lost_key_is_named(tmp_path: Path, compacted: Compacted) -> None:
     """A plan that lacks a part is an error that names the part."""
     checkpoint = torch.load(compacted.path, weights_only=True)
-    del checkpoint["lightning_compress"]["target"]
+    del checkpoint["lightning_compress"]["compacted"]
     torch.save(checkpoint, tmp_path / "lost.ckpt")
-    with pytest.raises(CheckpointError, match="lacks target"):
+    with pytest.raises(CheckpointError, match="incomplete .*compacted"):
         load_compacted(tmp_path / "lost.ckpt", Wrapped)
 
 
@@ -228,7 +233,7 @@ def test_writing_is_atomic(tmp_path: Path, compacted: Compacted, monkeypatch: py
         file.write(b"half")
 
     monkeypatch.setattr(torch, "save", torn)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="does not read back .* cannot be read"):
         files.write(content, path)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
@@ -250,7 +255,7 @@ def test_failed_rename_keeps_the_old_file(
 
 
 def test_wrong_bits_are_found(tmp_path: Path, compacted: Compacted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads back with another weight than was written is an error that names the weight."""
+    """What reads back with another weight than was written is an error, and the file is not there."""
     content = read_checkpoint(compacted.path)
     save = torch.save
 
@@ -261,7 +266,7 @@ def test_wrong_bits_are_found(tmp_path: Path, compacted: Compacted, monkeypatch:
         )
 
     monkeypatch.setattr(torch, "save", flipped)
-    with pytest.raises(CheckpointError, match=r"c\.ckpt does not read back.*net\.fc\.bias"):
+    with pytest.raises(CheckpointError, match=r"c\.ckpt does not read back.*'state_dict'"):
         files.write(content, tmp_path / "c.ckpt")
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,63 @@
+"""One number for what a checkpoint holds, so that a flipped bit anywhere in it is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["digest"]
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of primitives and tensors in nested containers, as hexadecimal digits.
+
+    Equal content gives equal digits, whatever file, device, process or order of keys it comes from. A container is
+    hashed by the digests of what it holds, once however often it is referred to, so that a small file that stands for
+    a huge tree takes no time. Of other objects only the type counts.
+
+    Args:
+        value: what ``torch.load(..., weights_only=True)`` may return.
+
+    Example:
+        >>> digest({"a": torch.ones(2), "b": [1]}) == digest({"b": [1], "a": torch.ones(2)})
+        True
+        >>> digest(torch.ones(2)) == digest(torch.ones(2, 1))
+        False
+    """
+    return _digest(value, {}).hex()
+
+
+def _digest(value: Any, known: dict[int, bytes]) -> bytes:
+    found = known.get(id(value))
+    if found is None:
+        found = known[id(value)] = sha256(_encoded(value, known)).digest()
+    return found
+
+
+def _encoded(value: Any, known: dict[int, bytes]) -> bytes:
+    if isinstance(value, Tensor):
+        return b"tensor" + _tensor(value)
+    if isinstance(value, Mapping):
+        return b"mapping" + b"".join(sorted(_digest(k, known) + _digest(v, known) for k, v in value.items()))
+    if isinstance(value, (set, frozenset)):
+        return b"set" + b"".join(sorted(_digest(v, known) for v in value))
+    if isinstance(value, (list, tuple)):
+        return b"sequence" + b"".join(_digest(v, known) for v in value)
+    plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device))
+    return f"{type(value).__name__} {value!r}".encode() if plain else type(value).__name__.encode()
+
+
+def _tensor(value: Tensor) -> bytes:
+    found = sha256(f"{value.dtype} {tuple(value.shape)}".encode())
+    if value.layout is torch.strided and not value.is_meta:
+        for dim in [d for d in reversed(range(value.ndim)) if value.stride(d) == 0 and value.shape[d] > 0]:
+            value = value.select(dim, 0)  # what only repeats is looked at once
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ValueError(f"A tensor claims {value.numel()} elements, and holds fewer.")
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        found.update(data.numpy())  # type: ignore[arg-type]
+    return found.digest()
