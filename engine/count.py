@@ -22,7 +22,7 @@ from engine.shrink import Shrunk
 from engine.tracer import evaluation, trace
 from engine.trees import map_tensors, tensors_in
 
-__all__ = ["count_flops_params"]
+__all__ = ["Counter", "count_flops_params"]
 
 Results = dict[str, dict[str, list[Any]]]
 CustomOp = Callable[[nn.Module, tuple[Any, ...], Any], Any]
@@ -86,7 +86,7 @@ def count_flops_params(
     graph.check_fresh(model)
     analysis = _analysis(model, graph, rules, masks)
     custom = _Custom(model, graph, analysis, custom_ops or {})
-    counter = _Counter(graph, rules, None if analysis is None else analysis.kept.shrunk, mode, batch_dim)
+    counter = Counter(graph, rules, None if analysis is None else analysis.kept.shrunk, mode, batch_dim)
     results = counter.results(custom, (name for name, _ in model.named_parameters()))
     total = sum(sum(row["flops"]) for row in results.values())
     params = counter.parameters(model) + custom.extra_params
@@ -186,7 +186,7 @@ def _integer(count: Any, module: nn.Module, name: str) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Counter:
+class Counter:
     """Counts the nodes of a graph, as recorded or as they will be once slots are gone."""
 
     graph: Graph
@@ -206,6 +206,10 @@ class _Counter:
             value = self.graph.stored.get(name)
             total += parameter.numel() if value is None else math.prod(self.shape(value))
         return total
+
+    def total(self) -> int:
+        """Return the multiply-accumulates of the evaluation path."""
+        return sum(self._per_sample(self._flops(node)) for node in self.graph.nodes if node.path == "eval")
 
     def results(self, custom: _Custom, parameters: Iterable[str]) -> Results:
         """Return the table, by first use; modules that a user's function counts come with their rows."""

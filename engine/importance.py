@@ -31,6 +31,7 @@ __all__ = [
     "mask_layer",
     "masked",
     "unit_rows",
+    "unit_sums",
 ]
 
 Criterion = Callable[[Tensor], Tensor]
@@ -151,7 +152,7 @@ def unit_rows(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
         parameter: gives a parameter by its full name.
 
     Returns:
-        Shape (units, weights per unit) on the CPU; where units have unequally many weights, the rest is 0.
+        Shape (units, weights per unit), on the device of the weights; where units have unequally many, the rest is 0.
 
     Example:
         >>> import engine
@@ -161,23 +162,52 @@ def unit_rows(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
         torch.Size([4, 9])
     """
     weights = [(parameter(m.parameter), m.units) for m in group.members if m.role == "out"]
-    parts = [_by_unit(weight.detach().cpu().float(), units, group.size) for weight, units in weights if weight.ndim > 1]
-    return torch.cat(parts, 1) if parts else torch.zeros(group.size, 0)
+    parts = [_by_unit(weight.detach().float(), units, group.size) for weight, units in weights if weight.ndim > 1]
+    if not parts:
+        return torch.zeros(group.size, 0)
+    return parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts], 1)
 
 
 def _by_unit(weight: Tensor, units: Tensor, size: int) -> Tensor:
     """Return the weights of each unit as a row, filled up with zeros."""
     axes = support(units)
-    if len(axes) == 1 and torch.equal(units.reshape(-1).sort()[0], torch.arange(size)):
-        return weight.movedim(axes[0], 0).flatten(1)[units.reshape(-1).argsort()]
-    of = units.expand(weight.shape).reshape(-1)
-    values, of = weight.reshape(-1)[of >= 0], of[of >= 0]
-    order = of.argsort(stable=True)
-    counts = torch.bincount(of, minlength=size)
-    place = torch.arange(len(of)) - (counts.cumsum(0) - counts)[of[order]]
-    rows = weight.new_zeros(size, int(counts.max()))
-    rows[of[order], place] = values[order]
-    return rows
+    if len(axes) == 1:  # whole slices go: order these, not single weights
+        weight, units = weight.movedim(axes[0], 0).flatten(1), units.reshape(-1)
+    else:
+        weight, units = weight.reshape(-1, 1), units.expand(weight.shape).reshape(-1)
+    index = (units >= 0).nonzero()[:, 0]
+    order = index[units[index].argsort(stable=True)]
+    if len(order) != len(weight) or not torch.equal(order, torch.arange(len(order))):
+        weight = weight[order.to(weight.device)]
+    counts = torch.bincount(units[order], minlength=size)
+    if len(counts.unique()) == 1:
+        return weight.reshape(size, -1)
+    place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rows = weight.new_zeros(size, int(counts.max()), weight.shape[1])
+    rows[units[order].to(rows.device), place.to(rows.device)] = weight
+    return rows.flatten(1)
+
+
+def unit_sums(values: Tensor, units: Tensor, size: int) -> Tensor:
+    """Sum the entries of a tensor over the units that they belong to.
+
+    Args:
+        values: one value per entry of a parameter.
+        units: int64, broadcastable to ``values``: the unit of each entry, -1 where it has none.
+        size: number of units.
+
+    Returns:
+        Shape (size,), on the device of the values.
+
+    Example:
+        >>> unit_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([[1], [0], [-1]]), 2)
+        tensor([7., 3.])
+    """
+    # Sum what the unit does not depend on first: the rest is small, and no two additions meet in one place there.
+    free = [d for d in range(values.ndim) if units.shape[d] == 1]
+    values = values.sum(free, keepdim=True) if free else values
+    index = torch.where(units < 0, size, units).to(values.device).expand_as(values)
+    return values.new_zeros(size + 1).index_add_(0, index.reshape(-1), values.reshape(-1))[:size]
 
 
 # What a pruning of some layers does: sparsity -> {full parameter name: bool or float mask, broadcastable}.

@@ -1,144 +1,391 @@
-"""How important each unit of a dependency group is: plain functions, one score per unit, the lowest go first."""
+r"""How important each unit of a dependency group is: plain functions, one score per unit, the lowest go first.
+
+A criterion takes a group and the :class:`~lightning_compress.evidence.Evidence`, and gives scores of shape ``(size,)``,
+or None for a group of which it knows nothing: that one stays whole. Criteria are put together by :func:`normalized`,
+:func:`weighted` and :func:`product`.
+"""
 
 from __future__ import annotations
 
-import importlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from engine import Group
+from engine import Group, importance
+from engine.importance import unit_rows, unit_sums
+from lightning_compress.evidence import Evidence
+from lightning_compress.imports import imported
 from lightning_compress.packages import MisconfigurationException
 
 
 class Criterion(Protocol):
     """A function that scores the units of a group."""
 
-    def __call__(self, group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
-        """Scores of shape ``(group.size,)``; ``parameter`` gives a parameter by its name."""
+    def __call__(self, group: Group, evidence: Evidence, /) -> Tensor | None:
+        """Scores of shape ``(group.size,)``, or None; ``evidence(name)`` gives a parameter."""
 
 
-def l1(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
+CriterionSpec = str | Sequence[str] | Mapping[str, float] | Criterion
+Normalizer = Callable[[Tensor], Tensor]
+
+
+def gathering(*kinds: str) -> Callable[[Any], Any]:
+    """Mark a criterion that needs statistics: ``"loss_change"``, or ``"activity"`` for ``active`` and ``magnitude``.
+
+    Example:
+        >>> @gathering("activity")
+        ... def liveliest(group, evidence):
+        ...     return evidence.statistic("magnitude", group)
+        >>> sorted(needs(liveliest))
+        ['activity']
+    """
+
+    def mark(criterion: Any) -> Any:
+        criterion.gathers = frozenset(kinds)
+        return criterion
+
+    return mark
+
+
+def needs(criterion: Criterion) -> frozenset[str]:
+    """Kinds of statistics that a criterion needs."""
+    found: frozenset[str] = getattr(criterion, "gathers", frozenset())
+    return found
+
+
+def l1(group: Group, evidence: Evidence) -> Tensor | None:
     r"""Sum of absolute weights that put a unit out, :math:`s_u = \sum_{w \to u} |w|`.
 
     Args:
         group: the dependency group.
-        parameter: gives a parameter by its full name.
+        evidence: gives a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
+
+    Li et al., "Pruning Filters for Efficient ConvNets", 2017.
     """
-    return _sum_over_units(group, parameter, torch.abs)
+    return importance.l1(_rows(group, evidence))
 
 
-def l2(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
+def l2(group: Group, evidence: Evidence) -> Tensor | None:
     r"""Euclidean norm of the weights that put a unit out, :math:`s_u = \sqrt{\sum_{w \to u} w^2}`.
 
     Args:
         group: the dependency group.
-        parameter: gives a parameter by its full name.
+        evidence: gives a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
     """
-    return _sum_over_units(group, parameter, torch.square).sqrt()
+    return importance.l2(_rows(group, evidence))
 
 
-def random(group: Group, parameter: Callable[[str], Tensor], *, seed: int = 0) -> Tensor:
+def fpgm(group: Group, evidence: Evidence) -> Tensor | None:
+    r"""Distance to the other units, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`; masked ones are no neighbours.
+
+    Args:
+        group: the dependency group.
+        evidence: gives a parameter by its full name.
+
+    Returns:
+        Scores of shape ``(group.size,)``, on the device of the parameters.
+
+    He et al., "Filter Pruning via Geometric Median", 2019.
+    """
+    rows = _rows(group, evidence)
+    return _among_kept(rows, group, evidence, importance.fpgm)
+
+
+def bn_scale(group: Group, evidence: Evidence) -> Tensor | None:
+    r"""Size of the norms' scales, :math:`s_u = \sum_{\gamma \in u} |\gamma|`; None for a group without a norm.
+
+    Args:
+        group: the dependency group.
+        evidence: gives a parameter by its full name.
+
+    Returns:
+        Scores of shape ``(group.size,)``, on the device of the parameters.
+
+    Liu et al., "Learning Efficient Convolutional Networks through Network Slimming", 2017.
+    """
+    scales = [member for member in group.members if member.role == "norm" and not is_shift(member.parameter)]
+    sums = [unit_sums(evidence(m.parameter).detach().float().abs(), m.units, group.size) for m in scales]
+    return torch.stack(sums).sum(0) if sums else None
+
+
+def is_shift(parameter: str) -> bool:
+    """Whether a parameter of a norm is its shift, by its name.
+
+    Example:
+        >>> is_shift("bn.bias"), is_shift("bn.weight")
+        (True, False)
+    """
+    return parameter.rpartition(".")[2] == "bias"
+
+
+def lamp(group: Group, evidence: Evidence) -> Tensor | None:
+    r"""Share of what would be left, :math:`s_u = w_u^2 / \sum_{v: w_v^2 \ge w_u^2} w_v^2`, comparable among groups.
+
+    Args:
+        group: the dependency group.
+        evidence: gives a parameter by its full name.
+
+    Returns:
+        Scores of shape ``(group.size,)`` in (0, 1], on the device of the parameters.
+
+    Lee et al., "Layer-adaptive Sparsity for the Magnitude-based Pruning", 2021, for units in place of single weights.
+    """
+    return _lamp(importance.l2(_rows(group, evidence)).square())
+
+
+@gathering("loss_change")
+def taylor(group: Group, evidence: Evidence) -> Tensor | None:
+    r"""First-order estimate of what zeroing a unit does to the loss, :math:`s_u = E (\sum_{p \in u} g_p w_p)^2`.
+
+    Args:
+        group: the dependency group.
+        evidence: holds what was gathered over the training steps.
+
+    Returns:
+        Scores of shape ``(group.size,)``, or None for a group without gradients.
+
+    Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019.
+    """
+    return evidence.statistic("loss_change", group)
+
+
+@gathering("activity")
+def apoz(group: Group, evidence: Evidence) -> Tensor | None:
+    """Fraction of values above 0 where a unit is read: one minus its average percentage of zeros.
+
+    Args:
+        group: the dependency group.
+        evidence: holds what was gathered over the training steps.
+
+    Returns:
+        Scores of shape ``(group.size,)`` up to a common factor, or None for a group that no layer reads.
+
+    Hu et al., "Network Trimming", 2016.
+    """
+    return evidence.statistic("active", group)
+
+
+@gathering("activity")
+def mean_activation(group: Group, evidence: Evidence) -> Tensor | None:
+    r"""Mean of :math:`|x_u|` where a unit is read.
+
+    Args:
+        group: the dependency group.
+        evidence: holds what was gathered over the training steps.
+
+    Returns:
+        Scores of shape ``(group.size,)`` up to a common factor, or None for a group that no layer reads.
+
+    Molchanov et al., "Pruning Convolutional Neural Networks for Resource Efficient Inference", 2017.
+    """
+    return evidence.statistic("magnitude", group)
+
+
+def random(group: Group, evidence: Evidence, *, seed: int = 0) -> Tensor | None:
     """Uniform scores, the same for each call with the same seed and group, whatever the global random state.
 
     Args:
         group: the dependency group.
-        parameter: gives a parameter by its full name.
+        evidence: gives a parameter by its full name.
         seed: number from which, with the group's name, the scores follow.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{group.name}".encode()))
-    return torch.rand(group.size, generator=generator).to(parameter(group.members[0].parameter).device)
+    return torch.rand(group.size, generator=generator).to(evidence(group.members[0].parameter).device)
 
 
-def _sum_over_units(group: Group, parameter: Callable[[str], Tensor], value: Callable[[Tensor], Tensor]) -> Tensor:
-    scores: Tensor | None = None
-    for member in group.members:
-        weight = parameter(member.parameter).detach()
-        if member.role != "out" or weight.ndim < 2:
-            continue
-        if scores is None:
-            scores = torch.zeros(group.size + 1, device=weight.device)
-        units = member.units.to(weight.device)
-        units = units.reshape((1,) * (weight.ndim - units.ndim) + tuple(units.shape))
-        # Sum what the unit does not depend on first: the rest is small, and no two additions meet in one place there.
-        free = [d for d in range(weight.ndim) if units.shape[d] == 1]
-        values = value(weight.float())
-        values = values.sum(free, keepdim=True) if free else values
-        index = torch.where(units < 0, group.size, units).expand_as(values)
-        scores.index_add_(0, index.reshape(-1), values.reshape(-1))
-    if scores is None:
+def _rows(group: Group, evidence: Evidence) -> Tensor:
+    rows = unit_rows(group, evidence)
+    if not rows.shape[1]:
         raise MisconfigurationException(f"Group `{group.name}` has no weight that puts its channels out.")
-    return scores[: group.size]
+    return rows
 
 
-CRITERIA: dict[str, Criterion] = {"l1": l1, "l2": l2, "random": random}
+def _among_kept(values: Tensor, group: Group, evidence: Evidence, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function to what is not masked yet; the rest is 0."""
+    kept = getattr(evidence, "kept", {}).get(group.name)
+    if kept is None or bool(kept.all()):
+        return function(values)
+    found = values.new_zeros(group.size)
+    found[kept.to(values.device)] = function(values[kept.to(values.device)])
+    return found
 
 
-def resolve(criterion: str | Criterion, seed: int = 0) -> Criterion:
-    """The function behind a name, an import path or a callable.
+def _lamp(scores: Tensor) -> Tensor:
+    ranked, order = scores.sort(stable=True)
+    left = ranked.flip(0).cumsum(0).flip(0)
+    found = torch.empty_like(scores)
+    found[order] = ranked / left.clamp(min=torch.finfo(left.dtype).tiny)
+    return found
+
+
+def _scaled(scores: Tensor, size: Tensor) -> Tensor:
+    return scores / size.clamp(min=torch.finfo(scores.dtype).tiny)
+
+
+def _standard(scores: Tensor) -> Tensor:
+    return _scaled(scores - scores.mean(), scores.std(correction=0))
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    return scores.argsort(stable=True).argsort().to(scores.dtype) / len(scores)
+
+
+NORMALIZERS: dict[str, Normalizer] = {
+    "lamp": _lamp,
+    "max": lambda s: _scaled(s, s.abs().max()),
+    "mean": lambda s: _scaled(s, s.abs().mean()),
+    "none": lambda s: s,
+    "norm": lambda s: _scaled(s, torch.linalg.vector_norm(s)),
+    "rank": _ranks,
+    "standard": _standard,
+    "sum": lambda s: _scaled(s, s.abs().sum()),
+}
+
+CRITERIA: dict[str, Criterion] = {
+    "apoz": apoz,
+    "bn_scale": bn_scale,
+    "fpgm": fpgm,
+    "l1": l1,
+    "l2": l2,
+    "lamp": lamp,
+    "mean_activation": mean_activation,
+    "random": random,
+    "taylor": taylor,
+}
+
+# Sums over weights or activations grow with the layer: between groups they are compared relative to the group's mean.
+RELATIVE = frozenset({"fpgm", "l1", "l2", "mean_activation"})
+
+
+def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
+    """A criterion whose scores are made comparable between groups; what is masked already does not count.
 
     Args:
-        criterion: ``"l1"``, ``"l2"``, ``"random"``, an import path such as ``"my.module.function"``, or a function.
-        seed: seed of ``"random"``.
-
-    Returns:
-        A function of a group and a parameter getter.
+        criterion: the criterion.
+        by: ``"mean"``, ``"max"``, ``"sum"``, ``"norm"``, ``"standard"`` (zero mean, unit deviation), ``"rank"``,
+            ``"lamp"``, ``"none"``, an import path, or a function of the scores.
 
     Raises:
-        MisconfigurationException: if there is no such function.
+        MisconfigurationException: if there is no such normalisation.
+    """
+    function = by if callable(by) else NORMALIZERS.get(by) or imported(by, "normalize", NORMALIZERS)
+
+    def scores(group: Group, evidence: Evidence) -> Tensor | None:
+        found = criterion(group, evidence)
+        return None if found is None else _among_kept(found, group, evidence, function)
+
+    marked: Criterion = gathering(*needs(criterion))(scores)
+    return marked
+
+
+def weighted(parts: Iterable[tuple[float, Criterion]]) -> Criterion:
+    r"""The sum :math:`\sum_i a_i s_i` of criteria; None where one of them is None.
+
+    Args:
+        parts: factors and criteria.
 
     Example:
-        >>> resolve("l2") is l2, resolve("lightning_compress.criteria.l1") is l1
-        (True, True)
+        >>> import engine
+        >>> net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
+        >>> group = engine.dependency_groups(net, torch.zeros(1, 1))[0]
+        >>> _ = net[0].weight.data.copy_(torch.tensor([[2.0], [-3.0]]))
+        >>> weighted([(1.0, l1), (0.5, l2)])(group, Evidence(net.get_parameter))
+        tensor([3.0000, 4.5000], dtype=torch.float64)
     """
+    chosen = list(parts)
+    return _combined([c for _, c in chosen], lambda found: sum(f * s for (f, _), s in zip(chosen, found, strict=True)))
+
+
+def product(*criteria: Criterion) -> Criterion:
+    r"""The product :math:`\prod_i s_i` of criteria; None where one of them is None."""
+    return _combined(criteria, lambda found: torch.stack(found).prod(0))
+
+
+def _combined(criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Any]) -> Criterion:
+    def scores(group: Group, evidence: Evidence) -> Tensor | None:
+        found = [criterion(group, evidence) for criterion in criteria]
+        known = [s.double() for s in found if s is not None]
+        result: Tensor | None = combine([s.to(known[0].device) for s in known]) if len(known) == len(found) else None
+        return result
+
+    marked: Criterion = gathering(*frozenset().union(*map(needs, criteria)))(scores)
+    return marked
+
+
+def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer | None = None) -> Criterion:
+    """The function behind a specification.
+
+    Args:
+        criterion: a name, an import path such as ``"package.module:function"``, a function, several names that count
+            alike, or names with factors. Several are each normalised, then summed.
+        seed: seed of ``"random"``.
+        normalize: see :func:`normalized`; by default ``"mean"`` for what grows with the size of a layer and for each
+            of several, else none.
+
+    Returns:
+        A function of a group and the evidence.
+
+    Raises:
+        MisconfigurationException: if there is no such function or normalisation.
+
+    Example:
+        >>> resolve("lamp") is lamp, resolve(lamp) is lamp, sorted(needs(resolve(["l1", "taylor"])))
+        (True, True, ['loss_change'])
+    """
+    if not callable(criterion) and not isinstance(criterion, str):
+        factors = _factors(criterion)
+        return weighted((f, normalized(_named(name, seed), normalize or "mean")) for name, f in factors.items())
+    found = _named(criterion, seed)
+    by = normalize or ("mean" if criterion in RELATIVE else None)
+    return found if by is None else normalized(found, by)
+
+
+def _factors(criterion: Any) -> dict[str, float]:
+    factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(criterion, 1.0)
+    if not factors or any(isinstance(f, bool) or not isinstance(f, (int, float)) for f in factors.values()):
+        raise MisconfigurationException(f"`criterion` holds names, or names with factors; got {criterion!r}.")
+    return factors
+
+
+def _named(criterion: Any, seed: int) -> Criterion:
     if callable(criterion):
-        return criterion
+        function: Criterion = criterion
+        return function
     if criterion == "random":
         return partial(random, seed=seed)
-    if criterion in CRITERIA:
-        return CRITERIA[criterion]
-    return _imported(criterion)
+    return CRITERIA[criterion] if criterion in CRITERIA else imported(criterion, "criterion", CRITERIA)
 
 
-def _imported(path: str) -> Criterion:
-    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
-    try:
-        function: Criterion = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise MisconfigurationException(
-            f"`criterion={path!r}` is neither one of {', '.join(sorted(CRITERIA))} nor the import path of a function."
-        ) from error
-    return function
-
-
-def score(criterion: Criterion, group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
+def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | None:
     """Scores of a group, checked.
 
     Args:
         criterion: function that scores.
         group: the dependency group.
-        parameter: gives a parameter by its full name.
+        evidence: what is known of the model.
 
     Returns:
-        Finite scores of shape ``(group.size,)``.
+        Finite scores of shape ``(group.size,)``, or None where the criterion knows nothing of the group.
 
     Raises:
         MisconfigurationException: if the criterion returns another shape, or NaN or infinite scores.
     """
-    scores = criterion(group, parameter)
+    scores = criterion(group, evidence)
+    if scores is None:
+        return None
     if tuple(scores.shape) != (group.size,):
         raise MisconfigurationException(
             f"The criterion gives scores of shape {tuple(scores.shape)} for group `{group.name}`, not ({group.size},)."

@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
 from typing_extensions import override
 
 import engine
-from lightning_compress import criteria, schedules, selection
+from lightning_compress import criteria, schedules, selection, targets
 from lightning_compress.base import to_device
+from lightning_compress.evidence import Evidence, Gatherer
 from lightning_compress.masking import MaskingCallback, masks_anything
 from lightning_compress.packages import MisconfigurationException
+from lightning_compress.ranks import from_rank_zero
 from lightning_compress.repair import MaskConflictRepair
+from lightning_compress.selector import Selector
+from lightning_compress.timing import Timing
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
     from torch import nn
+    from torch.optim import Optimizer
 
     from lightning_compress.selection import Masks
-
-EVENTS_BY_STEP = 20
 
 
 class ChannelPruning(MaskingCallback):
     r"""Masks the least important channels of whole dependency groups, more of them as training goes on.
 
-    At progress t of the schedule, :math:`\lfloor s(t) \cdot amount \cdot size \rfloor` channels of each group are
-    masked; one stays at least, and what is masked stays masked. Where channels can only go in equal numbers (of each
-    group of a grouped convolution, say), equally many of each are masked. Weights are zeroed in place, their gradients
-    and whatever the optimizer writes there too.
+    At progress t of the schedule :math:`s(t) \cdot amount` of the target is gone; what is masked stays masked. Heads,
+    head dimensions and neurons of transformers are channels like any other. Where channels can only go in equal numbers
+    (of each group of a grouped convolution, say), equally many of each are masked; one stays at least. Weights are
+    zeroed in place, their gradients and whatever the optimizer writes there too.
 
     Args:
-        criterion: which channels go: ``"l1"``, ``"l2"``, ``"random"``, a function of a group and a parameter getter, or
-            its import path.
-        amount: fraction of the channels of each group in [0, 1], or fractions by layer name pattern.
-        schedule: ``"one_shot"``, ``"linear"``, ``"cubic"``, or a function from [0, 1] to [0, 1].
-        start: epoch or optimizer step of the first pruning; by default the first.
+        criterion: which channels go: ``"l1"``, ``"l2"``, ``"fpgm"``, ``"bn_scale"``, ``"lamp"``, ``"taylor"``,
+            ``"apoz"``, ``"mean_activation"``, ``"random"``; several names, or names with factors, to be summed; a
+            function of a group and an `Evidence`, or its import path (``"package.module:function"``).
+        amount: fraction of the target to remove, in [0, 1]; of channels also fractions by layer name pattern.
+        schedule: ``"one_shot"``, ``"linear"``, ``"cubic"``, ``"exponential"``, ``"iterative"``, a list of fractions,
+            ``{name: {argument: value}}`` (see `lightning_compress.schedules`), a function from [0, 1] to [0, 1], or its
+            import path.
+        start: epoch or optimizer step of the first pruning; by default the first, for a criterion that gathers
+            statistics the second epoch (by steps: after one epoch, 100 steps at most).
         end: epoch or optimizer step at which the whole amount is masked; by default one epoch before the end of the
             fit, in a fit of one epoch before it starts.
         unit: ``"epoch"``: prunes at the start of epochs; ``"step"``: after optimizer steps.
@@ -48,6 +55,19 @@ class ChannelPruning(MaskingCallback):
         model: path of the model inside the LightningModule.
         example_input: what the model takes.
         seed: seed of ``"random"``.
+        scope: among which channels the least important are sought: ``"group"``, ``"global"``, ``"isomorphic"`` (global
+            among groups of the same structure), a function of a group that gives a key, or its import path.
+        target: what ``amount`` is a fraction of: ``"channels"``, ``"params"``, ``"macs"``, or ``"latency"``, the time
+            of one evaluation on the trainer's device, with ``example_input`` as the batch.
+        budget: what is to be left of the target in place of ``amount``: parameters, multiply-accumulates per sample, or
+            seconds.
+        normalize: how scores are made comparable between groups; see `criteria.normalized`.
+        max_amount: fraction of its channels that a group may lose at most, or fractions by layer name pattern.
+        round_to: the width that stays is a multiple of it (or the whole width), as fast kernels like it.
+        minimum: width that stays at least.
+        cool_down: epochs or steps before the end of the fit in which nothing more goes, in place of ``end``.
+        gather_every: batches from one look at gradients or activations to the next, for criteria that need them. A look
+            at activations is one more evaluation of the batch.
 
     Raises:
         MisconfigurationException: if an argument is none of the above.
@@ -56,13 +76,14 @@ class ChannelPruning(MaskingCallback):
         >>> pruning = ChannelPruning("l1", amount=0.5, exclude="stem.*")
         >>> pruning.masks
         {}
+        >>> pruning = ChannelPruning(["taylor", "l2"], 0.4, "exponential", scope="global", target="macs", round_to=8)
     """
 
     def __init__(
         self,
-        criterion: str | criteria.Criterion = "l1",
+        criterion: str | Sequence[str] | Mapping[str, float] | Callable[..., Any] = "l1",
         amount: float | Mapping[str, float] = 0.5,
-        schedule: str | schedules.Schedule = "cubic",
+        schedule: str | Sequence[float] | Mapping[str, Mapping[str, Any] | None] | Callable[[float], float] = "cubic",
         start: int | None = None,
         end: int | None = None,
         unit: str = "epoch",
@@ -72,19 +93,43 @@ class ChannelPruning(MaskingCallback):
         model: str | None = None,
         example_input: Any = None,
         seed: int = 0,
+        scope: str | Callable[[engine.Group], Hashable] = "group",
+        target: str = "channels",
+        budget: float | None = None,
+        normalize: str | Callable[[Tensor], Tensor] | None = None,
+        max_amount: float | Mapping[str, float] = 1.0,
+        round_to: int = 1,
+        minimum: int = 1,
+        cool_down: int | None = None,
+        gather_every: int = 16,
     ) -> None:
         super().__init__(model, example_input)
-        selection.check_amount(amount)
-        _check_times(start, end, unit, frequency)
         self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
-        self.unit = unit
-        self.start, self.end, self.frequency = start or 0, end, frequency
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
-        self._criterion = criteria.resolve(criterion, seed)
+        self._selector = Selector(
+            amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude
+        )
+        self._criterion = criteria.resolve(criterion, seed, normalize)
         self._schedule = schedules.resolve(schedule)
+        kinds = criteria.needs(self._criterion)
+        self._timing = Timing(start, end, unit, frequency, cool_down, early=int(bool(kinds)))
+        self._gatherer = Gatherer(kinds, gather_every)
+        self._window = (0, 0)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self._fraction = 0.0
         self._last_event: int | None = None
-        self._window = (self.start, self.start if end is None else end)
+        self._reference = 0.0
+        self._dense: dict[str, int] = {}
+        self._kept: dict[str, Tensor] = {}
+        self._unscored: list[str] = []
+        self._gatherer.load_state_dict({})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the whole amount is masked, so that the model is at its final sparsity."""
+        return self._fraction >= self._schedule(1.0)
 
     @property
     @override
@@ -93,120 +138,148 @@ class ChannelPruning(MaskingCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "fraction": self._fraction, "last_event": self._last_event}
+        return {
+            **super().state_dict(),
+            "fraction": self._fraction,
+            "last_event": self._last_event,
+            "reference": self._reference,
+            "dense": self._dense,
+            "gathered": self._gatherer.state_dict(),
+        }
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._fraction, self._last_event = state_dict["fraction"], state_dict["last_event"]
+        self._reference, self._dense = state_dict["reference"], state_dict["dense"]
+        self._gatherer.load_state_dict(state_dict["gathered"])
 
     @override
     def forget(self) -> None:
         super().forget()
-        self._fraction, self._last_event = 0.0, None
+        self._start_anew()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # What cannot work fails here, before the first epoch, and not at the first pruning.
-        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
-        self._amounts(engine.dependency_groups(model, example))
-        self._window = (self.start, self._last_position(trainer) if self.end is None else self.end)
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._window = (0, 0)  # a rehearsal of a few batches: it should rehearse the pruning too
-        if self._window[0] > self._window[1]:
-            raise MisconfigurationException(
-                f"`start={self.start}` lies behind {self.unit} {self._window[1]}, where pruning has to be done so that "
-                f"the last epoch trains at final sparsity. Train longer, or give `end`."
-            )
+        subject = self._subject(trainer, pl_module)
+        self._window = self._timing.window(trainer)
+        amounts = self._selector.amounts(subject.groups)
+        if not self._dense:
+            self._dense = {group.name: group.size for group in subject.groups}
+        if self._selector.target != "channels" and not self._reference:
+            self._reference = from_rank_zero(trainer, lambda: targets.reference(subject, self._selector.target))
+        self._selector.check_reachable(subject, self._reference)
+        self._look_at(subject)
+        if amounts and not self._gatherer.kinds:
+            self._scores(subject)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._advance(trainer, pl_module, trainer.current_epoch if self.unit == "epoch" else trainer.global_step)
+        self._advance(trainer, pl_module)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._gatherer.on_batch_start(trainer, batch_idx)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        super().on_before_optimizer_step(trainer, pl_module, optimizer)
+        if self._gatherer.watching:
+            self._gatherer.on_step(self.target(pl_module)[1], optimizer)
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._gatherer.watching:
+            self._gatherer.on_batch_end(trainer, self.target(pl_module)[1])
         # Within an accumulation the step count stands still, and so does the schedule: gradients gathered under the old
         # masks never meet new ones.
-        if self.unit == "step":
-            self._advance(trainer, pl_module, trainer.global_step)
+        if self._timing.unit == "step" or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._advance(trainer, pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._fraction < self._schedule(1.0):
+        self._gatherer.close()
+        if not self.finished:
             rank_zero_warn(
-                f"The fit ended before {self.unit} {self._window[1]}, where the schedule of `ChannelPruning` ends: "
-                f"{self._fraction:.0%} of the amount is masked."
+                f"The fit ended before {self._timing.unit} {self._window[1]}, where the schedule of `ChannelPruning` "
+                f"ends: {self._fraction:.0%} of the amount is masked."
             )
 
-    def _last_position(self, trainer: Trainer) -> int:
-        batches, steps = trainer.num_training_batches, trainer.estimated_stepping_batches
-        per_epoch = math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else 0
-        known = per_epoch and math.isfinite(steps) and steps >= 0
-        if self.unit == "epoch" and trainer.max_epochs not in (None, -1) and trainer.max_steps == -1:
-            return schedules.last_position(int(trainer.max_epochs), 1)
-        if not known or (self.unit == "step" and not pl_automatic(trainer)):
-            raise MisconfigurationException(
-                f"The length of the fit in {self.unit}s is not known beforehand (max_epochs={trainer.max_epochs}, "
-                f"max_steps={trainer.max_steps}, {batches} batches an epoch): give `end`."
-            )
-        if self.unit == "step":
-            return schedules.last_position(int(steps), per_epoch)
-        return schedules.last_position(math.ceil(steps / per_epoch), 1)
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._gatherer.close()
 
-    def _due(self, position: int) -> bool:
-        start, end = self._window
-        frequency = self.frequency or (1 if self.unit == "epoch" else max(1, (end - start) // EVENTS_BY_STEP))
-        waited = self._last_event is None or position - self._last_event >= frequency
-        return position >= start and (waited or position >= end)
+    @override
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+    ) -> None:
+        super().compacted(trainer, pl_module, cuts)
+        self._gatherer.cut(self._kept)
+        if self._gatherer.watching:
+            self._look_at(self._subject(trainer, pl_module))
 
-    def _advance(self, trainer: Trainer, pl_module: LightningModule, position: int) -> None:
-        fraction = self._schedule(schedules.progress(position, *self._window))
-        if not self._due(position) or fraction <= self._fraction:
+    def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rehearsal = trainer.fast_dev_run  # type: ignore[attr-defined]
+        position = trainer.global_step if rehearsal else self._timing.position(trainer)
+        fraction = self._schedule(self._timing.progress(position, self._window))
+        if not self._timing.due(position, self._last_event, self._window) or fraction <= self._fraction:
             return
         self._prune(trainer, pl_module, fraction)
         self._fraction, self._last_event = fraction, position
 
-    def _prune(self, trainer: Trainer, pl_module: LightningModule, fraction: float) -> None:
+    def _subject(self, trainer: Trainer, pl_module: LightningModule) -> targets.Subject:
         model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
         graph = engine.trace(model, example)
-        masks = self._choose(model, engine.dependency_groups(model, example, graph=graph), fraction)
+        groups = engine.dependency_groups(model, example, graph=graph)
+        return targets.Subject(
+            model, example, graph, groups, trainer.precision_plugin.forward_context, (trainer, *trainer.loggers)
+        )
+
+    def _look_at(self, subject: targets.Subject) -> None:
+        self._kept = selection.kept_units(subject.groups, self._masks)
+        if self._gatherer.kinds:
+            chosen = self._selector.amounts(subject.groups)
+            self._gatherer.watch(subject.model, subject.graph, [g for g in subject.groups if g.name in chosen])
+
+    def _prune(self, trainer: Trainer, pl_module: LightningModule, fraction: float) -> None:
+        subject = self._subject(trainer, pl_module)
+        masks = from_rank_zero(trainer, lambda: self._choose(subject, fraction))
         # Every repair in the Trainer is asked before a weight is zeroed, wherever it stands in the list of callbacks.
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
-                masks = callback.repaired(masks, model, example, graph)
+                masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
         boolean = {module: {name: mask != 0 for name, mask in own.items()} for module, own in masks.items()}
         self.impose(pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")))
+        self._kept = selection.kept_units(subject.groups, self._masks)
 
-    def _choose(self, model: nn.Module, groups: Sequence[engine.Group], fraction: float) -> Masks:
-        previous, amounts, keep = selection.kept_units(groups, self._masks), self._amounts(groups), {}
-        for group in groups:
-            if amounts.get(group.name):
-                scores = criteria.score(self._criterion, group, model.get_parameter)
-                part = amounts[group.name] * fraction
-                keep[group.name] = selection.select(scores, part, previous[group.name], group.rows)
-        return dict(engine.group_masks(groups, keep))
+    def _choose(self, subject: targets.Subject, fraction: float) -> Masks:
+        self._kept = selection.kept_units(subject.groups, self._masks)
+        scores = self._scores(subject) if self._selector.amounts(subject.groups) else {}
+        keep = self._selector.choose(subject, scores, self._kept, fraction, self._reference, self._dense)
+        return dict(engine.group_masks(subject.groups, keep))
 
-    def _amounts(self, groups: Sequence[engine.Group]) -> dict[str, float]:
-        return selection.amounts(groups, self.amount, self.layers, self.exclude)
+    def _scores(self, subject: targets.Subject) -> dict[str, Tensor]:
+        evidence = Evidence(subject.model.get_parameter, self._kept, self._gatherer.gathered)
+        chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]
+        found = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
+        unscored = [name for name, scores in found.items() if scores is None]
+        if len(unscored) == len(chosen):
+            raise MisconfigurationException(self._nothing_known(unscored))
+        if unscored != self._unscored:
+            rank_zero_warn(f"The criterion knows nothing of these layers, which stay whole: {', '.join(unscored)}.")
+            self._unscored = unscored
+        return {name: scores for name, scores in found.items() if scores is not None}
 
-
-def pl_automatic(trainer: Trainer) -> bool:
-    """Whether Lightning steps the optimizer, once a batch or accumulation."""
-    return trainer.lightning_module.automatic_optimization
-
-
-def _check_times(start: int | None, end: int | None, unit: str, frequency: int | None) -> None:
-    checks: dict[str, Callable[[], bool]] = {
-        f"`unit` is 'epoch' or 'step', got {unit!r}.": lambda: unit in ("epoch", "step"),
-        f"`start` is a number of {unit}s from 0 on, got {start!r}.": lambda: start is None or start >= 0,
-        f"`end` comes after `start`, got start={start!r}, end={end!r}.": lambda: end is None or end >= (start or 0),
-        f"`frequency` is a number of {unit}s from 1 on, got {frequency!r}.": lambda: (
-            frequency is None or frequency >= 1
-        ),
-    }
-    for message, holds in checks.items():
-        if not holds():
-            raise MisconfigurationException(message)
+    def _nothing_known(self, names: Sequence[str]) -> str:
+        what = f"The criterion of `ChannelPruning` knows nothing of any layer ({', '.join(names[:4])}"
+        what += ", …)." if len(names) > 4 else ")."
+        if not self._gatherer.kinds:
+            return f"{what} Choose another criterion, or other layers."
+        return (
+            f"{what} It needs statistics of the training, and none was gathered: let pruning start later, and let "
+            "`training_step` call the model itself, with gradients."
+        )

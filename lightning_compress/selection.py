@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from engine import Group, Member
-from engine.importance import cut
 from lightning_compress.packages import MisconfigurationException
 
 Masks = dict[str, dict[str, Tensor]]
 
 
-def check_amount(amount: float | Mapping[str, float]) -> None:
+def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> None:
     """Refuse amounts that are no fraction.
 
     Raises:
@@ -26,7 +25,9 @@ def check_amount(amount: float | Mapping[str, float]) -> None:
     """
     for value in amount.values() if isinstance(amount, Mapping) else (amount,):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise MisconfigurationException(f"`amount` is a fraction of the channels in [0, 1], got {value!r}.")
+            raise MisconfigurationException(
+                f"`{name}` is a fraction in [0, 1], or fractions by pattern, got {value!r}."
+            )
 
 
 def as_patterns(patterns: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -67,7 +68,9 @@ def amounts(
     chosen = [group for group in groups if not layers or _matches(group, layers)]
     check_prunable(chosen, layers)
     found = {
-        group.name: _amount(group, by_pattern) for group in chosen if not group.reason and not _matches(group, exclude)
+        group.name: smallest_amount(group, by_pattern)
+        for group in chosen
+        if not group.reason and not _matches(group, exclude)
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -76,7 +79,8 @@ def _matches(group: Group, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(layer, pattern) for layer in group.layers for pattern in patterns)
 
 
-def _amount(group: Group, by_pattern: Mapping[str, float]) -> float | None:
+def smallest_amount(group: Group, by_pattern: Mapping[str, float]) -> float | None:
+    """The smallest fraction that applies to a layer of a group: of each layer, that of the first pattern it matches."""
     first = (next((v for p, v in by_pattern.items() if fnmatchcase(layer, p)), None) for layer in group.layers)
     return min((value for value in first if value is not None), default=None)
 
@@ -107,33 +111,6 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
         raise MisconfigurationException(
             f"Nothing can be pruned in {'the layers ' + repr(list(layers)) if layers else 'the model'} ({reasons})."
         )
-
-
-def select(scores: Tensor, amount: float, previous: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-    """Which units of one group to keep: ``floor(amount * size)`` with the lowest scores go, one stays at least.
-
-    Ties go by position, the lowest first. What is gone already stays gone, and counts.
-
-    Args:
-        scores: finite scores, shape ``(size,)``.
-        amount: fraction in [0, 1].
-        previous: what was kept so far, bool of shape ``(size,)``.
-        rows: int of shape ``(size,)``; units of different rows must go in equal numbers, as in the groups of a
-            convolution: then the amount applies to each row.
-
-    Returns:
-        Bool of shape ``(size,)`` on the CPU, True = keep.
-
-    Example:
-        >>> select(torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.5)
-        tensor([ True, False,  True, False])
-        >>> select(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5, rows=torch.tensor([0, 0, 1, 1]))
-        tensor([False,  True, False,  True])
-    """
-    if previous is None:
-        return cut(scores, amount, rows)
-    previous = previous.cpu()
-    return cut(torch.where(previous, scores.detach().cpu().double(), -torch.inf), amount, rows) & previous
 
 
 def kept_units(groups: Sequence[Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -163,6 +163,14 @@ def _glu_labels(node: Node, labels: Labels) -> None:
         labels.add(node.output, layer)
 
 
+def _glu_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Zero where what is gated is zero, whatever the gate."""
+    source, dim = node.inputs[0], node.args["dim"] % node.output.ndim
+    known = constants.plain(source)
+    half, gate = known.chunk(2, dim) if known.size(dim) > 1 else (known, known)
+    return [torch.where(half == 0, 0.0, varies_where((half, gate), half * gate.sigmoid()))]
+
+
 def _glu_used(node: Node, use: Use) -> None:
     used, dim = use[node.output], node.args["dim"] % node.output.ndim
     use.add(node.inputs[0], torch.cat([used, used], dim) if used.size(dim) > 1 else used)
@@ -241,7 +249,7 @@ RULES = [
     Rule(tuple(PRODUCTS), broadcast_labels, _product, _product_used, elementwise=1, samples=_product_samples),
     Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1),
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used),
-    Rule(("glu",), _glu_labels, use=_glu_used, elementwise=1),
+    Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),
     Rule(("fill", "zero", "zeros_like", "ones_like", "full_like"), _like_labels, _filled, _unused),
     Rule(
         ("new_full", "new_ones", "new_zeros", "full", "ones", "zeros"),

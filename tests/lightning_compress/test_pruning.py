@@ -260,7 +260,7 @@ def test_fast_dev_run_rehearses_the_pruning(tmp_path: Path) -> None:
         ({"start": -1}, "`start`.*-1"),
         ({"start": 5, "end": 3}, "`end` comes after `start`"),
         ({"frequency": 0}, "`frequency`.*0"),
-        ({"criterion": "taylor"}, "`criterion='taylor'`"),
+        ({"criterion": "gradient"}, "`criterion='gradient'`"),
         ({"schedule": "cosine"}, "`schedule='cosine'`"),
     ],
 )

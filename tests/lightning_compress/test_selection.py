@@ -18,38 +18,6 @@ def groups() -> list[engine.Group]:
     return engine.dependency_groups(Net(), torch.ones(1, 3, 8, 8))
 
 
-@pytest.mark.parametrize(
-    ("amount", "size", "removed"),
-    [(0.0, 10, 0), (0.29, 10, 2), (0.29, 100, 29), (0.7, 10, 7), (0.99, 10, 9), (1.0, 10, 9), (1.0, 1, 0)],
-)
-def test_floor_of_the_amount_goes_and_one_stays(amount: float, size: int, removed: int) -> None:
-    """floor(amount · size) units go, floating-point fuzz aside (0.29 · 100 < 29), and never all."""
-    keep = selection.select(torch.arange(float(size)), amount)
-    assert keep.tolist() == [False] * removed + [True] * (size - removed)
-
-
-def test_ties_go_by_position() -> None:
-    """Of equal scores the first go, however many there are."""
-    assert selection.select(torch.ones(100), 0.25).tolist() == [False] * 25 + [True] * 75
-
-
-def test_pruned_stays_pruned() -> None:
-    """Units that are gone stay gone whatever their score, count towards the amount, and remain where the amount
-    falls.
-    """
-    previous = torch.tensor([True, True, False, True])
-    assert selection.select(torch.tensor([1.0, 2.0, 9.0, 3.0]), 0.5, previous).tolist() == [False, True, False, True]
-    assert selection.select(torch.tensor([1.0, 2.0, 9.0, 3.0]), 0.0, previous).tolist() == previous.tolist()
-
-
-def test_rows_lose_equally_many() -> None:
-    """Units of different rows go in equal numbers, each row its lowest; in each row one stays."""
-    rows = torch.tensor([0, 1, 0, 1, 0, 1])
-    keep = selection.select(torch.tensor([1.0, 9.0, 2.0, 8.0, 3.0, 7.0]), 0.5, rows=rows)
-    assert keep.tolist() == [False, True, True, True, True, False]
-    assert selection.select(torch.arange(6.0), 1.0, rows=rows).tolist() == [False] * 4 + [True] * 2
-
-
 def test_output_is_left_alone_by_default(groups: list[engine.Group]) -> None:
     """Without patterns all groups are chosen but the output layer's."""
     assert selection.amounts(groups, 0.5) == {"stem": 0.5, "wide": 0.5}

@@ -222,6 +222,17 @@ def test_glu_ties_a_gate_and_what_it_gates() -> None:
     assert labels.graph.outputs[0].shape[1] == 4
 
 
+def test_glu_of_a_dead_pair_is_zero_and_compacts() -> None:
+    """What is gated decides: zero whatever the gate; a pair that is masked goes, a dead gate alone is no reason."""
+    model = randomised(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GLU(1), nn.Conv2d(4, 2, 1)))
+    assert (
+        engine.count_flops_params(model, image(), verbose=False, masks=dead(model, {"0": [1, 5]}))[1] == 3 * 6 + 6 + 8
+    )
+    check_exact(model, dead(model, {"0": [1, 5]}), image(), image(8))
+    check_exact(model, dead(model, {"0": [1]}), image(), image(8))
+    check_exact(model, dead(model, {"0": [5]}), image(), image(8))
+
+
 def test_point_wise_ops_are_counted_in_full_mode_only() -> None:
     """The default counts contractions; ``full`` adds one operation per element."""
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())

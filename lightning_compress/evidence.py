@@ -1,0 +1,189 @@
+"""What criteria see of a model: its parameters, what is masked already, and what was gathered while it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import engine
+from engine.activity import ActivityMeter
+from engine.importance import unit_sums
+from lightning_compress.base import to_device
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+
+Gathered = dict[str, dict[str, Tensor]]
+
+# What was gathered longer ago counts less: by this factor each time.
+DECAY = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a criterion is given beside the group.
+
+    Attributes:
+        parameter: gives a parameter by its full name; calling the evidence itself does the same.
+        kept: which units of a group are not masked yet, bool ``(size,)`` by group name; all where it is missing.
+        gathered: statistics of shape ``(size,)`` by kind and group name: ``"loss_change"``, ``"active"`` and
+            ``"magnitude"``.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> Evidence(layer.get_parameter)("weight") is layer.weight
+        True
+    """
+
+    parameter: Callable[[str], Tensor]
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    gathered: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def __call__(self, name: str) -> Tensor:
+        """A parameter by its full name."""
+        return self.parameter(name)
+
+    def statistic(self, kind: str, group: engine.Group) -> Tensor | None:
+        """What was gathered of a group, or None: nothing, or of other channels than it has now."""
+        found = self.gathered.get(kind, {}).get(group.name)
+        return found if found is not None and len(found) == group.size else None
+
+
+def loss_changes(
+    groups: Iterable[engine.Group], model: nn.Module, parameters: Iterable[nn.Parameter] | None = None
+) -> dict[str, Tensor]:
+    r"""First-order estimate of what zeroing each unit does to the loss, :math:`(\sum_{p \in u} g_p \, w_p)^2`.
+
+    The sum runs over all that zeroing the unit sets to zero, the norm's scale and shift included: in front of a batch
+    norm the weights alone sum to nothing, as the loss does not depend on their scale.
+
+    Args:
+        groups: dependency groups.
+        model: gives weights and gradients.
+        parameters: the parameters whose gradients are up to date; all by default.
+
+    Returns:
+        Shape ``(size,)`` by group name; groups without a gradient are left out.
+
+    Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019.
+    """
+    known = None if parameters is None else set(map(id, parameters))
+    found = {}
+    for group in groups:
+        sums = [part for member in group.members for part in _products(group, member, model, known)]
+        if sums:
+            found[group.name] = torch.stack(sums).sum(0).square().double()
+    return found
+
+
+def _products(group: engine.Group, member: engine.Member, model: nn.Module, known: set[int] | None) -> Iterator[Tensor]:
+    weight = model.get_parameter(member.parameter)
+    if member.role != "in" and weight.grad is not None and (known is None or id(weight) in known):
+        yield unit_sums(weight.detach().float() * weight.grad.float(), member.units, group.size)
+
+
+class Gatherer:
+    """Statistics over the steps of a training, as a callback's hooks hand them in; their sums are its state.
+
+    Args:
+        kinds: ``"loss_change"`` (of gradients), ``"activity"`` (of what the layers read); none gathers nothing.
+        every: batches from one look to the next; the first of each epoch is looked at.
+    """
+
+    def __init__(self, kinds: Iterable[str], every: int) -> None:
+        self.kinds, self.every = frozenset(kinds), every
+        self.gathered: Gathered = {}
+        self._meter: ActivityMeter | None = None
+        self._groups: Sequence[engine.Group] = ()
+        self._inputs: tuple[Any, Any] | None = None
+        self._hook: Any = None
+        self._batch_due = self._step_due = False
+
+    def watch(self, model: nn.Module, graph: engine.Graph, groups: Sequence[engine.Group]) -> None:
+        """Look at a model from now on, until `close`."""
+        self.close()
+        self._groups = groups
+        if "activity" in self.kinds:
+            self._meter = ActivityMeter(graph, groups)
+            self._hook = model.register_forward_pre_hook(self._remember, with_kwargs=True)
+
+    def close(self) -> None:
+        """Look no more; what was gathered stays."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self._meter = self._inputs = None
+        self._groups = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Strategies that spawn processes pickle the callbacks.
+        return {**self.__dict__, "_hook": None, "_meter": None, "_inputs": None, "_groups": ()}
+
+    @property
+    def watching(self) -> bool:
+        """Whether there is a model to look at."""
+        return bool(self._groups)
+
+    def _remember(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._batch_due and torch.is_grad_enabled():  # a training step's, not the validation's
+            self._inputs = args, kwargs
+
+    def on_batch_start(self, trainer: Trainer, batch_idx: int) -> None:
+        """Whether to look at this batch, and at the step that it takes, follows from its number: no state."""
+        span = trainer.accumulate_grad_batches
+        self._batch_due = batch_idx % self.every == 0
+        self._step_due = batch_idx // self.every != (batch_idx - span) // self.every
+
+    def on_step(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Look at the gradients, unscaled and reduced over the ranks as they are before the optimizer's step."""
+        if self._step_due and "loss_change" in self.kinds:
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            self._add("loss_change", loss_changes(self._groups, model, trained))
+
+    def on_batch_end(self, trainer: Trainer, model: nn.Module) -> None:
+        """Look at what the layers read of the last batch, on all ranks together."""
+        if self._meter is None or self._inputs is None:
+            return
+        (args, kwargs), self._inputs = self._inputs, None
+        with trainer.precision_plugin.forward_context():
+            activity = self._meter(model, args, kwargs)
+        names = list(activity.count)
+        sums = [
+            torch.stack([part[n] for part in (activity.count, activity.positive, activity.magnitude)]) for n in names
+        ]
+        if trainer.world_size > 1 and sums:
+            sums = _reduced(trainer, sums)
+        self._add("active", {n: total[1] / total[0] for n, total in zip(names, sums, strict=True)})
+        self._add("magnitude", {n: total[2] / total[0] for n, total in zip(names, sums, strict=True)})
+
+    def _add(self, kind: str, found: Mapping[str, Tensor]) -> None:
+        known = self.gathered.setdefault(kind, {})
+        for name, value in found.items():
+            before = known.get(name)
+            fits = before is not None and len(before) == len(value)
+            known[name] = value + DECAY * before.to(value.device) if fits and before is not None else value
+
+    def cut(self, kept: Mapping[str, Tensor]) -> None:
+        """Keep the statistics of the units that a compaction leaves; the model has to be watched anew."""
+        for kind, found in self.gathered.items():
+            fits = {name: value for name, value in found.items() if len(kept.get(name, value)) == len(value)}
+            self.gathered[kind] = {n: v[kept[n].to(v.device)] if n in kept else v for n, v in fits.items()}
+
+    def state_dict(self) -> Gathered:
+        """What was gathered, on the CPU."""
+        state: Gathered = to_device(self.gathered, "cpu")
+        return state
+
+    def load_state_dict(self, state: Gathered) -> None:
+        """Go on with what another run gathered."""
+        self.gathered = {kind: dict(found) for kind, found in state.items()}
+
+
+def _reduced(trainer: Trainer, sums: list[Tensor]) -> list[Tensor]:
+    flat: Any = trainer.strategy.reduce(torch.cat([s.flatten() for s in sums]), reduce_op="sum")
+    parts = flat.split([s.numel() for s in sums])
+    return [part.view_as(total) for part, total in zip(parts, sums, strict=True)]

@@ -1,0 +1,43 @@
+"""Functions of the user's own, named as strings, so that a YAML file can name them."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from lightning_compress.packages import MisconfigurationException
+
+
+def imported(path: Any, argument: str, known: Iterable[str]) -> Any:
+    """What an import path names.
+
+    Args:
+        path: ``"package.module:function"``, or with a point in place of the colon.
+        argument: name of the argument that holds it, for the error.
+        known: names that the argument takes beside import paths, for the error.
+
+    Returns:
+        A callable.
+
+    Raises:
+        MisconfigurationException: if there is no such callable.
+
+    Example:
+        >>> imported("math:floor", "schedule", ["linear"])
+        <built-in function floor>
+    """
+    module, _, name = ("", "", "")
+    if isinstance(path, str):
+        module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    try:
+        found = operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MisconfigurationException(
+            f"`{argument}={path!r}` is neither one of {', '.join(sorted(known))} nor the import path of a function "
+            f"('package.module:function'): {error}."
+        ) from error
+    if not callable(found):
+        raise MisconfigurationException(f"`{argument}={path!r}` is no function but {type(found).__name__}.")
+    return found
