@@ -54,7 +54,6 @@ class Predictor:
         self._model, self._graph, self._rules, self._batch_dim = model, graph, rules, batch_dim
         self._structure = structure_of(graph, rules)
         self._groups = {group.name: group for group in groups}
-        self._score = torch.zeros(len(self._structure.roots))
 
     def __call__(self, keep: Mapping[str, Tensor]) -> tuple[int, int]:
         """Predict.
@@ -77,9 +76,12 @@ class Predictor:
         counter = Counter(self._graph, self._rules, self._settled(stays), "default", self._batch_dim)
         return counter.total(), counter.parameters(self._model)
 
+    def _no_preference(self) -> Tensor:
+        return torch.zeros(len(self._structure.roots))
+
     def _settled(self, stays: Tensor) -> Shrunk:
         while True:
-            shrunk = Shrunk(self._structure, closed(self._structure, stays, self._score))
+            shrunk = Shrunk(self._structure, closed(self._structure, stays, self._no_preference))
             unmet = settle(shrunk)[1]
             before = int(stays.sum())
             for _, _, slots in unmet:
