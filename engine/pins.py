@@ -65,8 +65,8 @@ class Pin:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
         """Read what `state_dict` wrote."""
-        names = ("module", "function", "method", "source", "operator")
-        found: dict[str, Any] = {name: str(state[name]) for name in names}
+        found: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
+        found["operator"] = str(state.get("operator", ""))  # plans of before there were any have calls only
         found |= {name: int(state[name]) for name in ("line", "column", "position")}
         value = state["value"]
         return cls(**found, value=float(value) if isinstance(value, float) else int(value))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import engine
 from engine.checkpoint import KEY, VERSION, content_of, read_checkpoint, seal
 from engine.errors import CheckpointError
+from tests.engine import golden
 from tests.engine.exactness import channel_masks, randomised, run
 
 
@@ -127,3 +128,22 @@ def test_a_truncated_or_missing_file(tmp_path: Path) -> None:
     for name in ("cut.ckpt", "none.ckpt"):
         with pytest.raises(CheckpointError, match=name):
             read_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("name", golden.NETWORKS)
+def test_files_of_every_version_load(name: str, version: int) -> None:
+    """A file that the code of its time wrote loads, and the network puts out what it put out then."""
+    path = golden.FOLDER / f"{name}-{version}.golden"
+    model, x = golden.made(name)
+    dense = sum(p.numel() for p in model.parameters())
+    loaded = engine.load_compacted_state(model, path).eval()
+    assert read_checkpoint(path)[KEY]["version"] == version
+    assert sum(p.numel() for p in loaded.parameters()) < dense
+    torch.testing.assert_close(loaded(x), read_checkpoint(path)["expected"])
+
+
+def test_the_present_version_has_golden_files() -> None:
+    """Whoever changes the format adds files of the new version, and the old ones stay."""
+    found = {path.name for path in golden.FOLDER.iterdir()}
+    assert found == {f"{name}-{v}.golden" for name in golden.NETWORKS for v in range(1, VERSION + 1)}
