@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from engine.errors import TraceError
+from engine.fakes import Fakes
 from engine.graph import Graph, Node, Value, walk_values
 from engine.opaque import Inside, storage_of
 from engine.signature import Signature, signature
@@ -56,12 +56,12 @@ class Recorder(TorchDispatchMode):
 
     Args:
         model: gives the names of parameters and buffers, which are known by identity.
-        fake_mode: the mode that substitutes tensors without data, or None to run on the real ones.
+        fakes: substitutes tensors without data, or None to run on the real ones.
     """
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode | None) -> None:
+    def __init__(self, model: nn.Module, fakes: Fakes | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._fake_mode = fake_mode
+        self._maker = fakes
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -153,8 +153,7 @@ class Recorder(TorchDispatchMode):
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
         bound = what.bind(args, kwargs)
         values = map_tensors(bound, self._read)
-        with self._fake_mode or nullcontext():
-            out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if self._maker is None else self._maker.run(func, args, kwargs)
         written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
         self._add(what.op, func, bound, values, written, out)
         return out
@@ -195,8 +194,7 @@ class Recorder(TorchDispatchMode):
             value = self._peek(tensor)
             if value is not None and value.data is None:
                 inside.reads[id(tensor)] = tensor
-        with self._fake_mode or nullcontext():
-            out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if self._maker is None else self._maker.run(func, args, kwargs)
         bound = what.bind(args, kwargs)
         inside.written |= {storage_of(bound[name]) for name in what.writes if isinstance(bound[name], Tensor)}
         inside.made.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
@@ -213,12 +211,11 @@ class Recorder(TorchDispatchMode):
         return not found and self._provenance.tagged
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
-        if self._fake_mode is None or isinstance(tensor, FakeTensor):
+        if self._maker is None or isinstance(tensor, FakeTensor):
             return tensor
         fake = self._fakes.get(id(tensor))
         if fake is None:
-            with torch.inference_mode(False):
-                fake = self._fake_mode.from_tensor(tensor)
+            fake = self._maker.of(tensor)
             self._fakes[id(tensor)] = fake
             self._alive += [tensor, fake]
             if id(tensor) in self._names:

@@ -8,7 +8,6 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,12 +18,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
 )
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.errors import InputError, TraceError
+from engine.fakes import Fakes
 from engine.graph import Graph
+from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
 from engine.recorder import Recorder
 from engine.sizes import AttributeOf, Size
@@ -142,23 +142,6 @@ def int_attributes(module: nn.Module) -> dict[str, int]:
     }
 
 
-@functools.cache
-def _reads_training(cls: type) -> bool:
-    """Whether the class's own Python code looks at ``self.training``; torch's own layers do so only for their op."""
-    for base in cls.__mro__:
-        if base is nn.Module or base.__module__.startswith("torch.nn.modules"):
-            continue
-        functions = (getattr(f, "__wrapped__", f) for f in vars(base).values())
-        if any("training" in f.__code__.co_names for f in functions if hasattr(f, "__code__")):
-            return True
-    return False
-
-
-def _containers(model: nn.Module) -> list[nn.Module]:
-    """Modules whose path may differ while training; leaves stay in eval, so that norms and dropout are comparable."""
-    return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]  # type: ignore[arg-type]
-
-
 def _run(
     recorder: Recorder,
     model: nn.Module,
@@ -184,11 +167,11 @@ def _run(
 
 
 def _record(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], fake: bool) -> Recorder:
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    recorder = Recorder(model, mode)
-    _run(recorder, model, opaque, *inputs[0], [], "eval")
-    containers = _containers(model)
-    more = [(*inputs[0], containers, "train")] if containers else []
+    recorder = Recorder(model, Fakes() if fake else None)
+    readers = readers_of_training(model)
+    with watched(readers) as seen:
+        _run(recorder, model, opaque, *inputs[0], [], "eval")
+    more = [(*inputs[0], readers, "train")] if any(id(m) in seen for m in readers) else []
     for args, kwargs, train, path in [*more, *((*other, [], "other") for other in inputs[1:])]:
         mark = recorder.mark()
         try:
