@@ -22,7 +22,7 @@ from engine.pins import Pin, pinned_class
 from engine.replace import Replace, Replacement, places, replaced_by
 from engine.slices import Slice
 
-__all__ = ["Compaction", "OptimizerLike"]
+__all__ = ["Compaction", "OptimizerLike", "renew", "stored_tensors"]
 
 OptimizerLike = Optimizer | Sequence[Optimizer] | None
 
@@ -256,6 +256,11 @@ def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:
     tensor.data = torch.empty(0, dtype=detour, device=data.device)
     tensor.data = data
     tensor.grad = gradient
+
+
+def renew(parameter: Tensor) -> None:
+    """Give a parameter a new gradient accumulator, on which nobody has hooks yet; values and gradient stay."""
+    _swap(parameter, parameter.data, parameter.grad)
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from engine.compact import stored_tensors
 from engine.errors import PlanError
+from engine.follow import reshape
+from engine.history import entry_of, history
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -48,20 +51,41 @@ def averages(callbacks: Iterable[Any], pl_module: LightningModule, path: str) ->
     return found
 
 
-def _copies(callbacks: Iterable[Any], pl_module: nn.Module) -> Iterator[nn.Module]:
+def follow_loading(pl_module: LightningModule) -> None:
+    """Let copies that averaging callbacks hold take the shapes that the LightningModule takes when it is resumed.
+
+    They were made before that, in ``setup``, and their own weights are loaded right after it.
+    """
+    if _align not in pl_module._load_state_dict_post_hooks.values():
+        pl_module.register_load_state_dict_post_hook(_align)
+
+
+def _align(pl_module: nn.Module, incompatible_keys: Any) -> None:
+    trainer = getattr(pl_module, "_trainer", None)
+    done = {path: entry_of(module) for path, module in pl_module.named_modules() if history(module)}
+    if trainer is not None and done:
+        shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(pl_module).items()}
+        for copy in _copies(trainer.callbacks, pl_module, _names):
+            reshape(copy, shapes, done)
+
+
+def _copies(
+    callbacks: Iterable[Any], pl_module: nn.Module, key: Callable[[nn.Module], Any] | None = None
+) -> Iterator[nn.Module]:
+    key = key or _shapes
     for callback in callbacks:
         for value in vars(callback).values():
             module = value.module if isinstance(value, AveragedModel) else value
-            if isinstance(module, nn.Module) and module is not pl_module and _names(module) == _names(pl_module):
+            if isinstance(module, nn.Module) and module is not pl_module and key(module) == key(pl_module):
                 yield module
 
 
 def _part(model: nn.Module, name: str, average: AveragedModel) -> list[Average]:
-    wanted, inside = _names(average.module), {id(module) for module in average.modules()}
+    wanted, inside = _shapes(average.module), {id(module) for module in average.modules()}
     paths = [
         path
         for path, module in model.named_modules()
-        if id(module) not in inside and _is_like(module, average.module) and _names(module) == wanted
+        if id(module) not in inside and _is_like(module, average.module) and _shapes(module) == wanted
     ]
     if len(paths) > 1:
         raise PlanError(
@@ -76,5 +100,9 @@ def _is_like(one: nn.Module, other: nn.Module) -> bool:
     return type(one).__qualname__ == type(other).__qualname__
 
 
-def _names(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+def _names(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters()]
+
+
+def _shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]

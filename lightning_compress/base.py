@@ -15,6 +15,8 @@ from typing_extensions import override
 
 import engine
 from engine.errors import EngineError
+from lightning_compress.averages import follow_loading
+from lightning_compress.loading import follow_checkpoints
 from lightning_compress.packages import LIGHTNING_MODULES, Callback, MisconfigurationException, isolate_rng
 
 if TYPE_CHECKING:
@@ -225,8 +227,10 @@ class CompressionCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        follow_checkpoints(pl_module)
         if stage == "fit":
             check_strategy(trainer)
+            follow_loading(pl_module)
             self._example = None
 
     def compacted(

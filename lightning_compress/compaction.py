@@ -1,7 +1,8 @@
-"""Removal of what is masked, at the end of the fit, and the compacted checkpoint."""
+"""Removal of what is masked, while training or at the end of the fit, and the compacted checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,29 +16,34 @@ from typing_extensions import override
 import engine
 from engine.checkpoint import KEY, content_of
 from engine.errors import CheckpointError, EngineError, VerificationError
-from engine.history import certify, is_compacted
+from engine.history import is_compacted
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
 from lightning_compress.complexity import ComplexityMonitor
-from lightning_compress.loading import follow_checkpoints
 from lightning_compress.masking import MaskingCallback, active_masks
 from lightning_compress.packages import MisconfigurationException
+from lightning_compress.shrinking import shrink
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
 
 class ModelCompaction(CompressionCallback):
-    """Removes at the end of the fit what is masked, in place, verifies it, and writes the compacted checkpoint.
+    """Removes what is masked, in place, verifies it, and writes the compacted checkpoint.
 
-    It acts in ``on_fit_end``: by then every ``on_train_end`` has run (``ModelPruning`` has made its masks permanent,
-    averaging callbacks have put their averages in), DDP is unwrapped and SyncBN reverted, whatever the order of the
-    callbacks, and however the fit ended: by its length, early stopping, ``max_time`` or ``trainer.should_stop``.
+    At the end it acts in ``on_fit_end``: by then every ``on_train_end`` has run (``ModelPruning`` has made its masks
+    permanent, averaging callbacks have put their averages in), DDP is unwrapped and SyncBN reverted, whatever the order
+    of the callbacks, and however the fit ended: by its length, early stopping, ``max_time`` or ``trainer.should_stop``.
     Lightning has moved the module to the CPU; it goes back to the trainer's device for the compaction. On Ctrl-C
     Lightning calls ``on_exception`` only: then it acts there. Other exceptions leave the model alone.
 
-    What is masked: the masks that callbacks of the Trainer hold and those of `torch.nn.utils.prune`; where there are
-    none, the zeros in the weights.
+    With ``when`` it also compacts while training goes on: optimizers, schedulers, averaged copies, masks and their
+    schedules, DDP and compiled code follow, and training goes on as it would have with masks. Only what callbacks mask
+    counts as dead then: a weight that is zero by itself has yet to learn. What would not be exact in train mode is
+    refused.
+
+    What is masked at the end: the masks that callbacks of the Trainer hold and those of `torch.nn.utils.prune`; where
+    there are none, the zeros in the weights.
 
     Args:
         dirpath: local folder of the checkpoint; by default the Trainer's log folder.
@@ -48,11 +54,14 @@ class ModelCompaction(CompressionCallback):
         save: whether to write the checkpoint.
         model: path of the model inside the LightningModule.
         example_input: what the model takes.
+        when: when to compact while training goes on: before the first batch of an epoch, or of several, or (a fraction)
+            as soon as at least that part of the model's parameters would be removed. By default at the end only; at the
+            end it compacts in any case.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
-        plan: what was removed, once compacted.
-        certificate: the verdict of the verification, once compacted.
+        plan: what was removed, once compacted; of several compactions, what they removed together.
+        certificate: the verdict of the (last) verification, once compacted.
         failure: why the model was not compacted, where that was tried and failed.
 
     Example:
@@ -70,8 +79,10 @@ class ModelCompaction(CompressionCallback):
         save: bool = True,
         model: str | None = None,
         example_input: Any = None,
+        when: int | float | Sequence[int] | None = None,
     ) -> None:
         super().__init__(model, example_input)
+        self.when = _times(when)
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
         if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
@@ -89,11 +100,12 @@ class ModelCompaction(CompressionCallback):
         self.failure: str | None = None
         self._folder: Path | None = None
         self._training = False
+        self._epoch = -1
+        self._seen: list[Any] = []
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        follow_checkpoints(pl_module)
         if stage != "fit":
             return
         launcher = trainer.strategy.launcher
@@ -102,15 +114,62 @@ class ModelCompaction(CompressionCallback):
                 "`ModelCompaction` does not work with strategies that fork or spawn their processes from this one: the "
                 "compacted weights do not fit the module that stays behind here. Use `strategy='ddp'`."
             )
+        self._check_no_model_pruning(trainer)
         self._reset()
         # All ranks take part in finding the folder, so it cannot wait for an interrupt.
         self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+
+    def _check_no_model_pruning(self, trainer: Trainer) -> None:
+        names = {cls.__name__ for callback in trainer.callbacks for cls in type(callback).__mro__}  # type: ignore[attr-defined]
+        if self.when is not None and "ModelPruning" in names:
+            raise MisconfigurationException(
+                "`ModelPruning` keeps masks and copies of the weights that cannot follow a compaction while training "
+                "goes on. Leave `when` out, so that the model is compacted at the end, or prune with `ChannelPruning`."
+            )
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # An example input that is missing or rejected is an error before the first epoch, not after the last.
         self.example(trainer, pl_module)
         self._training = True
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # Every callback has pruned by then that does so at the start of the epoch or after the last step, whatever
+        # their order; no gradients are pending.
+        if self.when is not None and self._is_due(trainer, pl_module):
+            self._try(trainer, pl_module, training=True, alone=False)
+            self._seen = [holder.masks for holder in _holders(trainer)]
+
+    def _is_due(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        if not isinstance(self.when, float):
+            due, self._epoch = trainer.current_epoch != self._epoch, trainer.current_epoch
+            return due and trainer.current_epoch in self.when  # type: ignore[operator]
+        masks = [holder.masks for holder in _holders(trainer)]
+        if len(masks) == len(self._seen) and all(a is b for a, b in zip(masks, self._seen, strict=True)):
+            return False
+        self._seen = masks
+        return self._dead(trainer, pl_module) >= self.when
+
+    def _dead(self, trainer: Trainer, pl_module: LightningModule) -> float:
+        """Fraction of the model's parameters that a compaction would remove now."""
+        path, model = self.target(pl_module)
+        masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
+        if not masks:
+            return 0.0
+        small = engine.count_flops_params(model, self.example(trainer, pl_module), verbose=False, masks=masks)[1]
+        return 1 - small / sum(parameter.numel() for parameter in model.parameters())
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"plan": self.plan and self.plan.structure(), "certificate": self.certificate}
+        return {"epoch": self._epoch, **{name: part and part.state_dict() for name, part in made.items()}}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._epoch, plan, certificate = (state_dict[name] for name in ("epoch", "plan", "certificate"))
+        self.plan = plan and engine.Plan.from_state_dict(plan)
+        self.certificate = certificate and engine.Certificate.from_state_dict(certificate)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -137,65 +196,61 @@ class ModelCompaction(CompressionCallback):
         """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""
         self._training = False
         alone = alone or trainer.world_size == 1
+        failed = not self._try(trainer, pl_module, training=False, alone=alone)
+        if self.plan is None and not failed:
+            rank_zero_info("ModelCompaction: nothing is masked that could be removed, so nothing changes.")
+        elif self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._write(trainer, pl_module, alone)
+
+    def _try(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
+        """Compact if it can be done; says whether it could."""
         try:
-            self._compact(trainer, pl_module, alone)
+            changed = self._compact(trainer, pl_module, training=training, alone=alone)
         except EngineError as error:
             self.failure = str(error)
             if self.on_failure == "raise":
                 raise
             rank_zero_warn(f"The model is not compacted, and is as it was: {error}")
-        else:
-            if self.plan is None:
-                rank_zero_info("ModelCompaction: nothing is masked that could be removed, so nothing changes.")
-                return
+            return False
+        if changed:
             rank_zero_info(f"ModelCompaction:\n{self.plan}\n{self.certificate}")
-        if self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._write(trainer, pl_module, alone)
+        return True
 
-    def _compact(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
+    def _compact(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
+        """Compact, and say whether anything was removed."""
         path, model = self.target(pl_module)
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        holders = [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
         monitors = [callback for callback in callbacks if isinstance(callback, ComplexityMonitor)]
-        for holder in holders:
+        for holder in _holders(trainer):
             holder.enforce(pl_module)
+        masks = active_masks(callbacks, pl_module, path)
+        if training and not masks:
+            return False
         for monitor in monitors:
             monitor.record(trainer, pl_module)
-        masks = active_masks(callbacks, pl_module, path)
-        _make_permanent(model)
-        plan, certificate = self._apply(trainer, pl_module, masks or None, alone)
+        if training:
+            _check_no_buffers(model)
+        else:
+            _make_permanent(model)
+        plan, certificate = shrink(
+            trainer,
+            pl_module,
+            path,
+            self.example(trainer, pl_module),
+            masks or None,
+            confidence=self.confidence,
+            training=training,
+            alone=alone or trainer.world_size == 1,
+        )
         if plan.is_empty:
-            return
-        self.plan, self.certificate = plan, certificate
-        for holder in holders:
+            return False
+        self.plan = plan if self.plan is None else self.plan.then(plan)
+        self.certificate = certificate
+        for holder in () if training else _holders(trainer):
             holder.forget()
         for monitor in monitors:
-            monitor.record(trainer, pl_module, compacted=True)
-
-    def _apply(
-        self, trainer: Trainer, pl_module: LightningModule, masks: Any, alone: bool
-    ) -> tuple[engine.Plan, engine.Certificate]:
-        model, example, optimizers = self.target(pl_module)[1], self.example(trainer, pl_module), trainer.optimizers
-        if alone:
-            return _speed_up(model, example, masks, self.confidence, optimizers)
-        # Rank 0 decides and verifies, the others do the same: rounding must not make two different models of one.
-        found: tuple[Any, ...] = ()
-        if trainer.is_global_zero:
-            try:
-                plan, certificate = _speed_up(model, example, masks, self.confidence, optimizers)
-                found = (plan.state_dict(), certificate.state_dict(), None)
-            except EngineError as error:
-                found = (None, None, str(error))
-        plan_state, certificate_state, failure = trainer.strategy.broadcast(found)
-        if failure is not None:
-            raise VerificationError(failure)
-        if not trainer.is_global_zero:
-            plan = engine.Plan.from_state_dict(plan_state)
-            plan.apply(model, optimizer=optimizers or None)
-            certificate = engine.Certificate.from_state_dict(certificate_state)
-            if not plan.is_empty:
-                certify(model, certificate.state_dict())
-        return plan, certificate
+            monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
+        return True
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
@@ -213,12 +268,31 @@ class ModelCompaction(CompressionCallback):
         self.checkpoint_path = str(path)
 
 
-def _speed_up(
-    model: nn.Module, example: Any, masks: Any, confidence: int, optimizers: list[Optimizer]
-) -> tuple[engine.Plan, engine.Certificate]:
-    speedup = engine.ModelSpeedup(model, example, masks, confidence=confidence)
-    speedup.speedup_model(optimizer=optimizers or None)
-    return speedup.plan, speedup.certificate
+def _times(when: int | float | Sequence[int] | None) -> float | tuple[int, ...] | None:
+    """A fraction, epochs, or neither."""
+    if when is None or (isinstance(when, float) and 0 < when < 1):
+        return when
+    epochs = [when] if isinstance(when, (int, float)) else list(when)
+    if all(type(epoch) is int and epoch >= 0 for epoch in epochs):
+        return tuple(int(epoch) for epoch in epochs)
+    raise MisconfigurationException(
+        f"`when` is an epoch or a list of epochs from 0 on, or a fraction of the parameters in (0, 1), got {when!r}."
+    )
+
+
+def _holders(trainer: Trainer) -> list[MaskingCallback]:
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
+
+
+def _check_no_buffers(model: nn.Module) -> None:
+    found = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
+    if found:
+        raise VerificationError(
+            f"{', '.join(found[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a compaction "
+            "while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are removed at the "
+            "end of the fit."
+        )
 
 
 def _make_permanent(model: nn.Module) -> None:

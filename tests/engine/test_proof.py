@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import engine
 from engine.errors import VerificationError
 from engine.proof import Trial, masked_tensors, random_inputs
+from engine.slices import Slice
 from tests.engine.exactness import masked, run
 from tests.engine.nets import Net, dead, image, plain, snapshot, unchanged
 
@@ -119,10 +120,8 @@ def test_the_stored_weights_are_the_verified_ones(monkeypatch: pytest.MonkeyPatc
     """A swap that stores something else is an error, and the model is as it was."""
     model = plain().float()
     state = snapshot(model)
-    swap = engine.compact._swap
-    monkeypatch.setattr(
-        "engine.compact._swap", lambda t, data, *rest: swap(t, data * 1.0001 if not rest else data, *rest)
-    )
+    apply = Slice.apply
+    monkeypatch.setattr(Slice, "apply", lambda cut, tensor: apply(cut, tensor) * (1 + (tensor.dtype == torch.float32)))
     with pytest.raises(VerificationError, match="does not hold the verified weights"):
         verdict(model, image(dtype=torch.float32), {"0": [0, 1]})
     assert unchanged(model, state)

@@ -296,7 +296,7 @@ def test_example_input_from_anywhere(tmp_path: Path, source: str) -> None:
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every verification fail, as the engine does: with an error, the model untouched."""
 
-    def fail(self: Any, optimizer: Any = None) -> nn.Module:
+    def fail(self: Any, *rest: Any, **options: Any) -> nn.Module:
         raise VerificationError("channel 3 of norm differs")
 
     monkeypatch.setattr(engine.ModelSpeedup, "speedup_model", fail)
