@@ -331,7 +331,7 @@ class Factored(Trained):
 
 def gradual(**options: Any) -> ChannelPruning:
     """Pruning in four steps."""
-    return ChannelPruning(amount=0.75, schedule="linear", start=0, end=4, **options)
+    return ChannelPruning("bn_scale", amount=0.75, schedule="linear", start=0, end=4, **options)
 
 
 def test_again_and_again(tmp_path: Path) -> None:
