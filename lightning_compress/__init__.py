@@ -4,6 +4,7 @@ from lightning_compress.checkpoint import load_compacted
 from lightning_compress.compaction import ModelCompaction
 from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.loading import Compactable
+from lightning_compress.offline import compact_checkpoint
 from lightning_compress.pruning import ChannelPruning
 from lightning_compress.repair import MaskConflictRepair
 from lightning_compress.reporting import CompressionReport
@@ -17,5 +18,6 @@ __all__ = [
     "MaskConflictRepair",
     "ModelCompaction",
     "analyze_sensitivity",
+    "compact_checkpoint",
     "load_compacted",
 ]

@@ -102,7 +102,7 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
         MisconfigurationException: if there is no example input, or the model rejects it.
     """
     if given is not None:
-        source, candidates = "the argument `example_input`", [_from_shape(given)]
+        source, candidates = "the argument `example_input`", [from_shape(given)]
     elif pl_module.example_input_array is not None:
         source, candidates = "`example_input_array`", [pl_module.example_input_array]
     else:
@@ -111,7 +111,13 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
     return _accepted(model, [_placed(c, trainer, model) for c in candidates], source)
 
 
-def _from_shape(given: Any) -> Any:
+def from_shape(given: Any) -> Any:
+    """Random numbers where a shape is given, else what is given.
+
+    Example:
+        >>> from_shape((1, 2)).shape
+        torch.Size([1, 2])
+    """
     if isinstance(given, (tuple, list)) and given and all(type(n) is int for n in given):
         return torch.randn(tuple(given), generator=torch.Generator().manual_seed(0))
     return given

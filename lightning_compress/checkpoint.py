@@ -132,7 +132,7 @@ def load_compacted(
     """
     checkpoint = read_checkpoint(path, map_location)
     device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))
-    module = _instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
+    module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
     try:
         module.on_load_checkpoint(checkpoint)
         load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), strict)
@@ -144,9 +144,20 @@ def load_compacted(
     return module.to(device)
 
 
-def _instantiate(
+def instantiate(
     cls: type[AnyModule], checkpoint: Mapping[str, Any], init_kwargs: Mapping[str, Any], path: str
 ) -> AnyModule:
+    """A LightningModule built from the hyper-parameters in a checkpoint, as Lightning does.
+
+    Args:
+        cls: its class.
+        checkpoint: the content of a file.
+        init_kwargs: arguments that the checkpoint does not hold, or that replace those it holds.
+        path: the file, for messages.
+
+    Raises:
+        CheckpointError: where an argument is missing.
+    """
     accepted = inspect.signature(cls.__init__).parameters
     hparams: dict[str, Any] = dict(checkpoint.get("hyper_parameters", {}))
     name = str(checkpoint.get("hparams_name"))
@@ -164,6 +175,6 @@ def _check_arguments(cls: Callable[..., Any], arguments: Mapping[str, Any], path
         inspect.signature(cls).bind(**arguments)
     except TypeError as error:
         raise CheckpointError(
-            f"`{cls.__name__}` cannot be built from the hyper-parameters in {path}: {error}. Pass what is missing to "
-            "`load_compacted` by name, or call `self.save_hyperparameters()` in its `__init__` when you train."
+            f"`{cls.__name__}` cannot be built from the hyper-parameters in {path}: {error}. Pass what is missing "
+            "by name, or call `self.save_hyperparameters()` in its `__init__` when you train."
         ) from error
