@@ -6,11 +6,12 @@ Slot labels, constants and use are all kept in this form, so that shape ops can 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
-__all__ = ["align", "along", "compact", "reduce_to", "support", "view_array"]
+__all__ = ["align", "along", "compact", "reduce_to", "support", "uniform", "view_array"]
 
 
 def support(array: Tensor) -> tuple[int, ...]:
@@ -111,3 +112,18 @@ def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
             for d in right:
                 target[d] = new[d]
     return array.expand(source).reshape(target)
+
+
+def uniform(array: Tensor, dims: Iterable[int]) -> Tensor:
+    """Reduce to one entry along ``dims``; NaN where it differs along them.
+
+    Example:
+        >>> uniform(torch.tensor([[1.0, 1.0], [1.0, 2.0]]), [1])
+        tensor([[1.],
+                [nan]])
+    """
+    for dim in dims:
+        if array.size(dim) > 1:
+            first = array.narrow(dim, 0, 1)
+            array = torch.where((array == first).all(dim, keepdim=True), first, math.nan)
+    return array

@@ -1,4 +1,4 @@
-"""Ops that pick entries by an index tensor: embedding, advanced indexing, index_select, gather."""
+"""Ops that pick entries by an index tensor, or write at one: embedding, advanced indexing, index_select, gather."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.arrays import align, support, uniform
 from engine.constants import Constants
 from engine.constraints import NonEmpty
 from engine.graph import Node
+from engine.ops.shape import through
 from engine.propagate import Labels
 from engine.rule import Rule, Sample
 from engine.use import Use
@@ -97,6 +99,89 @@ def _index_used(node: Node, use: Use) -> None:
     use.add(source, used.reshape([*shape[:dim], 1, *shape[dim + rank :]]))
 
 
+# ---------------------------------------------------------------- writing at an index
+
+
+def _target(node: Node) -> tuple[int, int, int] | None:
+    """(first dimension, how many are indexed, how many the index has) for one index tensor; None for several."""
+    dim, found = 0, []
+    for index in node.args["indices"]:
+        taken = index.ndim if index is not None and index.dtype == torch.bool else 1
+        if index is not None:
+            found.append((dim, taken, 1 if index.dtype == torch.bool else index.ndim))
+        dim += taken
+    return found[0] if len(found) == 1 else None
+
+
+def _span(node: Node, place: tuple[int, int, int]) -> tuple[list[int], list[int]]:
+    """The dimensions of the base, and of the values, that the index runs over."""
+    start, taken, rank = place
+    missing = node.args["self"].ndim - taken + rank - node.args["values"].ndim
+    return list(range(start, start + taken)), [d - missing for d in range(start, start + rank) if d >= missing]
+
+
+def _to_base(node: Node, place: tuple[int, int, int], array: Tensor) -> Tensor:
+    """Bring an array of the values, which does not depend on the index, to the rank of the base."""
+    start, taken, rank = place
+    shape = list(align(array, node.args["self"].ndim - taken + rank).shape)
+    return array.reshape([*shape[:start], *[1] * taken, *shape[start + rank :]])
+
+
+def _to_values(node: Node, place: tuple[int, int, int], array: Tensor) -> Tensor:
+    start, taken, rank = place
+    shape = list(array.shape)
+    return array.reshape([*shape[:start], *[1] * rank, *shape[start + taken :]])
+
+
+def _put_labels(node: Node, labels: Labels) -> None:
+    """Indexed axes stay; what is written elsewhere meets what was there."""
+    base, values, place = node.args["self"], node.args["values"], _target(node)
+    if place is None:
+        for value in (base, values):
+            labels.freeze(value, f"{node!r} writes at several indices")
+        return
+    ours, theirs = _span(node, place)
+    labels.claim(base)
+    labels.claim(values)
+    layers = labels.without(base, ours, f"{node!r} writes at an index of it")
+    written = labels.without(values, theirs, f"{node!r} writes at an index of it")
+    written = [_to_base(node, place, layer) for layer in written]
+    sizes = _to_base(node, place, torch.empty([1 if d in theirs else n for d, n in enumerate(values.shape)])).shape
+    for mine, other, have in ((layers, written, sizes), (written, layers, base.shape)):
+        known = {d for layer in other for d in support(layer)}
+        for layer in mine:
+            if any(have[d] > 1 and d not in known for d in support(layer)):
+                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+            else:  # positions made by `torch.zeros` stay out of a later flatten
+                labels.add(node.output, layer)
+
+
+def _put_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """What is the same before and after stays; over zeros, what is written times a map of the places."""
+    base, values, place = node.args["self"], node.args["values"], _target(node)
+    if place is None or node.args["accumulate"]:
+        return None
+    ours, theirs = _span(node, place)
+    old, new = uniform(constants[base], ours), _to_base(node, place, uniform(constants[values], theirs))
+    empty = bool((old == 0).all())
+    if empty or constants.has_profile(base) or constants.has_profile(values):
+        constants.mark_profile(node.output)
+    return [new if empty else torch.where(old == new, old, math.nan)]
+
+
+def _put_used(node: Node, use: Use) -> None:
+    base, values, place = node.args["self"], node.args["values"], _target(node)
+    for value in node.inputs:
+        if place is None or value not in (base, values):
+            use.add_all(value)
+    if place is not None:
+        used = use[node.output]
+        use.add(base, used)
+        for dim in _span(node, place)[0]:
+            used = used.any(dim, keepdim=True)
+        use.add(values, _to_values(node, place, used))
+
+
 # ---------------------------------------------------------------- samples
 
 
@@ -130,6 +215,22 @@ class _Biased(nn.Module):
         return found
 
 
+def _put_samples() -> Iterable[Sample]:
+    def rows(x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], x.shape[1], *x.shape[2:], dtype=x.dtype)
+        kept = torch.arange(x.shape[0]).flip(0)
+        out[kept] = x[kept]
+        return out
+
+    def places(x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out[:, :, torch.tensor([0, 2])] = x[:, :, torch.tensor([0, 2])]
+        return out
+
+    yield through("rows written at an index", rows)
+    yield through("positions written at an index", places)
+
+
 def _samples() -> Iterable[Sample]:
     yield Sample(lambda: _Words(tied=False), (2, 4), "embedding")
     yield Sample(lambda: _Words(tied=True), (2, 4), "embedding tied to the head")
@@ -140,4 +241,5 @@ RULES = [
     # `embedding_dim` keeps the old number: models scale by its root, and that factor has to stay
     Rule(("embedding",), _embedding_labels, _embedding_constants, samples=_samples),
     Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
+    Rule(("index_put",), _put_labels, _put_constants, _put_used, samples=_put_samples),
 ]

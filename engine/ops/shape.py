@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,6 +115,37 @@ def _repeated(node: Node, array: Tensor, position: int) -> Tensor:
     return array.repeat([n if array.size(d) > 1 else 1 for d, n in enumerate(repeats)])
 
 
+def _interleaved(node: Node, array: Tensor, position: int) -> Tensor:
+    dim = node.args["dim"] % array.ndim
+    return array if array.size(dim) == 1 else array.repeat_interleave(node.args["repeats"], dim)
+
+
+def _counted(node: Node) -> bool:
+    """Whether every entry of one axis is repeated as often, by a number in the code."""
+    return isinstance(node.args["repeats"], int) and node.args["dim"] is not None
+
+
+def _interleaved_labels(node: Node, labels: Labels) -> None:
+    if not _counted(node):
+        for value in node.inputs:
+            labels.freeze(value, f"{node!r} repeats its entries")
+        return
+    move_labels(_interleaved)(node, labels)
+    dim = node.args["dim"] % source_of(node).ndim
+    if source_of(node).shape[dim] == 1:
+        labels.fix(node.output, dim)
+
+
+def _interleave_rule() -> Rule:
+    rule = shape_rule(["repeat_interleave"], _interleaved, _interleaved_labels)
+    other = Rule((), _interleaved_labels)
+    return replace(
+        rule,
+        constants=lambda node, constants: (rule if _counted(node) else other).constants(node, constants),
+        use=lambda node, use: (rule if _counted(node) else other).use(node, use),
+    )
+
+
 def _rolled_labels(node: Node, labels: Labels) -> None:
     """The shift is written in the code, so the axes that are rolled stay whole."""
     source = source_of(node)
@@ -176,6 +208,8 @@ def _expand_samples() -> Iterable[Sample]:
     yield through("expand_as", lambda x: x.mean((2, 3), keepdim=True).expand_as(x) + x)
     yield through("expand over channels", lambda x: x * x.new_ones(1, 1, 1, 1).expand(1, x.shape[1], 1, 1))
     yield through("repeat", lambda x: x.repeat(1, 2, 1, 1), after=16)
+    yield through("repeat_interleave", lambda x: x.repeat_interleave(2, 1), after=16)
+    yield through("repeat_interleave over space", lambda x: x.repeat_interleave(2, 2))
 
 
 def _shuffle_by_hand(x: Tensor) -> Tensor:
@@ -219,4 +253,5 @@ RULES = [
         samples=_expand_samples,
     ),
     shape_rule(["repeat"], _repeated, _repeat_labels),
+    _interleave_rule(),
 ]

@@ -47,7 +47,7 @@ def _piece_labels(node: Node, labels: Labels) -> None:
     """Pieces of one size keep equally many; pieces of several sizes, unless each is given, pin the axis."""
     source, dim = source_of(node), _dim(node)
     labels.claim(source)
-    even = len({v.shape[dim] for v in node.outputs}) == 1
+    even = len({v.shape[dim] for v in node.outputs}) == 1 and "indices" not in node.args
     for layer in labels.layers(source):
         if dim not in support(layer) or len(node.outputs) == 1:
             continue
@@ -115,11 +115,14 @@ def _samples() -> Iterable[Sample]:
     yield through("split", lambda x: residual(*x.split(4, 1)), after=4)
     yield through("split by half", lambda x: residual(*x.split(x.shape[1] // 2, 1)), after=4)
     yield through("split with sizes", lambda x: torch.cat(x.split([3, 5], 1), 1))
+    yield through("tensor_split", lambda x: residual(*x.tensor_split(2, 1)), after=4)
+    yield through("tensor_split at positions", lambda x: torch.cat(x.tensor_split([1], 2)[::-1], 2))
+    yield through("tensor_split at a channel", lambda x: residual(*x.tensor_split([4], 1)), after=4)
     yield through("select", lambda x: x.select(1, 2)[:, None] * x)
     yield through("unbind", lambda x: torch.stack(x.unbind(2), 3))
 
 
-_PIECES = ("chunk", "split", "split_with_sizes")
+_PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 MOVES: Mapping[str, Move] = (
     dict.fromkeys(_PIECES, _piece)
     | dict.fromkeys(("slice", "narrow"), _sliced)

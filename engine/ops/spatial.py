@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.arrays import support
+from engine.arrays import support, uniform
 from engine.constants import Constants
 from engine.graph import Node
 from engine.ops.samples import Apply, chain
@@ -47,17 +47,8 @@ def _over_positions(node: Node, labels: Labels) -> None:
             labels.add(value, layer)
 
 
-def _uniform(array: Tensor, dims: Iterable[int]) -> Tensor:
-    """Reduce to one entry along ``dims``; NaN where it differs along them."""
-    for dim in dims:
-        if array.size(dim) > 1:
-            first = array.narrow(dim, 0, 1)
-            array = torch.where((array == first).all(dim, keepdim=True), first, math.nan)
-    return array
-
-
 def _kept(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [_uniform(constants.plain(node.inputs[0]), _positions(node))] * len(node.outputs)
+    return [uniform(constants.plain(node.inputs[0]), _positions(node))] * len(node.outputs)
 
 
 def _averaged(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -113,7 +104,7 @@ def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Padding with the constant itself keeps it; zeros around it make it a constant times one map."""
     source = node.inputs[0]
     if _mode(node) != "constant":
-        return [_uniform(constants.plain(source), [p[0] for p in _pads(node)])]
+        return [uniform(constants.plain(source), [p[0] for p in _pads(node)])]
     known, value = constants[source], float(node.args["value"] or 0.0)
     profile = constants.has_profile(source)
     for dim, before, after in _pads(node):
@@ -168,7 +159,7 @@ def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """A mean or a maximum keeps a constant; a sum multiplies it by the number of positions, the same for all."""
     if node.op == "sum":
         constants.mark_profile(node.output)
-    known = _uniform(constants.plain(node.inputs[0]), _reduced(node))
+    known = uniform(constants.plain(node.inputs[0]), _reduced(node))
     return [_without_dims(node, known)] * len(node.outputs)
 
 

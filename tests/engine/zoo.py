@@ -198,6 +198,6 @@ def targets(batch: int, size: int, dtype: torch.dtype = torch.float64) -> list[d
         "boxes": box,
         "labels": torch.ones(1, dtype=torch.int64),
         "masks": torch.ones(1, size, size, dtype=torch.uint8),
-        "keypoints": torch.full((1, 17, 3), size / 4, dtype=dtype),
+        "keypoints": torch.full((1, 17, 3), size / 4),
     }
     return [target] * batch

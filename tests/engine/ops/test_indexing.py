@@ -248,3 +248,55 @@ def test_a_table_of_biases() -> None:
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     plan = check_exact(model, masks, x, x[:1] + 1)
     assert plan.slices["biases"].shape == (9, 6) and plan.slices["stem.weight"].shape == (6, 5)
+
+
+PUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: _put(torch.zeros_like(x), (torch.tensor([1, 0]),), x),
+    "rows by truth": lambda x: _put(torch.zeros_like(x), (torch.tensor([True, True]),), x),
+    "positions": lambda x: _put(x * 1, (slice(None), slice(None), torch.tensor([0, 2])), x[:, :, 1:3].tanh()),
+    "one for all": lambda x: _put(x * 1, (torch.tensor([0, 1]),), x.mean((0, 2, 3))[:, None, None]),
+    "a table of indices": lambda x: _put(x * 1, (torch.tensor([[0], [1]]),), x[:, None].neg()),
+}
+
+
+def _put(base: Tensor, index: Any, values: Tensor) -> Tensor:
+    base[index] = values
+    return base
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_writing_at_an_index(name: str) -> None:
+    """What is written goes with what it replaces, channel by channel, exactly under all masks."""
+    f = PUTS[name]
+    check_labels(f, classes=8, positions=False)
+    check_use(f, columns=[1, 7], unused=[1, 7])
+    model = randomised(
+        Net(
+            lambda m, x: m.head(f(torch.sigmoid(m.stem(x))).flatten(1)), stem=nn.Conv2d(3, 8, 1), head=nn.Linear(128, 2)
+        )
+    )
+    for kind in KINDS.values():
+        check_exact(model, kind(model, 1), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+
+
+def test_writing_channels_at_an_index() -> None:
+    """Channels that an index tensor names stay, and channels of a width of their own too."""
+    check_labels(lambda x: _put(x * 1, (slice(None), torch.tensor([0, 3])), x[:, 1:3]), classes=0)
+    check_labels(lambda x: _put(x * 1, (torch.tensor([0, 1]), torch.tensor([0, 3])), x[:, 2]), classes=0)
+    check_labels(lambda x: _put(x * 1, (torch.tensor([0, 1]),), torch.ones(8, 1, 1).to(x)), classes=0)
+
+
+def test_constants_under_an_index() -> None:
+    """Over zeros: what is written, times a map that is the same for all channels; over anything else, what agrees."""
+    stem = nn.Conv2d(3, 4, 1)
+    for base, known in ((torch.zeros_like, [0, 1]), (torch.ones_like, [])):
+        model = Net(lambda m, x, base=base: first_row_over(base, torch.sigmoid(m.stem(x))), stem=stem).double()
+        constants = constants_of(model, image(4), dead(model, {"stem": [0, 1]}))
+        out = constants.graph.outputs[0]
+        assert (~constants.along(out, 1).isnan()).nonzero()[:, 0].tolist() == known
+        assert constants.has_profile(out) == bool(known)
+
+
+def first_row_over(base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Write the first row over something."""
+    return _put(base(x), (torch.tensor([0]),), x[:1])

@@ -138,3 +138,12 @@ def test_expand_over_channels_takes_the_size_of_what_it_meets() -> None:
     model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)))
     plan = check_exact(model, dead(model, {"stem": [0, 1]}), image())
     assert plan.slices["stem.weight"].shape[0] == 4
+
+
+def test_repeated_entries() -> None:
+    """Each copy goes with its entry; repetitions that differ, or run over everything, keep the axis."""
+    check_labels(lambda x: x.repeat_interleave(2, 1), classes=8)
+    check_labels(lambda x: x.repeat_interleave(3, 2), classes=8)
+    check_labels(lambda x: x.repeat_interleave(torch.tensor([1, 2] * 4), 1), classes=0)
+    check_labels(lambda x: x.repeat_interleave(2), classes=0)
+    check_use(lambda x: x.repeat_interleave(2, 1), columns=[0, 1, 2], unused=[0])

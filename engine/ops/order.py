@@ -1,0 +1,86 @@
+"""Ops that compare the entries of an axis: sorting, the largest k, which one is largest, suppression of boxes.
+
+The axis stays whole, since where an entry ends up depends on the data; all other axes pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.graph import Node
+from engine.ops.pointwise import broadcast_labels
+from engine.ops.shape import through
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+_SORTED = "argsort cummax cummin msort sort topk".split()  # the axis is as long as before, or shorter
+_CHOSEN = "argmax argmin kthvalue max median min mode nanmedian".split()  # one is left of the axis
+
+
+def _axis(node: Node) -> int | None:
+    """The dimension; None for all of them."""
+    dim = node.args.get("dim", 0 if node.op == "msort" else None)
+    return None if dim is None else dim % node.inputs[0].ndim
+
+
+def _dropped(node: Node, array: Tensor) -> Tensor:
+    dim = _axis(node)
+    if dim is None:
+        return array.reshape([1] * node.outputs[0].ndim)
+    return array.squeeze(dim) if node.op in _CHOSEN and not node.args.get("keepdim") else array
+
+
+def _labels(node: Node, labels: Labels) -> None:
+    source, dim = node.inputs[0], _axis(node)
+    if len(node.inputs) > 1:  # the larger of two tensors, entry by entry
+        broadcast_labels(node, labels)
+        return
+    labels.claim(source)
+    dims = list(range(source.ndim)) if dim is None else [dim]
+    for layer in labels.without(source, dims, f"{node!r} puts it in order"):
+        for value in node.outputs:
+            labels.add(value, _dropped(node, layer))
+
+
+def _use(node: Node, use: Use) -> None:
+    source, dim = node.inputs[0], _axis(node)
+    if len(node.inputs) > 1:
+        for value in node.inputs:
+            use.add(value, use[node.output])
+        return
+    if dim is None:
+        use.add_all(source)
+        return
+    for value in node.outputs:
+        used = use[value]
+        if node.op in _CHOSEN and not node.args.get("keepdim"):
+            used = used.unsqueeze(dim)
+        use.add(source, used.any(dim, keepdim=True))
+
+
+def _samples() -> Iterable[Sample]:
+    yield through("sorted positions", lambda x: x.sort(2)[0])
+    yield through("largest positions", lambda x: x.topk(2, 3)[0])
+    yield through("largest position", lambda x: x.max(2, keepdim=True)[0])
+    yield through("median position", lambda x: x.median(2)[0][:, :, None])
+    yield through("which position", lambda x: x.argmax(3, keepdim=True).to(x.dtype))
+    yield through("sorted channels", lambda x: x.sort(1)[0])
+    yield through("largest of all", lambda x: x * x.max())
+    yield through("larger of two", lambda x: torch.max(x, x.flip(2)))
+
+
+def _suppressed(node: Node, labels: Labels) -> None:
+    for value in node.inputs:
+        labels.freeze(value, f"{node!r} compares it")
+
+
+RULES = [
+    Rule((*_SORTED, *_CHOSEN), _labels, use=_use, elementwise=1, samples=_samples),
+    Rule(("torchvision::nms",), _suppressed),
+]

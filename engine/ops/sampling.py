@@ -1,0 +1,103 @@
+"""Ops that read every channel at places that other tensors give: regions of interest, sampling grids.
+
+Channel by channel the same weighted mean, or maximum, of some positions: a constant channel becomes that constant times
+one map, which is smaller where a place lies outside of the picture. The map depends on the places only, so it is common
+to all channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.arrays import uniform
+from engine.constants import Constants
+from engine.graph import Node
+from engine.ops.samples import Apply, chain
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+from engine.use import Use
+
+__all__ = ["RULES"]
+
+
+def _labels(node: Node, labels: Labels) -> None:
+    """Channels pass; positions, and whatever says where to read, stay."""
+    source = node.inputs[0]
+    labels.claim(source)
+    for place in node.inputs[1:]:
+        labels.freeze(place, f"{node!r} reads where it says")
+    for layer in labels.without(source, [d for d in range(source.ndim) if d != 1], f"{node!r} reads places of it"):
+        for value in node.outputs:
+            labels.add(value, layer)
+
+
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    for value in node.outputs:
+        constants.mark_profile(value)
+    source = node.inputs[0]
+    known = uniform(constants.plain(source), [d for d in range(source.ndim) if d != 1])
+    return [known.reshape([-1 if d == 1 else 1 for d in range(node.outputs[0].ndim)])] * len(node.outputs)
+
+
+def _use(node: Node, use: Use) -> None:
+    used, source = use[node.outputs[0]], node.inputs[0]
+    for dim in range(used.ndim):
+        used = used if dim == 1 else used.any(dim, keepdim=True)
+    use.add(source, used.reshape([-1 if d == 1 else 1 for d in range(source.ndim)]))
+    for place in node.inputs[1:]:
+        use.add_all(place)
+
+
+# ---------------------------------------------------------------- samples
+
+
+def _grid(x: Tensor) -> Tensor:
+    """Return places as the first two channels say, some of them outside."""
+    return x[:, :2].permute(0, 2, 3, 1) * 0.7
+
+
+class _Grid(Apply):
+    """Sample features where the picture says."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__(lambda x: x)
+        self.body = chain_of_two()
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        first, last = self.body[0], self.body[1:]
+        scores: Tensor = last(F.grid_sample(first(x), _grid(x), align_corners=False, **self.options))
+        return scores
+
+
+def chain_of_two() -> torch.nn.Sequential:
+    """Two convolutions and a head; what lies between them is left to the caller."""
+    return chain(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 3, padding=1))
+
+
+def _samples() -> Iterable[Sample]:
+    yield Sample(_Grid, (2, 3, 6, 6), "sampled, zeros outside")
+    yield Sample(lambda: _Grid(padding_mode="border", mode="nearest"), (2, 3, 6, 6), "sampled, borders outside")
+
+
+RULES = [
+    Rule(
+        (
+            "grid_sampler",
+            "grid_sampler_2d",
+            "grid_sampler_3d",
+            "torchvision::roi_align",
+            "torchvision::roi_pool",
+        ),
+        _labels,
+        _constants,
+        _use,
+        elementwise=1,
+        samples=_samples,
+    )
+]
