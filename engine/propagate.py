@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ class Labels:
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []
         self._layers: dict[int, list[Tensor]] = {}
+        self._meetings: list[tuple[Tensor, Tensor]] = []
         self._outputs: dict[tuple[int, bool], Tensor] = {}
 
     # ------------------------------------------------------------------ reading
@@ -68,6 +69,11 @@ class Labels:
                 found = row
         return found
 
+    def can_go(self, layer: Tensor) -> bool:
+        """Whether some of the slots are outputs of a contraction so far; nothing else is ever removed."""
+        born = torch.cat([torch.zeros(1, dtype=torch.long), *self.born])
+        return bool(torch.isin(self.slots.find(layer), self.slots.find(born)).any())
+
     def without(self, value: Value, dims: Sequence[int], reason: str) -> list[Tensor]:
         """Return the value's layers so that none depends on ``dims``; what only depends on them is frozen."""
         kept = []
@@ -79,7 +85,7 @@ class Labels:
                 kept.append(self._tie(layer, [d for d in touched if d in dims]))
         return kept
 
-    def _tie(self, layer: Tensor, dims: Sequence[int]) -> Tensor:
+    def _tie(self, layer: Tensor, dims: Iterable[int]) -> Tensor:
         for dim in dims:
             self.slots.union(layer, layer.narrow(dim, 0, 1))
             layer = layer.narrow(dim, 0, 1)
@@ -89,26 +95,32 @@ class Labels:
 
     def add(self, value: Value, layer: Tensor) -> None:
         """Say that a value has this layer; it is tied to what the value has along the same dimensions."""
-        layer = self._settle(layer)
+        layer = self.settled(layer)
         touched = set(support(layer))
+        have = self.layers(value)
+        same = [other for other in have if set(support(other)) == touched]
+        met = [] if value.stored else [other for other in have if set(support(other)) & touched]
         if not touched:
             return
-        have = self.layers(value)
-        for position, other in enumerate(have):
-            theirs = set(support(other))
-            if theirs == touched:
-                self.slots.union(other, layer)
-                return
-            if value.stored or not theirs & touched:
-                continue
-            if theirs < touched or touched < theirs:
-                self.slots.union(other, layer)
-                have[position] = other if theirs < touched else layer
+        if same:
+            self.slots.union(same[0], layer)
+        elif all(set(support(other)) < touched for other in met):
+            have[:] = [other for other in have if all(other is not m for m in met)] + [layer]
+            self._meetings += [(layer, other) for other in met]
+        elif len(met) == 1 and touched < set(support(met[0])):
+            self._meetings.append((met[0], layer))
+        else:
+            for array in (*met, layer):
+                self.slots.freeze(array, f"its axes overlap in {value!r}")
+
+    def hold(self, value: Value, dims: Collection[int], reason: str) -> None:
+        """Say that sizes along some dimensions never change; what touches others too may go along those."""
+        for layer in self.layers(value):
+            touched = support(layer)
+            if set(touched) <= set(dims):
+                self.slots.freeze(layer, reason)
             else:
-                for array in (other, layer):
-                    self.slots.freeze(array, f"its axes overlap in {value!r}")
-            return
-        have.append(layer)
+                self._tie(layer, [d for d in touched if d in dims])
 
     def pass_on(self, source: Value, target: Value) -> None:
         """Give ``target`` the layers of ``source``, dimension by dimension."""
@@ -145,7 +157,7 @@ class Labels:
         self.constraints.append(NonEmpty(labels.reshape(-1)))
         return labels
 
-    def _settle(self, layer: Tensor) -> Tensor:
+    def settled(self, layer: Tensor) -> Tensor:
         """Drop dimensions along which all slots are tied, but never the last one."""
         touched = support(layer)
         if len(touched) > 1:
@@ -155,8 +167,34 @@ class Labels:
                     layer, root = layer.narrow(dim, 0, 1), root.narrow(dim, 0, 1)
         return layer
 
+    def settle_meetings(self) -> None:
+        """Decide, where slots over (heads, entries) met slots over entries alone, what goes: rows or columns.
+
+        Rows go as a whole where the entries are tied within each row or have to stay; else an entry goes in all rows.
+        """
+        waiting = self._meetings
+        while waiting:
+            settled = [self._by_rows(joint, single) for joint, single in waiting]
+            waiting = [pair for pair, done in zip(waiting, settled, strict=True) if not done]
+            if waiting and not any(settled):
+                self.slots.union(*waiting.pop(0))
+
+    def _by_rows(self, joint: Tensor, single: Tensor) -> bool:
+        along = support(single)
+        if self.slots.frozen(single).all():
+            self._tie(joint, along)
+            return True
+        first = joint
+        for dim in along:
+            first = first.narrow(dim, 0, 1)
+        tied = bool((self.slots.find(joint) == self.slots.find(first)).all())
+        if tied:
+            self.slots.freeze(single, "goes with none of the rows alone")
+        return tied
+
     def make_rectangular(self) -> None:
         """Tie slots until what remains of every activation is a product of index sets along its dimensions."""
+        self.settle_meetings()
         for value in self.graph.values:
             if value.stored:
                 continue
@@ -232,7 +270,7 @@ def _resolve(labels: Labels) -> Structure:
         graph=labels.graph,
         rules=labels.rules,
         layers={
-            value.index: tuple(roots[layer] for layer in labels.layers(value))
+            value.index: tuple(roots[labels.settled(layer)] for layer in labels.layers(value))
             for value in labels.graph.values
             if labels.layers(value)
         },

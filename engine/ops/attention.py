@@ -34,10 +34,8 @@ def _fix_unknown(labels: Labels, node: Node, values: Iterable[Value], dims: Iter
     for value in values:
         offset = target.ndim - value.ndim
         known = {d + offset for layer in labels.layers(value) for d in support(layer)}
-        for layer in labels.layers(target):
-            full = [d for d in support(layer) if d in dims and d >= offset and value.shape[d - offset] > 1]
-            if any(d not in known for d in full):
-                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+        fixed = {d for d in dims if d >= offset and value.shape[d - offset] > 1} - known
+        labels.hold(target, fixed, f"{node!r} combines it with what has a fixed size")
 
 
 # ---------------------------------------------------------------- products
@@ -112,10 +110,9 @@ def _einsum_labels(node: Node, labels: Labels) -> None:
             labels.add(node.output, _into_result(layer, term, output))
     for value, term in zip(node.args["tensors"], terms, strict=True):
         known = {term[d] for layer in labels.layers(value) for d in support(layer)}
-        for layer in labels.layers(node.output):
-            letters = {output[d] for d in support(layer)}
-            if any(letter in term and value.shape[term.index(letter)] > 1 for letter in letters - known):
-                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+        spanned = {letter for d, letter in enumerate(term) if value.shape[d] > 1 and letter not in known}
+        fixed = {d for d, letter in enumerate(output) if letter in spanned}
+        labels.hold(node.output, fixed, f"{node!r} combines it with what has a fixed size")
 
 
 def _into_result(array: Tensor, term: str, output: str) -> Tensor:
@@ -174,46 +171,63 @@ def _heads(node: Node) -> tuple[Value, Value, Value]:
     return node.args["query"], node.args["key"], node.args["value"]
 
 
+def _shared(query: Value, other: Value) -> int | None:
+    """How many heads of the queries share one of the other's; None where the heads do not fit."""
+    if query.ndim < 4 or query.shape[:-3] != other.shape[:-3]:
+        return 1 if query.shape[:-2] == other.shape[:-2] else None
+    return query.shape[-3] // max(other.shape[-3], 1)
+
+
+def _repeated(array: Tensor, times: int) -> Tensor:
+    """Give every head of the queries the entry of the keys or values that it shares."""
+    return array if times == 1 or array.size(-3) == 1 else array.repeat_interleave(times, -3)
+
+
+def _pooled(used: Tensor, times: int) -> Tensor:
+    """Say of every head of the keys or values whether one of the heads that share it has it."""
+    return used if times == 1 or used.size(-3) == 1 else used.unflatten(-3, (-1, times)).any(-3)
+
+
 def _attention_labels(node: Node, labels: Labels) -> None:
-    """Heads are tied between query, key, value and mask; the values' dimension passes, the queries' stays whole."""
+    """Heads are tied between query, key, value and mask; the values' dimension passes, the queries' stays whole.
+
+    Heads that share keys and values go together.
+    """
     query, key, value = _heads(node)
     target, mask = node.output, node.args["attn_mask"]
     reason = f"{node!r} contracts it"
-    if query.shape[:-2] != key.shape[:-2] or query.shape[:-2] != value.shape[:-2]:
-        for operand in node.inputs:  # grouped queries: heads of different numbers
-            labels.freeze(operand, f"{node!r} shares keys between heads")
+    shared = [_shared(query, operand) for operand in (key, value)]
+    if None in shared:
+        for operand in node.inputs:
+            labels.freeze(operand, f"{node!r} combines heads of different numbers")
         return
     tokens, last = target.ndim - 2, target.ndim - 1
-    for operand in (query, key):
-        for layer in labels.without(operand, [tokens, last], reason):
-            labels.add(target, layer)
-    for layer in labels.without(value, [tokens], reason):
-        labels.add(target, layer)
-    operands = [query, key, value]
+    for operand, times, dims in ((query, 1, [tokens, last]), (key, shared[0], [tokens, last]), (value, shared[1], [tokens])):
+        for layer in labels.without(operand, dims, reason):
+            labels.add(target, _repeated(layer, times or 1))
     if mask is not None:
         labels.claim(mask)
         for layer in labels.without(mask, [mask.ndim - 2, mask.ndim - 1], reason):
             labels.add(target, align(layer, target.ndim))
-        operands.append(mask)
-    _fix_unknown(labels, node, operands, range(tokens))
+    _fix_unknown(labels, node, [query, key, value, *([] if mask is None else [mask])], range(tokens))
 
 
 def _attention_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     """Values that are zero at all positions come out as zero."""
     query, _, value = _heads(node)
-    if query.shape[:-2] != value.shape[:-2]:
+    shared = _shared(query, value)
+    if shared is None:
         return None
-    known = constants.plain(value)
-    zero = (known == 0).all(-2, keepdim=True)
-    return [torch.where(zero, 0.0, math.nan)]
+    zero = (constants.plain(value) == 0).all(-2, keepdim=True)
+    return [torch.where(_repeated(zero, shared), 0.0, math.nan)]
 
 
 def _attention_used(node: Node, use: Use) -> None:
     query, key, value = _heads(node)
     used = use[node.output].any(-2, keepdim=True)
-    use.add(value, used)
-    for operand in (query, key):
-        use.add(operand, used.any(-1, keepdim=True))
+    use.add(value, _pooled(used, _shared(query, value) or 1))
+    use.add(query, used.any(-1, keepdim=True))
+    use.add(key, _pooled(used.any(-1, keepdim=True), _shared(query, key) or 1))
     if node.args["attn_mask"] is not None:
         use.add_all(node.args["attn_mask"])
 

@@ -82,11 +82,9 @@ def broadcast_labels(node: Node, labels: Labels) -> None:
         for layer in labels.layers(value):
             labels.add(target, _lift(node, value, layer))
     for value in node.inputs:
-        sizes = _lifted_shape(node, value)
         known = {d for layer in labels.layers(value) for d in support(_lift(node, value, layer))}
-        for layer in labels.layers(target):
-            if any(sizes[d] > 1 and d not in known for d in support(layer)):
-                labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
+        fixed = {d for d, size in enumerate(_lifted_shape(node, value)) if size > 1} - known
+        labels.hold(target, fixed, f"{node!r} combines it with what has a fixed size")
 
 
 def _arrays(node: Node, constants: Constants) -> dict[int, Tensor]:

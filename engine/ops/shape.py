@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import view_array
+from engine.arrays import support, view_array
 from engine.constants import Constants
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, chain
@@ -146,6 +146,20 @@ def _interleave_rule() -> Rule:
     )
 
 
+def _view_labels(node: Node, labels: Labels) -> None:
+    """Where axes are merged and one merely repeats the other (``expand``), the repetitions stay as many as they are."""
+    source, target = source_of(node), node.output
+    labels.claim(source)
+    moved = [(layer, _view(node, layer, 0)) for layer in labels.layers(source)]
+    for position, (layer, array) in enumerate(moved):
+        dims = set(support(array))
+        merged = [other for k, (_, other) in enumerate(moved) if k != position and dims & set(support(other))]
+        if merged and not labels.can_go(layer):
+            labels.slots.freeze(layer, f"{node!r} merges it with another axis")
+        else:
+            labels.add(target, array)
+
+
 def _rolled_labels(node: Node, labels: Labels) -> None:
     """The shift is written in the code, so the axes that are rolled stay whole."""
     source = source_of(node)
@@ -232,14 +246,19 @@ MOVES: Mapping[str, Move] = (
 
 RULES = [
     shape_rule(_SAME, _same),
-    shape_rule(_VIEW, _view),
+    shape_rule(_VIEW, _view, _view_labels),
     shape_rule(
-        ["view", "_unsafe_view"], _view, demands=lambda n, k, s: size_demands("size", n, s), samples=_view_samples
+        ["view", "_unsafe_view"],
+        _view,
+        _view_labels,
+        demands=lambda n, k, s: size_demands("size", n, s),
+        samples=_view_samples,
     ),
-    shape_rule(["reshape"], _view, demands=lambda n, k, s: size_demands("shape", n, s)),
+    shape_rule(["reshape"], _view, _view_labels, demands=lambda n, k, s: size_demands("shape", n, s)),
     shape_rule(
         ["unflatten"],
         _view,
+        _view_labels,
         demands=lambda n, k, s: size_demands("sizes", n, s, n.args["dim"] % source_of(n).ndim),
     ),
     shape_rule(_PERMUTED, _permuted, samples=_move_samples),
