@@ -202,7 +202,11 @@ def _attention_labels(node: Node, labels: Labels) -> None:
             labels.freeze(operand, f"{node!r} combines heads of different numbers")
         return
     tokens, last = target.ndim - 2, target.ndim - 1
-    for operand, times, dims in ((query, 1, [tokens, last]), (key, shared[0], [tokens, last]), (value, shared[1], [tokens])):
+    for operand, times, dims in (
+        (query, 1, [tokens, last]),
+        (key, shared[0], [tokens, last]),
+        (value, shared[1], [tokens]),
+    ):
         for layer in labels.without(operand, dims, reason):
             labels.add(target, _repeated(layer, times or 1))
     if mask is not None:

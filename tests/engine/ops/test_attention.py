@@ -17,6 +17,7 @@ from engine.constants import Constants
 from engine.ops.attention import Attention
 from tests.engine.attentions import tokens, without_heads
 from tests.engine.exactness import KINDS, check_exact, randomised
+from tests.engine.language import Language, sentence
 from tests.engine.nets import Net, constants_of, dead, image
 from tests.engine.ops.brute import check_labels, check_macs, check_use, counter_knows_attention
 
@@ -233,22 +234,58 @@ def test_all_heads_or_none(closed: list[int]) -> None:
     assert plan.is_empty or "1.qkv.weight" not in plan.slices or plan.slices["1.qkv.weight"].shape[0] >= 6
 
 
-def test_grouped_queries_stay() -> None:
-    """Heads that share keys and values come in different numbers: none can go, and the result is exact."""
+def grouped_net(shared: int) -> nn.Module:
+    """Four heads that share keys and values, between two layers."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
-        x = m.stem(x)
-        q, k, v = m.q(x).unflatten(-1, (4, 2)), m.k(x).unflatten(-1, (2, 2)), m.v(x).unflatten(-1, (2, 2))
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        q, k, v = (f(m.stem(x)).unflatten(-1, (-1, 2)).transpose(1, 2) for f in (m.q, m.k, m.v))
         y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         return m.head(y.transpose(1, 2).flatten(2))
 
-    parts = {"q": nn.Linear(8, 8), "k": nn.Linear(8, 4), "v": nn.Linear(8, 4)}
-    model = randomised(Net(forward, stem=nn.Linear(5, 8), **parts, head=nn.Linear(8, 3)))
-    reasons = {g.name: g.reason for g in engine.dependency_groups(model, tokens())}
-    assert all("shares keys between heads" in (reasons[name] or "") for name in "qkv") and reasons["stem"] is None
-    plan = check_exact(model, dead(model, {"q": [0, 1], "v": [0, 1], "stem": [3]}, bias=True), tokens(), tokens(3, 6))
-    assert not {"q.bias", "k.bias", "v.bias"} & set(plan.slices) and "stem.weight" in plan.slices
+    parts = {"q": nn.Linear(8, 8), "k": nn.Linear(8, 8 // shared), "v": nn.Linear(8, 8 // shared)}
+    return randomised(Net(forward, stem=nn.Linear(5, 8), **parts, head=nn.Linear(8, 3)))
+
+
+def test_heads_that_share_keys_and_values_go_together() -> None:
+    """Two heads of the queries with the one of keys and values that they share; a query alone stays."""
+    model = grouped_net(2)
+    assert {g.name: g.size for g in engine.dependency_groups(model, tokens()) if g.reason is None} == {
+        "stem": 8,
+        "q": 2,
+    }
+    together = dead(model, {"q": [4, 5, 6, 7], "k": [2, 3], "v": [2, 3]}, bias=True)
+    plan = check_exact(model, together, tokens(), tokens(3, 6))
+    assert [plan.slices[f"{name}.weight"].shape[0] for name in "qkv"] == [4, 2, 2]
+    alone = check_exact(model, dead(model, {"q": [0, 1]}, bias=True), tokens(), tokens(3, 6))
+    assert not {"q.bias", "k.bias", "v.bias"} & set(alone.slices)
+
+
+def test_all_heads_share_one() -> None:
+    """Multi-query attention: no head can go without the only one of the keys."""
+    model = grouped_net(4)
+    assert {g.name for g in engine.dependency_groups(model, tokens()) if g.reason is None and g.size > 1} == {"stem"}
+    check_exact(model, dead(model, {"q": [0, 1, 2, 3], "stem": [1]}, bias=True), tokens(), tokens(3, 6))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["groups", "channels", "columns", "elements"])
+def test_a_language_model(kind: str, fused: bool) -> None:
+    """Grouped queries under rotary positions: heads that share go with their keys, neurons with their gates."""
+    model = randomised(Language(fused=fused))
+    groups = [g for g in engine.dependency_groups(model, sentence()) if g.reason is None]
+    sizes = {g.name: g.size for g in groups}
+    assert sizes["blocks.0.attention.q_proj"] == 2 and sizes["blocks.1.gate"] == 12
+    masks = KINDS[kind](model, 1) if kind != "groups" else engine.group_masks(groups, halves(groups))
+    plan = check_exact(model, masks, sentence(), sentence(1, 9, seed=1))
+    if kind == "groups":
+        assert plan.slices["blocks.0.attention.q_proj.weight"].shape[0] == 8
+        assert plan.slices["blocks.0.attention.k_proj.weight"].shape[0] == 4
+        assert plan.slices["blocks.1.down.weight"].shape[1] == 6
+
+
+def halves(groups: Iterable[engine.Group]) -> dict[str, Tensor]:
+    """Keep every other unit."""
+    return {g.name: torch.arange(g.size) % 2 == 0 for g in groups}
 
 
 @pytest.mark.parametrize("causal", [True, False])
