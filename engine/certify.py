@@ -8,6 +8,7 @@ b>`` is ``|a - b|²``, so a few of them find any difference, and nothing large h
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,7 +114,8 @@ class _Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
-        out, op = func(*args, **(kwargs or {})), signature(func).op
+        args, kwargs = _unrounded(func, args, kwargs or {})
+        out, op = func(*args, **kwargs), signature(func).op
         if self._depth:
             return out
         if op in self._ops:
@@ -153,6 +155,27 @@ class _Observer(TorchDispatchMode):
             random = torch.randn(rows.size(1), _PROJECTIONS, generator=generator, dtype=torch.float32)
             projected = rows @ random.to(rows)
             self._found.inner[position] = (projected.cpu().double(), rows.norm(dim=1).cpu().double())
+
+
+@functools.cache
+def _dtype_at(func: Any) -> int | None:
+    """Position of the argument that says in which dtype an op computes, or what it converts to."""
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("dtype") if "dtype" in names else None
+
+
+def _unrounded(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Stay in float64 where a model converts to less (a norm in float32): no difference is rounded off then."""
+    position = _dtype_at(func)
+    if position is None or all(t.dtype != torch.float64 for t in tensors_in((args, kwargs))):
+        return args, kwargs
+    if len(args) > position and _is_less(args[position]):
+        return (*args[:position], torch.float64, *args[position + 1 :]), kwargs
+    return args, kwargs | {"dtype": torch.float64} if _is_less(kwargs.get("dtype")) else kwargs
+
+
+def _is_less(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float64
 
 
 def observe(

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine.clusters import clusters
-from engine.errors import RuleError
-from engine.graph import Graph, Node, Value
+from engine.graph import Node, Value
 from engine.pins import Pin, is_pinned, pin_of
-from engine.propagate import Structure, propagate
-from engine.rule import Demand, Registry
+from engine.propagate import Structure
+from engine.rule import Demand
 from engine.shrink import Shrunk
 from engine.sizes import AttributeOf, Expr, ShapeOf, describe, evaluate, leaves
-from engine.tracer import trace
 
-__all__ = ["Unmet", "settle", "structure_for", "structure_of"]
+__all__ = ["Unmet", "asks_anything", "settle"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +85,7 @@ def _checked(shrunk: Shrunk) -> Iterator[_Checked]:
 
     for node in structure.graph.nodes:
         for demand in _demands(node, shrunk):
-            expr: Expr = node.sizes.get(demand.argument, demand.given)
+            expr: Expr = node.sizes.get(demand.argument, demand.given) if demand.expr is None else demand.expr
             yield _Checked(node, demand, expr, evaluate(expr, shrunk.shape, attribute))
 
 
@@ -145,63 +141,7 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
             yield from (*node.inputs, *node.outputs) if leaf.name in attributes else ()
 
 
-def _freeze_unsafe(structure: Structure) -> None:
-    """Remove a part of every group, on trial; freeze the groups at which an argument does not follow."""
+def asks_anything(structure: Structure) -> bool:
+    """Whether any number in the code has to follow at all."""
     whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
-    if not any(True for node in structure.graph.nodes for _ in _demands(node, whole)):
-        return
-    group = clusters(structure)
-    for part in (_first_half, functools.partial(_first_half, largest=1)):
-        while True:
-            keep = ~part(structure, group)
-            unmet = settle(Shrunk(structure, keep))[1]
-            if not unmet:
-                break
-            for node, reason, slots in unmet:
-                gone = slots[~keep[slots]]
-                if not len(gone):
-                    raise RuleError(
-                        f"The rule of {node!r} asks for a size that differs from the recorded one. {reason}"
-                    )
-                members = torch.isin(group, group[gone].unique()).nonzero()[:, 0]
-                structure.slots.freeze(members, reason)
-                structure.frozen[members] = True
-                structure.unsafe[members] = True
-            group = clusters(structure)
-
-
-def _first_half(structure: Structure, group: Tensor, largest: int | None = None) -> Tensor:
-    """Return a bool per slot: the first half of each group, or at most ``largest`` of it."""
-    free = structure.free().nonzero()[:, 0]
-    order = free[group[free].argsort(stable=True)]
-    ids, counts = group[order].unique_consecutive(return_counts=True)
-    place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    limit = counts // 2 if largest is None else counts.clamp(max=2) - 1
-    removed = torch.zeros(len(structure.roots), dtype=torch.bool)
-    removed[order[place < limit.repeat_interleave(counts)]] = True
-    return removed
-
-
-def structure_for(model: nn.Module, example_inputs: Any, graph: Graph | None, rules: Registry) -> Structure:
-    """Return the structure of a model, from its graph where there is one.
-
-    Raises:
-        TraceError: where the model rejects the example inputs, or the graph is stale.
-    """
-    graph = trace(model, example_inputs) if graph is None else graph
-    graph.check_fresh(model)
-    return structure_of(graph, rules)
-
-
-def structure_of(graph: Graph, rules: Registry) -> Structure:
-    """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow.
-
-    It is found once per graph and registry, and only read from then on.
-    """
-    return graph.derived((structure_of, rules), functools.partial(_structure, graph, rules))
-
-
-def _structure(graph: Graph, rules: Registry) -> Structure:
-    structure = propagate(graph, rules)
-    _freeze_unsafe(structure)
-    return structure
+    return any(True for node in structure.graph.nodes for _ in _demands(node, whole))

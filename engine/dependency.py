@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from engine.arrays import support
 from engine.constraints import Constraint, Equal, Grouped
-from engine.demands import structure_for
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, Member, groups_of, producers_of
@@ -24,6 +23,7 @@ from engine.plots import dependency_figure, show
 from engine.propagate import Structure
 from engine.rule import Registry
 from engine.slots import FROZEN
+from engine.structure import structure_for
 
 __all__ = ["ChannelDependency", "GroupDependency", "InputChannelDependency", "UnsafeLayers", "not_safe_to_prune"]
 

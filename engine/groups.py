@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from engine.arrays import support
 from engine.clusters import clusters
 from engine.contraction import Contraction
-from engine.demands import structure_for
 from engine.errors import InputError
 from engine.graph import Graph, Value
 from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
+from engine.structure import structure_for
 
 __all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "producers_of"]
 

@@ -24,6 +24,7 @@ from engine.ops.wide import Widening
 from engine.pins import Pin
 from engine.propagate import Structure
 from engine.shrink import Shrunk
+from engine.structure import readers_of_zeros
 from engine.use import Use
 
 __all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide", "only_zeros"]
@@ -225,11 +226,8 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
 
 def only_zeros(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield slots of which only those may go that are zero at a reader, with their constants, NaN where they vary."""
-    for node in structure.graph.nodes:
-        for span in structure.rules.rule(node.op).only_zeros(node):
-            slots = structure.along(span.input, span.dim)
-            if slots is not None:
-                yield slots, constants.along(span.input, span.dim)
+    for _, span, slots in readers_of_zeros(structure):
+        yield slots, constants.along(span.input, span.dim)
 
 
 def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:

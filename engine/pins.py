@@ -9,6 +9,7 @@ instances stay as they are.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import hashlib
 import inspect
@@ -24,10 +25,14 @@ from engine.errors import PlanError
 from engine.graph import Node
 from engine.sizes import Site
 
-__all__ = ["Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
+__all__ = ["DIVISOR", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
+
+DIVISOR = ("divisor", 0)
+"""The demand for what a mean divides by, which is no argument."""
+_MEAN = "mean"
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
@@ -43,7 +48,7 @@ class Pin:
         method: name of that method, or of the one that calls the function.
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
-        operator: name of the operator's syntax node; empty for a call.
+        operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided.
         position: which size argument of a call, or which side of an operator.
         value: what it becomes.
     """
@@ -85,10 +90,12 @@ def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: typ
     if site is None or site.end is None:
         return None
     pin = None
-    if site.function in _OPERATORS:
+    if argument == DIVISOR:
+        pin = _template(site, _MEAN, 0, owner) if site.function == "mean" else None  # type: ignore[arg-type]
+    elif site.function in _OPERATORS:
         side = 0 if site.reflected else 1
         pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
-    if pin is None and site.function == node.op.removesuffix("_with_sizes"):
+    if pin is None and argument != DIVISOR and site.function == node.op.removesuffix("_with_sizes"):
         pin = _template(site, "", argument[1], owner)  # type: ignore[arg-type]
     return None if pin is None else replace(pin, module=node.module, value=value)
 
@@ -168,14 +175,33 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
     calls = [node for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.BinOp))]
     places = {(_kind(call), call.end_lineno, call.end_col_offset): call for call in calls}
     for pin in pins:
-        call = places.get((pin.operator, pin.line + 1, pin.column - parsed[1]))
-        sizes = None if call is None else _sizes(call)
-        if sizes is None or pin.position >= len(sizes):
+        kind = "" if pin.operator == _MEAN else pin.operator
+        call = places.get((kind, pin.line + 1, pin.column - parsed[1]))
+        if call is None or not (_divide if pin.operator == _MEAN else _set)(call, pin):
             return None
-        if any(isinstance(argument, ast.Starred) for argument in sizes[: pin.position + 1]):
-            return None
-        sizes[pin.position] = ast.copy_location(ast.Constant(pin.value), sizes[pin.position])
     return ast.fix_missing_locations(tree)
+
+
+def _set(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
+    """Replace a number; return whether that was possible."""
+    sizes = _sizes(call)
+    if sizes is None or pin.position >= len(sizes):
+        return False
+    if any(isinstance(argument, ast.Starred) for argument in sizes[: pin.position + 1]):
+        return False
+    sizes[pin.position] = ast.copy_location(ast.Constant(pin.value), sizes[pin.position])
+    return True
+
+
+def _divide(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
+    """Turn ``x.mean(…)`` into ``x.sum(…).div(value)``; return whether that was possible."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "mean":
+        return False
+    total = copy.copy(call)
+    total.func = ast.copy_location(ast.Attribute(call.func.value, "sum", ast.Load()), call.func)
+    call.func = ast.copy_location(ast.Attribute(total, "div", ast.Load()), call)
+    call.args, call.keywords = [ast.copy_location(ast.Constant(pin.value), call)], []
+    return True
 
 
 def _kind(node: ast.Call | ast.BinOp) -> str:

@@ -63,7 +63,7 @@ class Labels:
         for layer in self.layers(value):
             touched = support(layer)
             if dim in touched:
-                row = self._tie(layer, [d for d in touched if d != dim]).reshape(-1)
+                row = self.tie(layer, [d for d in touched if d != dim]).reshape(-1)
                 if found is not None:
                     self.slots.union(found, row)
                 found = row
@@ -82,10 +82,11 @@ class Labels:
             if set(touched) <= set(dims):
                 self.slots.freeze(layer, reason)
             else:
-                kept.append(self._tie(layer, [d for d in touched if d in dims]))
+                kept.append(self.tie(layer, [d for d in touched if d in dims]))
         return kept
 
-    def _tie(self, layer: Tensor, dims: Iterable[int]) -> Tensor:
+    def tie(self, layer: Tensor, dims: Iterable[int]) -> Tensor:
+        """Tie the slots of a layer along dimensions, and return it without them."""
         for dim in dims:
             self.slots.union(layer, layer.narrow(dim, 0, 1))
             layer = layer.narrow(dim, 0, 1)
@@ -120,7 +121,7 @@ class Labels:
             if set(touched) <= set(dims):
                 self.slots.freeze(layer, reason)
             else:
-                self._tie(layer, [d for d in touched if d in dims])
+                self.tie(layer, [d for d in touched if d in dims])
 
     def pass_on(self, source: Value, target: Value) -> None:
         """Give ``target`` the layers of ``source``, dimension by dimension."""
@@ -182,7 +183,7 @@ class Labels:
     def _by_rows(self, joint: Tensor, single: Tensor) -> bool:
         along = support(single)
         if self.slots.frozen(single).all():
-            self._tie(joint, along)
+            self.tie(joint, along)
             return True
         first = joint
         for dim in along:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from engine.build import canonical_tensors
 from engine.constants import Constants
-from engine.demands import structure_for
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, groups_of
@@ -21,6 +20,7 @@ from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter
 from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
+from engine.structure import structure_for
 from engine.use import Use
 
 __all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.errors import RuleError
 from engine.graph import Node, Value
-from engine.sizes import numbers_in
+from engine.sizes import Expr, numbers_in
 
 if TYPE_CHECKING:
     from engine.constants import Constants
@@ -32,11 +32,13 @@ class Demand:
         argument: the argument's name and the position of the integer in it.
         given: the number that was passed.
         wanted: what it has to become.
+        expr: where the op itself takes the number from, for one that is no argument (what a mean divides by).
     """
 
     argument: tuple[str, int]
     given: int | float
     wanted: int | float
+    expr: Expr | None = None
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,15 @@ UNARY = """
 
 # Several tensors in, a function of the entries that meet.
 COMBINING = """
-    add addcdiv addcmul atan2 copysign div divide fmax fmin floor_divide fmod hypot lerp maximum minimum pow prelu
-    remainder sub subtract true_divide xlogy
+    add addcdiv addcmul atan2 copysign fmax fmin floor_divide fmod hypot lerp maximum minimum pow prelu remainder sub
+    subtract xlogy
 """.split()
 
 # Zero where either factor is zero, whatever the other is (it is finite).
 PRODUCTS = "mul multiply".split()
+
+# Zero where the dividend is zero, whatever the divisor is (it is not zero).
+QUOTIENTS = "div divide true_divide".split()
 
 # Nothing is known of the result.
 OPAQUE = """
@@ -115,13 +118,22 @@ def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
     return [varies_where(list(arrays.values()), _functional(node, arrays))]
 
 
-def _product(node: Node, constants: Constants) -> Sequence[Tensor]:
+def _zero_with(node: Node, constants: Constants, factors: Iterable[Value]) -> Sequence[Tensor]:
     arrays = _arrays(node, constants)
     result = varies_where(list(arrays.values()), _functional(node, arrays))
-    for value in node.inputs:
+    for value in factors:
         zero = _lift(node, value, constants.zero(value))
         result = torch.where(zero, 0.0, result)
     return [result]
+
+
+def _product(node: Node, constants: Constants) -> Sequence[Tensor]:
+    return _zero_with(node, constants, node.inputs)
+
+
+def _quotient(node: Node, constants: Constants) -> Sequence[Tensor]:
+    dividend = node.args["self"]
+    return _zero_with(node, constants, [dividend] if isinstance(dividend, Value) else [])
 
 
 def _dropped(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -216,7 +228,6 @@ def _combining_samples() -> Iterable[Sample]:
     yield _of_two("add", residual)
     yield _of_two("sub", torch.sub)
     yield _of_two("maximum", torch.maximum)
-    yield _of_two("division", lambda x, y: x / (1 + y * y))
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu per channel")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu")
     yield through("add in place", lambda x: (x * 1).add_(x).sub_(1.5).div_(2))
@@ -227,6 +238,10 @@ def _of_two(name: str, f: Callable[..., Tensor]) -> Sample:
         return chain(Apply(f, nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1)), nn.Conv2d(8, 4, 3, padding=1))
 
     return Sample(make, (2, 3, 6, 6), name)
+
+
+def _quotient_samples() -> Iterable[Sample]:
+    yield _of_two("division", lambda x, y: x / (1 + y * y))
 
 
 def _product_samples() -> Iterable[Sample]:
@@ -245,6 +260,7 @@ RULES = [
     Rule(tuple(UNARY), broadcast_labels, _combined, _used, elementwise=1, samples=_unary_samples),
     Rule(tuple(COMBINING), broadcast_labels, _combined, _used, elementwise=1, samples=_combining_samples),
     Rule(tuple(PRODUCTS), broadcast_labels, _product, _product_used, elementwise=1, samples=_product_samples),
+    Rule(tuple(QUOTIENTS), broadcast_labels, _quotient, _used, elementwise=1, samples=_quotient_samples),
     Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1),
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used),
     Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),

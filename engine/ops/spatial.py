@@ -15,8 +15,10 @@ from engine.constants import Constants
 from engine.graph import Node
 from engine.ops.samples import Apply, chain
 from engine.ops.shape import through
+from engine.pins import DIVISOR
 from engine.propagate import Labels
-from engine.rule import Rule, Sample
+from engine.rule import Demand, Rule, Sample, Shapes, Statistic
+from engine.sizes import ShapeOf
 from engine.slots import FROZEN
 from engine.use import Use
 
@@ -155,6 +157,27 @@ def _reduce_labels(node: Node, labels: Labels) -> None:
             labels.add(value, _without_dims(node, layer))
 
 
+def _add_labels(node: Node, labels: Labels) -> None:
+    """What is added up along one dimension loses nothing with its zeros."""
+    source, dims = node.inputs[0], _reduced(node)
+    labels.claim(source)
+    for layer in labels.layers(source) if len(dims) == 1 else labels.without(source, dims, f"{node!r} runs over it"):
+        if set(support(layer)) - set(dims):
+            labels.add(node.output, _without_dims(node, labels.tie(layer, dims)))
+
+
+def _added(node: Node) -> Iterable[Statistic]:
+    dims = _reduced(node)
+    return [Statistic(node.inputs[0], dims[0])] if len(dims) == 1 else []
+
+
+def _divisor(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
+    """A mean goes on dividing by as many as there were."""
+    for span in _added(node):
+        size = span.input.shape[span.dim]
+        yield Demand(DIVISOR, size, size, ShapeOf(span.input, span.dim))
+
+
 def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """A mean or a maximum keeps a constant; a sum multiplies it by the number of positions, the same for all."""
     if node.op == "sum":
@@ -213,10 +236,19 @@ def _pad_samples() -> Iterable[Sample]:
 
 
 def _reduce_samples() -> Iterable[Sample]:
-    yield through("mean over space", lambda x: x.mean((2, 3), keepdim=True) * x)
-    yield through("sum over space", lambda x: x + x.sum(-1, keepdim=True))
     yield through("largest", lambda x: x.amax((2, 3), keepdim=True) + x)
+    yield through("largest channel", lambda x: x.amax(1, keepdim=True) + x)
+
+
+def _mean_samples() -> Iterable[Sample]:
+    yield through("mean over space", lambda x: x.mean((2, 3), keepdim=True) * x)
     yield through("mean over channels", lambda x: x.mean(1, keepdim=True) + x)
+    yield through("RMS norm by hand", lambda x: x * (x.pow(2).mean(1, keepdim=True) + 0.1).rsqrt())
+
+
+def _sum_samples() -> Iterable[Sample]:
+    yield through("sum over space", lambda x: x + x.sum(-1, keepdim=True))
+    yield through("sum over channels", lambda x: x / (1 + x.abs().sum(1, keepdim=True)))
 
 
 _PAD = "pad constant_pad_nd".split()
@@ -225,13 +257,25 @@ RULES = [
     Rule(tuple(KEEPING), _over_positions, _kept, _used, elementwise=1, samples=_pool_samples),
     Rule(tuple(AVERAGE), _over_positions, _averaged, _used, elementwise=1, samples=_average_samples),
     Rule(tuple(_PAD), _pad_labels, _pad_constants, _pad_used, samples=_pad_samples),
+    Rule(("amax", "amin"), _reduce_labels, _reduce_constants, _reduce_used, elementwise=1, samples=_reduce_samples),
     Rule(
-        ("amax", "amin", "mean", "sum"),
-        _reduce_labels,
+        ("mean",),
+        _add_labels,
         _reduce_constants,
         _reduce_used,
         elementwise=1,
-        samples=_reduce_samples,
+        demands=_divisor,
+        only_zeros=_added,
+        samples=_mean_samples,
+    ),
+    Rule(
+        ("sum",),
+        _add_labels,
+        _reduce_constants,
+        _reduce_used,
+        elementwise=1,
+        only_zeros=_added,
+        samples=_sum_samples,
     ),
     Rule(("linalg_vector_norm", "std", "var"), _reduce_labels, use=_reduce_used),
 ]

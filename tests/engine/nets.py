@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import engine
 from engine.build import Analysis, analyse, canonical_tensors
 from engine.constants import Constants
-from engine.demands import structure_of
 from engine.masks import canonical_masks
 from engine.propagate import Structure
+from engine.structure import structure_of
 from tests.engine.exactness import Masks, out_dim, randomised
 
 

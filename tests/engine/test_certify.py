@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import engine
 from engine.certify import Certificate, Observation, compare, observe
 from engine.errors import VerificationError
 from engine.witness import Witness
-from tests.engine.exactness import KINDS, masked
+from tests.engine.exactness import KINDS, masked, randomised
 from tests.engine.nets import analysis_of, dead, image, plain, residual_net, snapshot, unchanged
 
 
@@ -178,3 +178,26 @@ def test_what_is_called_exact_in_train_mode_is(make: Callable[[], nn.Module], ki
     assert policy is None or speedup.certificate.exact_in_train
     if speedup.certificate.exact_in_train:
         torch.testing.assert_close(model.train()(image()).detach(), reference, rtol=1e-9, atol=1e-9)
+
+
+class Rounded(nn.Module):
+    """Computes in float32 inside, whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        y = self.stem(x).float()
+        y = y / (1 + y.to(dtype=torch.float32).abs().sum(1, keepdim=True, dtype=torch.float32))
+        return self.head(y.to(x.dtype))
+
+
+def test_a_model_that_rounds_inside_is_compared_in_float64() -> None:
+    """Conversions to less are left out of both runs, so that rounding does not drown what is compared."""
+    model = randomised(Rounded())
+    found = engine.ModelSpeedup(model, image(), dead(model, {"stem": [1, 2]}, bias=True), confidence=2)
+    found.speedup_model()
+    assert found.plan.slices["stem.weight"].shape[0] == 6 and "64" in found.certificate.dtype
+    assert found.certificate.max_error < 1e-12

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.demands import settle, structure_of
+from engine.demands import settle
 from engine.shrink import Shrunk
+from engine.structure import structure_of
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Net, dead, image
 

@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import engine
 from engine.build import canonical_tensors
 from engine.constants import Constants
-from engine.demands import structure_of
 from engine.graph import Node
 from engine.masks import canonical_masks
 from engine.propagate import Labels, _resolve
 from engine.rule import Demand
 from engine.shrink import Shrunk
+from engine.structure import structure_of
 from engine.trees import tensors_in
 from engine.use import Use
 from tests.engine.exactness import masked, run

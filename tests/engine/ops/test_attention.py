@@ -274,13 +274,13 @@ def test_a_language_model(kind: str, fused: bool) -> None:
     model = randomised(Language(fused=fused))
     groups = [g for g in engine.dependency_groups(model, sentence()) if g.reason is None]
     sizes = {g.name: g.size for g in groups}
-    assert sizes["blocks.0.attention.q_proj"] == 2 and sizes["blocks.1.gate"] == 12
+    assert sizes["blocks.0.attention.q_proj"] == 2 and sizes["blocks.1.gate"] == 12 and sizes["embed"] == 16
     masks = KINDS[kind](model, 1) if kind != "groups" else engine.group_masks(groups, halves(groups))
     plan = check_exact(model, masks, sentence(), sentence(1, 9, seed=1))
     if kind == "groups":
         assert plan.slices["blocks.0.attention.q_proj.weight"].shape[0] == 8
         assert plan.slices["blocks.0.attention.k_proj.weight"].shape[0] == 4
-        assert plan.slices["blocks.1.down.weight"].shape[1] == 6
+        assert plan.slices["blocks.1.down.weight"].shape == (8, 6) and plan.slices["embed.weight"].shape == (11, 8)
 
 
 def halves(groups: Iterable[engine.Group]) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 import engine
 from engine.build import canonical_tensors
 from engine.constants import Constants
-from engine.demands import structure_of
 from engine.keep import only_zeros
 from engine.masks import canonical_masks
 from engine.probe import Probe
+from engine.structure import structure_of
 from engine.use import Use
 from tests.engine.exactness import randomised
 from tests.engine.nets import Mean, Net, dead, image

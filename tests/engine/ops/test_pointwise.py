@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
-from engine.ops.pointwise import COMBINING, OPAQUE, PRODUCTS, UNARY
+from engine.ops.pointwise import COMBINING, OPAQUE, PRODUCTS, QUOTIENTS, UNARY
 from engine.ops.samples import Apply
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Mean, Net, constants_of, dead, image, structure
@@ -243,7 +243,7 @@ def test_point_wise_ops_are_counted_in_full_mode_only() -> None:
 
 def test_the_lists_name_ops_that_exist_once() -> None:
     """Every name is an op of aten, and no name is on two lists."""
-    names = [*UNARY, *COMBINING, *PRODUCTS, *OPAQUE]
+    names = [*UNARY, *COMBINING, *PRODUCTS, *QUOTIENTS, *OPAQUE]
     assert len(set(names)) == len(names)
     assert not [n for n in names if not hasattr(torch.ops.aten, n)]
 
