@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.demands import structure_of
 from engine.errors import TraceError
 from engine.graph import Graph, Node, Value
 from engine.groups import Group
@@ -19,6 +18,7 @@ from engine.ops import RULES
 from engine.ops.heads import headwise
 from engine.rule import Registry
 from engine.signature import signature
+from engine.structure import structure_of
 from engine.tracer import call_model, evaluation
 
 __all__ = ["Activity", "ActivityMeter"]

@@ -119,12 +119,16 @@ def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
 
 
 def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
-    """(module, slots that it puts out) per contraction, in order of execution."""
+    """(module, slots that it puts out) per contraction or table, in order of execution."""
     found = []
-    for node, c in structure.contractions():
-        made = structure.along(c.output, c.output_dim)
-        if made is not None:
-            found.append((node.module, made))
+    for node in structure.graph.nodes:
+        c = structure.rules.contraction(node)
+        produced = structure.rules.rule(node.op).produces(node)
+        places = [(c.output, c.output_dim)] if c is not None else [(p.input, p.dim) for p in produced]
+        for value, dim in places:
+            made = structure.along(value, dim)
+            if made is not None:
+                found.append((node.module, made))
     return found
 
 
@@ -165,6 +169,7 @@ def _roles(structure: Structure) -> Any:
     weights: dict[int, Contraction] = {}
     biases: set[int] = set()
     norms: set[int] = set()
+    tables: set[int] = set()
     for node in structure.graph.nodes:
         c = structure.rules.contraction(node)
         if c is not None:
@@ -173,13 +178,17 @@ def _roles(structure: Structure) -> Any:
             biases |= set() if c.bias is None else {c.bias.index}
         elif structure.rules.rule(node.op).normalises:
             norms |= {v.index for v in node.inputs if v.stored}
+        elif any(True for _ in structure.rules.rule(node.op).produces(node)):
+            tables |= {v.index for v in node.inputs if v.stored}
 
     def role(value: Value, layer: Tensor) -> str:
+        if value.index in tables or value.index in biases:  # a table that is tied to the last layer too
+            return "out"
         if value.index in weights:
             c = weights[value.index]
             touched = support(layer)
             return "out" if (touched == (0,)) != c.transposed or c.depthwise else "in"
-        return "out" if value.index in biases else "norm" if value.index in norms else "scale"
+        return "norm" if value.index in norms else "scale"
 
     return role
 

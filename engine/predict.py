@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.count import Counter
-from engine.demands import settle, structure_of
+from engine.demands import settle
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group
@@ -16,6 +16,7 @@ from engine.keep import closed
 from engine.ops import RULES
 from engine.rule import Registry
 from engine.shrink import Shrunk
+from engine.structure import structure_of
 
 __all__ = ["Predictor"]
 

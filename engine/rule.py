@@ -58,10 +58,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Channels that each have a share in all outputs, as in a norm over them, so that only constants may go.
+    """Channels of a value: those that each have a share in all outputs, as in a norm over them, or those put out.
 
     Attributes:
-        input: what is normalised, or read.
+        input: what is normalised, read or put out.
         dim: the dimension of the channels.
     """
 
@@ -124,6 +124,7 @@ class Rule:
         demands: what its numbers have to become when slots are removed; by default they stay what they are.
         attributes: integer attributes that the owner module needs under given shapes (``out_channels`` …).
         contraction: how the op contracts channels with a weight, for those that do.
+        produces: channels that an op other than a contraction puts out from parameters of its own (a table's columns).
         absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
             can.
         statistic: the channels that a norm's statistics span, for norms that can do without constant ones.
@@ -141,6 +142,7 @@ class Rule:
     demands: Callable[[Node, Callable[[Value, int], Tensor | None], Shapes], Iterable[Demand]] = as_recorded
     attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
     contraction: Callable[[Node], Contraction] | None = None
+    produces: Callable[[Node], Iterable[Statistic]] = _no_channels
     absorbs: Callable[[Node], Value | None] | None = None
     statistic: Callable[[Node], Statistic | None] | None = None
     only_zeros: Callable[[Node], Iterable[Statistic]] = _no_channels

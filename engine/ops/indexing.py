@@ -15,7 +15,7 @@ from engine.constraints import NonEmpty
 from engine.graph import Node
 from engine.ops.shape import through
 from engine.propagate import Labels
-from engine.rule import Rule, Sample
+from engine.rule import Rule, Sample, Statistic
 from engine.use import Use
 
 __all__ = ["RULES"]
@@ -38,6 +38,10 @@ def _embedding_labels(node: Node, labels: Labels) -> None:
     labels.born.append(columns)
     labels.constraints.append(NonEmpty(columns))
     labels.add(node.output, columns.view([1] * (node.output.ndim - 1) + [-1]))
+
+
+def _columns(node: Node) -> Iterable[Statistic]:
+    return [Statistic(node.output, node.output.ndim - 1)]
 
 
 def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -239,7 +243,7 @@ def _samples() -> Iterable[Sample]:
 
 RULES = [
     # `embedding_dim` keeps the old number: models scale by its root, and that factor has to stay
-    Rule(("embedding",), _embedding_labels, _embedding_constants, samples=_samples),
+    Rule(("embedding",), _embedding_labels, _embedding_constants, produces=_columns, samples=_samples),
     Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
     Rule(("index_put",), _put_labels, _put_constants, _put_used, samples=_put_samples),
 ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import engine
 from engine.errors import InputError
 from tests.engine.exactness import check_exact, randomised
+from tests.engine.language import Language, sentence
 from tests.engine.nets import Net, image, plain, residual_net
 
 
@@ -119,3 +120,16 @@ def test_unknown_groups_and_wrong_lengths_are_refused(name: str, size: int) -> N
 def test_no_group_masks_no_masks() -> None:
     """Groups that are not named stay whole."""
     assert engine.group_masks(engine.dependency_groups(plain(), image()), {}) == {}
+
+
+def test_an_embedding_puts_channels_out() -> None:
+    """Its columns are the units of a group, also where the last layer shares the table."""
+    for tied in (False, True):
+        model = Language()
+        if tied:
+            model.head.weight = model.embed.weight
+        group = engine.dependency_groups(model, sentence())[0]
+        assert group.layers[0] == "embed" and group.size == 16 and group.reason is None
+        masks = engine.group_masks([group], {"embed": torch.arange(16) < 9})
+        assert masks["embed"]["weight"].shape == (11, 16) and not masks["embed"]["weight"][:, 9:].any()
+        assert any("embed" in names for names in engine.ChannelDependency(model, sentence()).dependency_sets)
