@@ -23,8 +23,8 @@ class NarrowResNet(ResNet):
 
 
 def resnet18() -> nn.Module:
-    """Two basic blocks in each of four stages."""
-    net = NarrowResNet(BasicBlock, [2, 2, 2, 2], num_classes=3)
+    """Basic blocks in four stages, the first of them with two."""
+    net = NarrowResNet(BasicBlock, [2, 1, 1, 1], num_classes=3)
     net.fc = nn.Linear(64, 3)
     return net
 
