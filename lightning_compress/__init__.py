@@ -3,6 +3,7 @@
 from lightning_compress.checkpoint import load_compacted
 from lightning_compress.compaction import ModelCompaction
 from lightning_compress.complexity import ComplexityMonitor
+from lightning_compress.final import FinalMetric
 from lightning_compress.loading import Compactable
 from lightning_compress.offline import compact_checkpoint
 from lightning_compress.pruning import ChannelPruning
@@ -15,6 +16,7 @@ __all__ = [
     "Compactable",
     "ComplexityMonitor",
     "CompressionReport",
+    "FinalMetric",
     "MaskConflictRepair",
     "ModelCompaction",
     "analyze_sensitivity",

@@ -1,0 +1,69 @@
+"""Tests of the best checkpoint at final sparsity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from lightning_compress import ChannelPruning, FinalMetric
+from lightning_compress.packages import MisconfigurationException
+from tests.lightning_compress.models import Wrapped, data, seeded, trainer
+
+
+class Worsening(Wrapped):
+    """A validation loss that is best at first, as the unpruned model's is, and a score that does the opposite."""
+
+    losses = (1.0, 2.0, 9.0, 7.0, 8.0)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log."""
+        self.log("val_loss", torch.tensor(self.losses[self.current_epoch]))
+        self.log("val_score", torch.tensor(-self.losses[self.current_epoch]))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log a training metric too."""
+        self.log("train_loss", torch.tensor(self.losses[self.current_epoch]), on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def val_dataloader(self) -> Any:
+        """One batch."""
+        return data(8)
+
+
+def best(folder: Path, monitor: str, mode: str, final: bool, **options: Any) -> dict[str, Any]:
+    """The best checkpoint of five epochs, in which pruning is done at the start of the third."""
+    metric = FinalMetric(monitor, mode)
+    saver = ModelCheckpoint(dirpath=folder, monitor=metric.name if final else monitor, mode=mode, filename="{epoch}")
+    pruning = ChannelPruning(amount=0.5, end=2)
+    settings = {"max_epochs": 5, "limit_val_batches": 1, "enable_checkpointing": True, **options}
+    trainer(folder, saver, metric, pruning, **settings).fit(seeded(Worsening))
+    return torch.load(saver.best_model_path, weights_only=True)
+
+
+@pytest.mark.parametrize(("monitor", "mode"), [("val_loss", "min"), ("val_score", "max"), ("train_loss", "min")])
+def test_the_best_is_at_final_sparsity(tmp_path: Path, monitor: str, mode: str) -> None:
+    """Without it the first epoch wins; with it the best of those in which all is masked, whatever the order."""
+    assert best(tmp_path / "plain", monitor, mode, final=False)["epoch"] == 0
+    found = best(tmp_path / "final", monitor, mode, final=True)
+    assert found["epoch"] == 3
+    weight = found["state_dict"]["net.wide.weight"]
+    assert int((weight.flatten(1) == 0).all(1).sum()) == 8
+    assert len(list((tmp_path / "final").glob("*.ckpt"))) == 1  # what was saved before is gone
+
+
+def test_validation_in_the_middle_of_epochs_and_before(tmp_path: Path) -> None:
+    """Sanity checks count for nothing; a validation in the middle of the last pruning epoch does not either."""
+    options = {"num_sanity_val_steps": 1, "val_check_interval": 1}
+    assert best(tmp_path, "val_loss", "min", final=True, **options)["epoch"] == 3
+
+
+def test_bad_use() -> None:
+    """A mode that is none, and a Trainer without a pruning, are errors."""
+    with pytest.raises(MisconfigurationException, match="`mode`.*'best'"):
+        FinalMetric("val_loss", "best")
+    with pytest.raises(MisconfigurationException, match="no `ChannelPruning`"):
+        trainer(Path("."), FinalMetric("val_loss")).fit(seeded(Wrapped))
