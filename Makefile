@@ -4,6 +4,7 @@
 #   make test      the test suite, doctests included
 #   make lint      ruff and mypy
 #   make breadth   exactness on 19 torchvision networks (long; resumes where it stopped)
+#   make slow      the tests that take long, every criterion with every schedule and scope among them
 #   make property  500 random networks under random masks
 #   make gpu       the tests that need CUDA, then a table of latencies
 #   make clean     remove .venv and the caches
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint breadth property gpu clean
+.PHONY: demo test lint slow breadth property gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-demo
@@ -28,6 +29,9 @@ lint: $(VENV)/.stamp-dev
 
 breadth: $(VENV)/.stamp-dev
 	$(BIN)/python benchmarks/breadth.py
+
+slow: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -q -m slow
 
 property: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q tests/engine/test_properties.py --hypothesis-profile=thorough

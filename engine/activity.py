@@ -144,8 +144,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op, and look at its input where it is the next reader."""
         known = signature(func)
-        if self.waiting and self.waiting[-1].node.op == known.op:
-            reader = self.waiting.pop()
+        reader = self.waiting[-1] if self.waiting else None
+        if reader is not None and reader.node.op == known.op:
+            self.waiting.pop()
             self._add(reader, known.bind(args, kwargs or {})[reader.argument])
         return func(*args, **(kwargs or {}))
 

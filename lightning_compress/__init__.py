@@ -10,6 +10,7 @@ from lightning_compress.pruning import ChannelPruning
 from lightning_compress.repair import MaskConflictRepair
 from lightning_compress.reporting import CompressionReport
 from lightning_compress.sensitivity import analyze_sensitivity
+from lightning_compress.sparse import SparseTraining
 
 __all__ = [
     "ChannelPruning",
@@ -19,6 +20,7 @@ __all__ = [
     "FinalMetric",
     "MaskConflictRepair",
     "ModelCompaction",
+    "SparseTraining",
     "analyze_sensitivity",
     "compact_checkpoint",
     "load_compacted",

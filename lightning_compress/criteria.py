@@ -267,7 +267,7 @@ CRITERIA: dict[str, Criterion] = {
 }
 
 # Sums over weights or activations grow with the layer: between groups they are compared relative to the group's mean.
-RELATIVE = frozenset({"fpgm", "l1", "l2", "mean_activation"})
+RELATIVE = (fpgm, l1, l2, mean_activation)
 
 
 def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
@@ -349,7 +349,7 @@ def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer
         factors = _factors(criterion)
         return weighted((f, normalized(_named(name, seed), normalize or "mean")) for name, f in factors.items())
     found = _named(criterion, seed)
-    by = normalize or ("mean" if criterion in RELATIVE else None)
+    by = normalize or ("mean" if any(found is function for function in RELATIVE) else None)
     return found if by is None else normalized(found, by)
 
 

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class FinalMetric(Callback):
-    """Withholds a metric until the model is at its final sparsity, so that `ModelCheckpoint` keeps the best from then on.
+    """Withholds a metric until the model is at its final sparsity, so that the best checkpoint is one of those.
 
     The best epoch by ``val_loss`` is usually an early one, before much was pruned. This callback adds the metric
     ``val_loss_final``, which is as bad as can be (infinite) as long as a :class:`ChannelPruning` of the Trainer has
     something left to mask, and ``val_loss`` from then on. A `ModelCheckpoint` that monitors it replaces whatever it
     saved before by the first checkpoint at final sparsity.
 
-    The metric is one of the validation, or one that is logged in ``training_step``. What the LightningModule logs in its
-    ``on_train_epoch_end`` comes after the callbacks, so that this one would see the value of the epoch before. The
+    The metric is one of the validation, or one that is logged in ``training_step``. What the LightningModule logs in
+    its ``on_train_epoch_end`` comes after the callbacks, so that this one would see the value of the epoch before. The
     patience of an `EarlyStopping` that monitors it has to outlast the pruning.
 
     Args:

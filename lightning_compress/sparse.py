@@ -1,0 +1,185 @@
+"""Sparse training: penalties that make whole channels small before they are pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+import engine
+from engine.importance import cut, unit_sums
+from lightning_compress import schedules, selection
+from lightning_compress.base import CompressionCallback
+from lightning_compress.criteria import is_shift
+from lightning_compress.packages import MisconfigurationException
+from lightning_compress.timing import Timing
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+Gradients = dict[str, Tensor]
+
+
+def bn_scale(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Gradients:
+    r"""Gradient of :math:`\sum_u \lambda_u \sum_{\gamma \in u} |\gamma|`, which is :math:`\pm \lambda_u`.
+
+    Args:
+        group: the dependency group.
+        parameter: gives a parameter by its full name.
+        strength: λ of each unit, shape ``(size,)``.
+
+    Returns:
+        What is to be added to the gradient, by parameter name; nothing for a group without a norm.
+
+    Liu et al., "Learning Efficient Convolutional Networks through Network Slimming", 2017.
+    """
+    scales = [m for m in group.members if m.role == "norm" and not is_shift(m.parameter)]
+    return {m.parameter: parameter(m.parameter).detach().sign() * _per_entry(strength, m) for m in scales}
+
+
+def group_lasso(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Gradients:
+    r"""Gradient of :math:`\sum_u \lambda_u \sqrt{n_u} \, \lVert w_u \rVert_2`, over all that puts a unit out.
+
+    Args:
+        group: the dependency group; a unit's :math:`n_u` weights are those of all its layers together.
+        parameter: gives a parameter by its full name.
+        strength: λ of each unit, shape ``(size,)``.
+
+    Returns:
+        What is to be added to the gradient, by parameter name; 0 where a unit is 0.
+
+    Wen et al., "Learning Structured Sparsity in Deep Neural Networks", 2016.
+    """
+    members = [m for m in group.members if m.role == "out" and m.units.ndim > 1]
+    weights = {m.parameter: parameter(m.parameter).detach() for m in members}
+    squares = [unit_sums(weights[m.parameter].float().square(), m.units, group.size) for m in members]
+    norms = torch.stack(squares).sum(0).sqrt()
+    count = sum(weights[m.parameter].numel() for m in members) / group.size
+    factors = torch.where(norms > 0, strength.to(norms) * count**0.5 / norms, 0.0)
+    return {m.parameter: weights[m.parameter] * _per_entry(factors, m) for m in members}
+
+
+def _per_entry(values: Tensor, member: engine.Member) -> Tensor:
+    padded = torch.cat([values, values.new_zeros(1)])  # unit -1 is not of the group
+    return padded[member.units.to(values.device)]
+
+
+PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor], Gradients]] = {
+    "bn_scale": bn_scale,
+    "group_lasso": group_lasso,
+}
+
+
+class SparseTraining(CompressionCallback):
+    r"""Adds the gradient of a penalty before each optimizer step, so that unimportant channels shrink to nothing.
+
+    The strength grows as :math:`\lambda \, s(t)` along a schedule s. With ``amount`` only the units that are the
+    smallest at that time are penalised, the others train freely (growing regularisation: Wang et al., "Neural Pruning
+    via Growing Regularization", 2021). Pair it with :class:`ChannelPruning` by ``"bn_scale"`` or ``"l2"``.
+
+    Args:
+        penalty: ``"bn_scale"`` (L1 of the norms' scales, slimming) or ``"group_lasso"`` (L2 norm of all weights that
+            put a channel out).
+        strength: λ, of the fully grown penalty.
+        growth: how it grows, a schedule as for :class:`ChannelPruning`.
+        start: epoch or step from which it acts; by default the first.
+        end: epoch or step at which it is fully grown; by default one epoch before the end of the fit.
+        unit: ``"epoch"`` or ``"step"``, of ``start`` and ``end``.
+        amount: fraction of the channels of each group that is penalised, those with the smallest scales or weights.
+        layers: name patterns (`fnmatch`) of the layers; by default all, the output layer excepted.
+        exclude: name patterns of layers to leave alone, with all that is coupled to them.
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+
+    Raises:
+        MisconfigurationException: if an argument is none of the above.
+
+    Example:
+        >>> SparseTraining("bn_scale", strength=1e-4, growth="linear").strength
+        0.0001
+    """
+
+    def __init__(
+        self,
+        penalty: str = "bn_scale",
+        strength: float = 1e-4,
+        growth: str | Sequence[float] | Mapping[str, Mapping[str, Any] | None] | Callable[[float], float] = "linear",
+        start: int | None = None,
+        end: int | None = None,
+        unit: str = "step",
+        amount: float = 1.0,
+        layers: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        model: str | None = None,
+        example_input: Any = None,
+    ) -> None:
+        super().__init__(model, example_input)
+        if penalty not in PENALTIES:
+            raise MisconfigurationException(f"`penalty` is one of {', '.join(PENALTIES)}, got {penalty!r}.")
+        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or strength < 0:
+            raise MisconfigurationException(f"`strength` is a number from 0 on, got {strength!r}.")
+        selection.check_amount(amount)
+        self.penalty, self.strength, self.amount = penalty, strength, amount
+        self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
+        self._growth = schedules.resolve(growth)
+        self._timing = Timing(start, end, unit)
+        self._window = (0, 0)
+        self._groups: list[engine.Group] = []
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._window = self._timing.window(trainer)
+        self._look_at(trainer, pl_module)
+        model = self.target(pl_module)[1]
+        if not any(self._added(group, model, 1.0) for group in self._groups):
+            names = ", ".join(group.name for group in self._groups[:4])
+            raise MisconfigurationException(
+                f"`SparseTraining({self.penalty!r})` has nothing to act on: no norm has a scale for the channels of "
+                f"{names}. Choose `penalty='group_lasso'`, or other layers."
+            )
+
+    def _look_at(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        groups = engine.dependency_groups(self.target(pl_module)[1], self.example(trainer, pl_module))
+        chosen = selection.amounts(groups, 1.0, self.layers, self.exclude)
+        self._groups = [group for group in groups if group.name in chosen]
+
+    @override
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+    ) -> None:
+        self._look_at(trainer, pl_module)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        # The gradients are unscaled and reduced over the ranks here, and not clipped yet.
+        position = self._timing.position(trainer)
+        if position < self._window[0]:
+            return
+        strength = self.strength * self._growth(self._timing.progress(position, self._window))
+        if not strength:
+            return
+        model = self.target(pl_module)[1]
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for group in self._groups:
+            for name, added in self._added(group, model, strength).items():
+                parameter = model.get_parameter(name)
+                if parameter.grad is not None and id(parameter) in stepped:
+                    parameter.grad.add_(added.to(parameter.grad.dtype))
+
+    def _added(self, group: engine.Group, model: nn.Module, strength: float) -> Gradients:
+        device = model.get_parameter(group.members[0].parameter).device
+        each = torch.full((group.size,), strength, device=device)
+        if self.amount < 1.0:
+            each[cut(self._sizes(group, model), self.amount, group.rows).to(device)] = 0.0
+        return PENALTIES[self.penalty](group, model.get_parameter, each)
+
+    def _sizes(self, group: engine.Group, model: nn.Module) -> Tensor:
+        role = "norm" if self.penalty == "bn_scale" else "out"
+        members = [m for m in group.members if m.role == role and not is_shift(m.parameter)]
+        squares = [model.get_parameter(m.parameter).detach().float().square() for m in members]
+        sums = [unit_sums(values, m.units, group.size) for values, m in zip(squares, members, strict=True)]
+        return torch.stack(sums).sum(0) if sums else torch.zeros(group.size)
