@@ -2,6 +2,7 @@
 #
 #   make demo      train, prune, compact and reload a small ResNet on real digits, and print what came of it
 #   make test      the test suite, doctests included
+#   make slow      the tests that take long: spawned processes, runs that are killed and resumed
 #   make lint      ruff and mypy
 #   make breadth   exactness on 19 torchvision networks (long; resumes where it stopped)
 #   make slow      the tests that take long, every criterion with every schedule and scope among them
@@ -22,6 +23,9 @@ demo: $(VENV)/.stamp-demo
 
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m "not slow"
+
+slow: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -q -m slow
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/python -m ruff check .

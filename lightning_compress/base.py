@@ -38,8 +38,8 @@ def check_strategy(trainer: Trainer) -> None:
     if any(name in SHARDING for name in names) or not any(name in SUPPORTED for name in names):
         raise MisconfigurationException(
             f"Compression works on one device and with DDP, not under `{names[0]}`, which does not keep each parameter "
-            "whole on every device. Train without compression there and compact the checkpoint offline, or choose "
-            "`strategy='ddp'`."
+            "whole on every device. Train without these callbacks there and compact the checkpoint offline "
+            "(`lightning_compress.compact_checkpoint`), or choose `strategy='ddp'`."
         )
 
 

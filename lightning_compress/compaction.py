@@ -20,6 +20,7 @@ from engine.history import is_compacted
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
 from lightning_compress.complexity import ComplexityMonitor
+from lightning_compress.launchers import bring_results_back
 from lightning_compress.masking import MaskingCallback, active_masks
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.shrinking import shrink
@@ -92,6 +93,7 @@ class ModelCompaction(CompressionCallback):
         self.dirpath, self.filename, self.save = dirpath, filename, save
         self.confidence, self.on_failure = confidence, on_failure
         self._reset()
+        bring_results_back()  # in the process that stays behind, where it is another one
 
     def _reset(self) -> None:
         self.checkpoint_path: str | None = None
@@ -108,12 +110,7 @@ class ModelCompaction(CompressionCallback):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        launcher = trainer.strategy.launcher
-        if launcher is not None and "_MultiProcessingLauncher" in [c.__name__ for c in type(launcher).__mro__]:
-            raise MisconfigurationException(
-                "`ModelCompaction` does not work with strategies that fork or spawn their processes from this one: the "
-                "compacted weights do not fit the module that stays behind here. Use `strategy='ddp'`."
-            )
+        bring_results_back()  # in the process that fits
         self._check_no_model_pruning(trainer)
         self._reset()
         # All ranks take part in finding the folder, so it cannot wait for an interrupt.
@@ -170,6 +167,15 @@ class ModelCompaction(CompressionCallback):
         self._epoch, plan, certificate = (state_dict[name] for name in ("epoch", "plan", "certificate"))
         self.plan = plan and engine.Plan.from_state_dict(plan)
         self.certificate = certificate and engine.Certificate.from_state_dict(certificate)
+
+    def results(self) -> dict[str, Any]:
+        """What the process that stays behind is to know, where the fit runs in another."""
+        return {**self.state_dict(), "checkpoint_path": self.checkpoint_path, "failure": self.failure}
+
+    def take_results(self, results: dict[str, Any]) -> None:
+        """Take the results of a fit that ran in another process."""
+        self.load_state_dict(results)
+        self.checkpoint_path, self.failure = results["checkpoint_path"], results["failure"]
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

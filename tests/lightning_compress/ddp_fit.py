@@ -1,4 +1,7 @@
-"""A fit on two CPU processes; each writes what it holds. Started by test_ddp.py."""
+"""A fit on two CPU processes; each writes what it holds after each step, and so does the one that stays behind.
+
+Started by test_ddp.py: ``python ddp_fit.py FOLDER STRATEGY``.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
-from tests.lightning_compress.models import Reference, Wrapped, fit, seeded
+from tests.lightning_compress.models import Base, data, fit, seeded
 
 
 def by_rank(group: Any, parameter: Any) -> Tensor:
@@ -21,40 +25,86 @@ def by_rank(group: Any, parameter: Any) -> Tensor:
     return torch.rand(group.size, generator=torch.Generator().manual_seed(rank))
 
 
-class Keep(Callback):
-    """Keeps the masks in force at the end of training."""
+class Normless(nn.Module):
+    """Residual, without batch norms, whose statistics would be those of each rank's part of the batch."""
 
-    def __init__(self, pruning: ChannelPruning) -> None:
-        self.pruning = pruning
-        self.masks: Any = {}
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.back, self.fc = nn.Conv2d(16, 8, 3, padding=1), nn.Linear(8, 3)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before they are dropped by the compaction."""
-        self.masks = self.pruning.masks
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        x = torch.tanh(self.stem(x))
+        return self.fc(torch.tanh(x + self.back(torch.tanh(self.wide(x)))).mean((2, 3)))
 
 
-def main(folder: Path) -> None:
-    """Fit and write."""
-    torch.set_num_threads(1)
-    pruning, compaction, reference = (
-        ChannelPruning(by_rank, amount=0.5),
-        ModelCompaction(on_failure="raise"),
-        Reference(),
-    )
-    keep, module = Keep(pruning), seeded(Wrapped)
-    callbacks = [compaction, reference, ComplexityMonitor(), keep, pruning, MaskConflictRepair()]
-    # The reference has to stand before the compaction, which `fit` orders as given.
-    callbacks.sort(key=lambda callback: callback is compaction)
-    trainer = fit(module, folder, *callbacks, strategy="ddp", devices=2)
+class Joined(Base):
+    """Eight images a step, on however many processes."""
+
+    def __init__(self, batch: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = Normless()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Output of the model."""
+        return self.net(x)
+
+    def train_dataloader(self) -> DataLoader:
+        """The random images in their order: Lightning's own sampler would shuffle them."""
+        images = data().dataset
+        spread = torch.distributed.is_initialized()
+        sampler = DistributedSampler(images, shuffle=False) if spread else None
+        return DataLoader(images, batch_size=self.hparams.batch, sampler=sampler)
+
+
+class Record(Callback):
+    """Keeps weights and masks after each step, and writes them when the fit is over."""
+
+    def __init__(self, folder: Path, pruning: ChannelPruning, compaction: ModelCompaction) -> None:
+        self.folder, self.pruning, self.compaction = folder, pruning, compaction
+        self.steps: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        """Keep."""
+        masks = {f"{m}.{n} mask": mask for m, own in self.pruning.masks.items() for n, mask in own.items()}
+        self.steps.append({k: v.clone() for k, v in (pl_module.state_dict() | masks).items()})
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write."""
+        write(self.folder / f"rank{trainer.global_rank}.pt", pl_module, self.compaction, self.steps)
+
+
+def write(path: Path, module: LightningModule, compaction: ModelCompaction, steps: list[dict[str, Tensor]]) -> None:
+    """What a process holds at the end."""
     result = {
-        "masks": keep.masks,
-        "weights": module.state_dict(),
-        "error": reference.error(module),
+        "steps": steps,
+        "weights": dict(module.state_dict()),
         "path": compaction.checkpoint_path,
         "verified": compaction.certificate.verified,
+        "kept": {name: cut.shape for name, cut in compaction.plan.slices.items()},
     }
-    torch.save(result, folder / f"rank{trainer.global_rank}.pt")
+    torch.save(result, path)
+
+
+def run(folder: Path, strategy: str, devices: int) -> None:
+    """Fit, pruning in three epochs, compacting in the third and at the end."""
+    torch.set_num_threads(1)
+    pruning = ChannelPruning(by_rank, amount=0.75, schedule="linear", start=0, end=3)
+    compaction = ModelCompaction(when=2, on_failure="raise")
+    module = seeded(Joined, batch=8 // devices)
+    record = Record(folder, pruning, compaction)
+    callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), record]
+    options: dict[str, Any] = {
+        "precision": "64-true",
+        "max_epochs": 4,
+        "gradient_clip_val": 0.1,
+        "use_distributed_sampler": False,
+    }
+    fit(module, folder, *callbacks, strategy=strategy, devices=devices, **options)
+    write(folder / f"main{os.environ.get('LOCAL_RANK', '')}.pt", module, compaction, [])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), sys.argv[2], devices=2)

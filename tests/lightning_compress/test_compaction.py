@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -380,11 +379,3 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     """Each bad argument is an error of the constructor that names it."""
     with pytest.raises(MisconfigurationException, match=message):
         ModelCompaction(**arguments)
-
-
-def test_spawned_processes_are_refused(tmp_path: Path) -> None:
-    """Where the module here does not get the weights' small shapes, it is an error before training."""
-    launcher = type("_MultiProcessingLauncher", (), {})()
-    strategy = type("SingleDeviceStrategy", (), {"launcher": launcher})()
-    with pytest.raises(MisconfigurationException, match="fork or spawn.*strategy='ddp'"):
-        ModelCompaction().setup(SimpleNamespace(strategy=strategy), Wrapped(), "fit")
