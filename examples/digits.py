@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import logging
 import subprocess
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import engine
 from image_data import SETS, Data, load
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction, load_compacted
-from measuring import Row, count_correct, measure, relative_difference
+from measuring import Row, count_correct, measure, quieten, relative_difference
 
 # ------------------------------------------------------------------------------------------------------------- network
 
@@ -338,13 +336,6 @@ def parser() -> argparse.ArgumentParser:
         help="only load this checkpoint and print how many test images are right",
     )
     return result
-
-
-def quieten() -> None:
-    """Silence what Lightning says about this machine and these data, and nobody can act on here."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the images are in memory: workers only cost
-    warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated.*")  # Lightning's own use of torch
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class Data(NamedTuple):
@@ -44,13 +47,34 @@ def mnist(folder: Path, download: bool) -> Data:
 
 
 def cifar10(folder: Path, download: bool) -> Data:
-    """CIFAR-10 from FOLDER/cifar10.npz (x_train, y_train, x_test, y_test), else in torchvision's own files."""
-    archive = folder / "cifar10.npz"
-    if archive.exists():
-        with np.load(archive) as arrays:
-            return Data(*(colour(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in ("train", "test")))
+    """CIFAR-10 from FOLDER/cifar10.npz (x_train, y_train, x_test, y_test) or its parts, else in torchvision's files."""
+    archives = sorted(folder.glob("cifar10*.npz"))
+    if archives:
+        found: dict[str, list[np.ndarray]] = {name: [] for name in ARRAYS}
+        for archive in archives:
+            with np.load(archive) as arrays:
+                for name in arrays:
+                    found[name].append(arrays[name])
+        whole = {name: np.concatenate(pieces) for name, pieces in found.items() if pieces}
+        if set(whole) != set(ARRAYS) or len(whole["x_train"]) != len(whole["y_train"]):
+            raise SystemExit(f"The files {folder}/cifar10*.npz are not all there, or hold something twice.")
+        return Data(*(colour(whole[f"x_{name}"], whole[f"y_{name}"]) for name in ("train", "test")))
     parts = [torchvision.datasets.CIFAR10(str(folder), train=train, download=download) for train in (True, False)]
     return Data(*(colour(part.data, np.asarray(part.targets)) for part in parts))
+
+
+def split(folder: Path, images: int = 18_000) -> list[Path]:
+    """Write FOLDER/cifar10.npz as parts of at most ``images`` images, 3 KB each, into FOLDER/parts."""
+    target, written = folder / "parts", []
+    target.mkdir(exist_ok=True)
+    with np.load(folder / "cifar10.npz") as arrays:
+        for name in ("train", "test"):
+            x, y = arrays[f"x_{name}"], arrays[f"y_{name}"]
+            for start in range(0, len(y), images):
+                written.append(target / f"cifar10-{name}-{start // images}.npz")
+                part = slice(start, start + images)
+                np.savez(written[-1], **{f"x_{name}": x[part], f"y_{name}": y[part]})
+    return written
 
 
 def colour(images: np.ndarray, labels: np.ndarray) -> TensorDataset:
@@ -81,3 +105,8 @@ def load(name: str, folder: Path, download: bool = False, limit: int | None = No
             f"No usable {name} files in {folder}: name their folder by --data-dir, or --download."
         ) from error
     return Data(*(TensorDataset(*(tensor[:limit] for tensor in part.tensors)) for part in data))
+
+
+if __name__ == "__main__":
+    for path in split(Path(sys.argv[1] if len(sys.argv) > 1 else "data")):
+        print(path, f"{path.stat().st_size / 1e6:.0f} MB")

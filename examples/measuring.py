@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import statistics
 import time
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -73,3 +75,10 @@ def measure(nets: dict[str, nn.Module], test: TensorDataset, rounds: int) -> tup
         by_batch = {batch: latency[batch][name] for batch in latency}
         rows.append(Row(name, count_correct(net, test), macs, params, bytes_on_disk(net), by_batch))
     return tuple(rows)
+
+
+def quieten() -> None:
+    """Silence what Lightning says about this machine and these data, and nobody can act on here."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the images are in memory: workers only cost
+    warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated.*")  # Lightning's own use of torch
