@@ -1,11 +1,12 @@
 # Every target sets up what it needs: .venv is created, the package installed into it once per change of pyproject.toml.
 #
 #   make demo      train, prune, compact and reload a small ResNet on real digits, and print what came of it
+#   make example   one of the examples, as in: make example NAME=vit ARGS="--epochs 4"
+#   make docs      the pages of docs/ as a web site in site/
 #   make test      the test suite, doctests included
-#   make slow      the tests that take long: spawned processes, runs that are killed and resumed
+#   make slow      the tests that take long: spawned processes, runs that are killed and resumed, all criteria with all scopes
 #   make lint      ruff and mypy
 #   make breadth   exactness on 19 torchvision networks (long; resumes where it stopped)
-#   make slow      the tests that take long, every criterion with every schedule and scope among them
 #   make property  500 random networks under random masks
 #   make gpu       the tests that need CUDA, then a table of latencies
 #   make clean     remove .venv and the caches
@@ -15,11 +16,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint slow breadth property gpu clean
+.PHONY: demo example docs test lint slow breadth property gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-demo
 	$(BIN)/python examples/digits.py
+
+example: $(VENV)/.stamp-demo
+	@test -f "examples/$(NAME).py" || { echo "make example NAME=x, where x is one of:"; ls examples | sed -n 's/\.py$$//p'; exit 2; }
+	$(BIN)/python examples/$(NAME).py $(ARGS)
+
+docs: $(VENV)/.stamp-docs
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -50,7 +58,7 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.stamp-dev)
 	PYTHONPATH=. $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +66,10 @@ $(VENV)/.stamp-venv:
 
 $(VENV)/.stamp-demo: pyproject.toml $(VENV)/.stamp-venv
 	$(PIP) --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.stamp-docs: pyproject.toml $(VENV)/.stamp-venv
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 # dev holds all that examples needs, so this stands for both.

@@ -31,7 +31,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -189,12 +189,13 @@ class Pause(Callback):
         self.deadline, self.started, self.longest = deadline, 0.0, 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Expect that the next epoch takes as long as the longest one so far."""
+        """Expect that the next epoch takes as long as the longest one so far; the first one of a piece is always run."""
         now = time.monotonic()
-        self.longest = max(self.longest, now - self.started) if self.started else 0.0
+        if self.started:
+            self.longest = max(self.longest, now - self.started)
+            if now + 1.5 * self.longest > self.deadline:
+                raise OutOfTime
         self.started = now
-        if now + 1.5 * self.longest > self.deadline:
-            raise OutOfTime
 
 
 def fit(model: Classifier, train: Batches, folder: Path, epochs: int, callbacks: list[Callback]) -> None:
@@ -203,7 +204,7 @@ def fit(model: Classifier, train: Batches, folder: Path, epochs: int, callbacks:
     trainer = pl.Trainer(
         max_epochs=epochs,
         precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
-        logger=CSVLogger(folder, name="", version=""),
+        logger=TensorBoardLogger(folder, name="", version=""),
         callbacks=[*callbacks, last],
         enable_progress_bar=False,
         enable_model_summary=False,

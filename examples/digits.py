@@ -10,6 +10,8 @@ What this example teaches, on handwritten digits and within two minutes on two C
 3. The compacted network is measured against the masked one (same function, so the same accuracy) and against the dense
    one (smaller and faster), then loaded from its checkpoint in a fresh process.
 
+    make demo
+
 The network has what makes removing channels hard: residual sums, a depthwise convolution, and a concatenation.
 The program ends with status 1 and a sentence for each promise that does not hold.
 """

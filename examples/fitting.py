@@ -80,4 +80,4 @@ def shown(value: Any) -> str:
         return " -> ".join(map(shown, value))
     if isinstance(value, float):
         return f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if type(value) is int else str(value)

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> Results:
         # Named, as `ln_structured` cannot prune the vectors of batch norms and biases.
         parameters_to_prune=[(m, "weight") for m in model.net.modules() if isinstance(m, nn.Conv2d)],
         amount=lambda epoch: 0.5 if epoch == args.epochs // 2 else 0,  # a constant amount would apply every epoch
+        use_global_unstructured=False,
         use_lottery_ticket_hypothesis=False,  # it would set the weights back to their first values
         pruning_dim=0,
         pruning_norm=1,

@@ -60,3 +60,18 @@ def test_limit_cuts_both_parts() -> None:
     full, cut = image_data.load("digits", Path()), image_data.load("digits", Path(), limit=5)
     assert torch.equal(cut.train.tensors[0], full.train.tensors[0][:5])
     assert torch.equal(cut.test.tensors[1], full.test.tensors[1][:5])
+
+
+def test_cifar10_in_parts(tmp_path: Path) -> None:
+    """The parts are small, and together give what the archive gives; a missing one is an error."""
+    images = np.arange(5 * 32 * 32 * 3, dtype=np.uint64).astype(np.uint8).reshape(5, 32, 32, 3)
+    labels = np.arange(5, dtype=np.uint8)
+    np.savez(tmp_path / "cifar10.npz", x_train=images, y_train=labels, x_test=images[:2], y_test=labels[:2])
+    parts = image_data.split(tmp_path, images=2)
+    assert [path.name for path in parts] == [f"cifar10-{n}.npz" for n in ("train-0", "train-1", "train-2", "test-0")]
+    whole, again = image_data.load("cifar10", tmp_path), image_data.load("cifar10", tmp_path / "parts")
+    for one, other in zip(whole, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
+    parts[-1].unlink()
+    with pytest.raises(SystemExit, match="not all there"):
+        image_data.load("cifar10", tmp_path / "parts")
