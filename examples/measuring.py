@@ -7,6 +7,8 @@ import logging
 import statistics
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,18 +30,31 @@ class Row:
     latency: dict[int, float]
 
 
-@torch.inference_mode()
+@contextmanager
+def evaluating(*nets: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients, then the modes of before: Lightning trains a network in the mode that it finds."""
+    modes = [(module, module.training) for net in nets for module in net.modules()]
+    for net in nets:
+        net.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 def count_correct(net: nn.Module, test: TensorDataset) -> int:
     """Number of test images that ``net`` classifies correctly."""
-    net.eval()
-    return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in DataLoader(test, batch_size=256))
+    with evaluating(net):
+        return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in DataLoader(test, batch_size=256))
 
 
-@torch.inference_mode()
 def relative_difference(one: nn.Module, other: nn.Module, images: Tensor) -> float:
     """Largest difference between the outputs of two networks, relative to the largest output."""
-    wanted, found = one.eval()(images), other.eval()(images)
-    return float((wanted - found).abs().max() / wanted.abs().max())
+    with evaluating(one, other):
+        wanted, found = one(images), other(images)
+        return float((wanted - found).abs().max() / wanted.abs().max())
 
 
 def bytes_on_disk(net: nn.Module) -> int:
@@ -49,18 +64,18 @@ def bytes_on_disk(net: nn.Module) -> int:
     return buffer.tell()
 
 
-@torch.inference_mode()
 def millilatency(net: nn.Module, images: Tensor) -> float:
     """Wall time of one forward pass."""
-    start = time.perf_counter()
-    net(images)
-    return 1e3 * (time.perf_counter() - start)
+    with evaluating(net):
+        start = time.perf_counter()
+        net(images)
+        return 1e3 * (time.perf_counter() - start)
 
 
 def latencies(nets: dict[str, nn.Module], images: Tensor, rounds: int) -> dict[str, float]:
     """Median forward time of each network, taken in turns, so that a busy moment of the machine hits all alike."""
     for net in nets.values():
-        millilatency(net.eval(), images)
+        millilatency(net, images)
     times = [{name: millilatency(net, images) for name, net in nets.items()} for _ in range(rounds)]
     return {name: statistics.median(turn[name] for turn in times) for name in nets}
 

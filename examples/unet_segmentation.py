@@ -31,7 +31,7 @@ from lightning_compress import (
     ModelCompaction,
     load_compacted,
 )
-from measuring import relative_difference
+from measuring import evaluating, relative_difference
 
 
 def double(inputs: int, outputs: int) -> nn.Sequential:
@@ -110,10 +110,10 @@ def canvases(digits: TensorDataset, seed: int) -> TensorDataset:
     return TensorDataset(noisy, torch.where(ink, names, 0))
 
 
-@torch.no_grad()
 def score(net: nn.Module, test: TensorDataset) -> float:
     """Mean intersection over union on the test set."""
-    return float(mean_iou(net.eval()(test.tensors[0]).argmax(1), test.tensors[1]))
+    with evaluating(net):
+        return float(mean_iou(net(test.tensors[0]).argmax(1), test.tensors[1]))
 
 
 def run(args: argparse.Namespace) -> Results:

@@ -49,3 +49,12 @@ def test_measure_gives_one_row_each() -> None:
     assert (large.macs, large.params) == (16000, 16000)
     assert large.size - small.size >= 4 * (16000 - 32)
     assert small.latency.keys() == {1, 64}
+
+
+def test_measuring_leaves_the_mode_as_it_is() -> None:
+    """Of each module: Lightning goes on training in the mode that it finds."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train()
+    net[1].eval()
+    with measuring.evaluating(net):
+        assert not any(module.training for module in net.modules())
+    assert [module.training for module in net.modules()] == [True, True, False]
