@@ -17,7 +17,7 @@ pytest.importorskip("jsonargparse")
 cli = pytest.importorskip("pytorch_lightning.cli")
 
 # Lightning's own use of jsonargparse is behind its newest version.
-pytestmark = pytest.mark.filterwarnings(r"ignore:[\s\S]*JsonargparseDeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(r"ignore:[\s\S]*ArgumentParser")
 
 CALLBACKS = {
     name: cls
