@@ -16,9 +16,6 @@ from tests.lightning_compress.models import Wrapped
 pytest.importorskip("jsonargparse")
 cli = pytest.importorskip("pytorch_lightning.cli")
 
-# Lightning's own use of jsonargparse is behind its newest version.
-pytestmark = pytest.mark.filterwarnings(r"ignore:[\s\S]*ArgumentParser")
-
 CALLBACKS = {
     name: cls
     for name, cls in vars(lightning_compress).items()
@@ -66,9 +63,10 @@ VALUES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest's own arguments are none of LightningCLI's."""
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest's arguments are none of LightningCLI's, and its own use of jsonargparse is behind the newest version."""
     monkeypatch.setattr("sys.argv", ["fit.py"])
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 
 def made(folder: Path, name: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
