@@ -107,7 +107,7 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         entries(content)
         if content["version"] > 1:
             _check_seal(checkpoint, content)
-    except CheckpointError as error:
+    except (CheckpointError, *UNREADABLE) as error:
         raise CheckpointError(f"{name} cannot be used. {error}") from error
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
 
@@ -134,7 +134,7 @@ def told(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     Returns:
         The content of the own key, in one piece; None where nothing was compacted.
     """
-    if KEY in checkpoint:
+    if checkpoint.get(KEY) is not None:
         content: dict[str, Any] = checkpoint[KEY]
         return content
     metadata: Any = getattr(checkpoint.get("state_dict"), "_metadata", None)

@@ -102,7 +102,7 @@ def entries(content: Any) -> dict[str, Entry]:
         CheckpointError: where it is damaged, or newer than this version.
     """
     version = content.get("version") if isinstance(content, Mapping) else None
-    if not isinstance(version, int):
+    if type(version) is not int or version < 1:
         raise CheckpointError("It holds no compaction plan: it was not written by `ModelCompaction`.")
     if version > VERSION:
         raise CheckpointError(
