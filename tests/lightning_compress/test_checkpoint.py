@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from pytorch_lightning import LightningModule
 from torch import nn
 
 from engine.checkpoint import read_checkpoint, seal
+from engine.digest import digest
 from engine.errors import CheckpointError
 from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from lightning_compress import checkpoint as files
@@ -295,3 +301,50 @@ def test_loaded_module_is_a_plain_lightning_module(compacted: Compacted) -> None
     """Nothing of the loading stays on the module: no hooks, the class it was asked for."""
     loaded = load_compacted(compacted.path, Wrapped)
     assert isinstance(loaded, LightningModule) and not loaded._load_state_dict_pre_hooks
+
+
+def killed_while_writing(path: Path, contents: list[dict[str, Any]], tries: int) -> set[int]:
+    """Let a process write one content after the other over a file, kill it at any moment, and look at the file.
+
+    Returns:
+        Which of the contents were found.
+    """
+    rng, found = random.Random(0), set()
+    files.write(contents[0], path)
+    for _ in range(tries):
+        child = os.fork()
+        if child == 0:
+            for number in itertools.count(1):
+                files.write(contents[number % len(contents)], path)
+        time.sleep(rng.uniform(0, 0.2))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        whole = read_checkpoint(path)
+        (number,) = (i for i, c in enumerate(contents) if whole["epoch"] == c["epoch"])
+        assert digest(whole["state_dict"]) == digest(contents[number]["state_dict"])
+        found.add(number)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")  # the child only writes files
+@pytest.mark.parametrize("tries", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_while_writing(tmp_path: Path, compacted: Compacted, tries: int) -> None:
+    """SIGKILL at any moment leaves the old file or the new one, whole, and does not disturb a later write."""
+    content = read_checkpoint(compacted.path)
+    filler = {"filler": torch.zeros(200_000)}  # so that writing takes a while
+    contents = [{**content, "epoch": n, "state_dict": {**content["state_dict"], **filler}} for n in (0, 1, 2)]
+    found = killed_while_writing(tmp_path / "c.ckpt", contents, tries)
+    assert tries < 50 or len(found) == len(contents)
+    files.write(contents[1], tmp_path / "c.ckpt")
+    assert read_checkpoint(tmp_path / "c.ckpt")["epoch"] == 1
+
+
+@pytest.mark.parametrize("width", [8, 64])
+def test_size(tmp_path: Path, width: int) -> None:
+    """A compacted checkpoint is at most 1 % + 256 KiB larger than a plain one of the same content."""
+    module, compaction = seeded(Wrapped, width=width), ModelCompaction(on_failure="raise")
+    trainer = fit(module, tmp_path, ChannelPruning(amount=0.5), compaction, max_epochs=2)
+    plain = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+    torch.save({**plain, "state_dict": dict(plain["state_dict"])}, tmp_path / "plain.ckpt")
+    small, large = ((tmp_path / name).stat().st_size for name in ("plain.ckpt", "compacted.ckpt"))
+    assert large <= 1.01 * small + 256 * 1024
