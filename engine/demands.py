@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from engine.pins import Pin, is_pinned, pin_of
 from engine.propagate import Structure
 from engine.rule import Demand
 from engine.shrink import Shrunk
-from engine.sizes import AttributeOf, Expr, ShapeOf, describe, evaluate, leaves
+from engine.sizes import AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 
 __all__ = ["Unmet", "asks_anything", "settle"]
 
@@ -39,9 +39,9 @@ class _Checked:
 
 
 class Unmet(NamedTuple):
-    """A node that would get a wrong number, why, and the slots that decide it."""
+    """A node that would get a wrong number, or a comparison that would change, why, and the slots that decide it."""
 
-    node: Node
+    node: Node | Guard
     reason: str
     slots: Tensor
 
@@ -54,10 +54,11 @@ def settle(shrunk: Shrunk) -> tuple[list[Pin], list[Unmet]]:
     down, or one that follows the batch or the resolution, is not. One that an earlier compaction has pinned is pinned
     anew.
     """
-    checked = list(_checked(shrunk))
+    attribute = _attributes(shrunk)
+    checked, broken = list(_checked(shrunk, attribute)), list(_broken(shrunk, attribute))
     wanted: dict[tuple[Any, ...], set[int | float]] = {}
     if all(c.met for c in checked):
-        return [], []
+        return [], broken
     for c in checked:
         wanted.setdefault(c.place, set()).add(c.demand.wanted)
     pins: dict[tuple[Any, ...], Pin] = {}
@@ -70,10 +71,11 @@ def settle(shrunk: Shrunk) -> tuple[list[Pin], list[Unmet]]:
                 unmet.setdefault(c.node.index, found)
             else:
                 pins[c.place] = pin
-    return list(pins.values()), list(unmet.values())
+    return list(pins.values()), [*unmet.values(), *broken]
 
 
-def _checked(shrunk: Shrunk) -> Iterator[_Checked]:
+def _attributes(shrunk: Shrunk) -> Callable[[AttributeOf], int]:
+    """Return what gives an attribute as it will be."""
     structure = shrunk.structure
     attributes: Mapping[str, Mapping[str, int]] | None = None
 
@@ -83,10 +85,36 @@ def _checked(shrunk: Shrunk) -> Iterator[_Checked]:
         recorded = structure.graph.attributes[expr.module][expr.name]
         return attributes.get(expr.module, {}).get(expr.name, recorded)
 
+    return attribute
+
+
+def _checked(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator[_Checked]:
+    structure = shrunk.structure
     for node in structure.graph.nodes:
         for demand in _demands(node, shrunk):
             expr: Expr = node.sizes.get(demand.argument, demand.given) if demand.expr is None else demand.expr
             yield _Checked(node, demand, expr, evaluate(expr, shrunk.shape, attribute))
+
+
+def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator[Unmet]:
+    """Yield the comparisons that would come out differently: the code would go another way, or raise."""
+    structure = shrunk.structure
+    for guard in structure.graph.guards:
+        if evaluate(guard.expr, shrunk.shape, attribute) is guard.outcome:
+            continue
+        values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
+        layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
+        slots = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
+        if not shrunk.keep[slots].all():  # else the code has changed one of its attributes since
+            yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
+
+
+def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Value]:
+    """Yield the values that a size is read from."""
+    if isinstance(leaf, ShapeOf):
+        yield leaf.value
+    else:
+        yield from _values_behind(structure, leaf)
 
 
 def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
@@ -128,7 +156,7 @@ def _involved(structure: Structure, checked: _Checked) -> Tensor:
     if not stays:
         values += [*node.inputs, *node.outputs]
     for leaf in (leaf for expr in exprs for leaf in leaves(expr)):
-        values += [leaf.value] if isinstance(leaf, ShapeOf) else _values_behind(structure, leaf)
+        values += _values_of(structure, leaf)
     layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
     return torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
 
@@ -144,4 +172,5 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
 def asks_anything(structure: Structure) -> bool:
     """Whether any number in the code has to follow at all."""
     whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
-    return any(True for node in structure.graph.nodes for _ in _demands(node, whole))
+    asked = any(True for node in structure.graph.nodes for _ in _demands(node, whole))
+    return asked or bool(structure.graph.guards)

@@ -130,6 +130,7 @@ class Graph:
         explored: whether a larger resolution was recorded too.
         opaque: names of the modules whose inside was not recorded.
         notes: what could not be recorded, for the reader.
+        guards: comparisons of sizes in the model's code, which have to come out as they did.
     """
 
     nodes: tuple[Node, ...]
@@ -146,6 +147,7 @@ class Graph:
     explored: bool = False
     opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    guards: tuple[Any, ...] = ()
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from engine.fakes import Fakes
 from engine.graph import Graph, Node, Value, walk_values
 from engine.opaque import Inside, storage_of
 from engine.signature import Signature, signature
-from engine.sizes import Expr, Provenance, numbers_in
+from engine.sizes import Expr, Guard, Provenance, numbers_in
 from engine.trees import map_tensors, tensors_in
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self._nodes: list[Node] = []
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
+        self._guards: list[Guard] = []
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self._stack, self._path = [""], "eval"
@@ -103,22 +104,25 @@ class Recorder(TorchDispatchMode):
         with self._provenance, self:
             out = call(args, kwargs)
         self._outputs += [self._read(t) for t in tensors_in(out)]
+        self._guards += self._provenance.guards.values()
+        self._provenance.guards.clear()
 
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""
-        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs)
+        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
 
-    def drop_if_repeated(self, mark: tuple[int, int, int, int], shapes: bool) -> None:
+    def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
         """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
         first = [_summary(n, shapes) for n in self._nodes if n.path == "eval"]
         if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
             self.drop(mark)
 
-    def drop(self, mark: tuple[int, int, int, int]) -> None:
+    def drop(self, mark: tuple[int, int, int, int, int]) -> None:
         """Forget what was recorded since ``mark``."""
-        nodes, values, inputs, outputs = mark
+        nodes, values, inputs, outputs, guards = mark
         self._stored = {name: v for name, v in self._stored.items() if v.index < values}
         del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
+        del self._guards[guards:]
 
     def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
         """Return what was recorded."""
@@ -138,6 +142,7 @@ class Recorder(TorchDispatchMode):
             args=args,
             kwargs=kwargs,
             notes=tuple(self.notes),
+            guards=tuple(self._guards),
         )
 
     # ------------------------------------------------------------------ an op

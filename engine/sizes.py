@@ -27,6 +27,7 @@ __all__ = [
     "Apply",
     "AttributeOf",
     "Expr",
+    "Guard",
     "Provenance",
     "Scalar",
     "ShapeOf",
@@ -57,7 +58,7 @@ class AttributeOf:
 
 @dataclass(frozen=True)
 class Apply:
-    """An arithmetic operation on expressions; ``sqrt`` has nothing on its right."""
+    """An arithmetic operation on expressions, or a comparison; ``sqrt`` has nothing on its right."""
 
     symbol: str
     left: Expr
@@ -65,6 +66,27 @@ class Apply:
 
 
 Expr = int | float | ShapeOf | AttributeOf | Apply
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A comparison of sizes in the user's code, which decides how it goes on.
+
+    Attributes:
+        expr: what is compared.
+        outcome: what came out.
+        place: file and line.
+    """
+
+    expr: Apply
+    outcome: bool
+    place: str
+
+    def __str__(self) -> str:
+        return f"{describe(self.expr)} ({self.place})"
+
+
+_COMPARISONS: dict[str, str] = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -75,7 +97,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "/": operator.truediv,
     "**": operator.pow,
     "sqrt": lambda left, right: math.sqrt(left),
-}
+} | {symbol: getattr(operator, name) for symbol, name in _COMPARISONS.items()}
 
 
 def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:
@@ -130,6 +152,10 @@ class Size(int):
         self.expr = expr
         return self
 
+    def __bool__(self) -> bool:
+        _tell(Apply("!=", self.expr, 0), int(self) != 0)
+        return int(self) != 0
+
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of it is a plain int
         return (int, (int(self),))
 
@@ -178,6 +204,34 @@ for _symbol, _name in _OPERATORS.items():
     for _class, _base in ((Size, int), (Scalar, float)):
         setattr(_class, f"__{_name}__", _tagged(_base, _symbol, f"__{_name}__", swapped=False))
         setattr(_class, f"__r{_name}__", _tagged(_base, _symbol, f"__r{_name}__", swapped=True))
+
+
+def _compared(symbol: str, name: str) -> Callable[[Any, Any], Any]:
+    plain = getattr(int, name)
+
+    def method(self: Size, other: Any) -> Any:
+        outcome = plain(self, other)
+        if outcome is NotImplemented and isinstance(other, float):
+            outcome = getattr(float, name)(float(self), float(other))
+        if outcome is not NotImplemented:
+            _tell(Apply(symbol, self.expr, _expr(other)), outcome)
+        return outcome
+
+    return method
+
+
+for _symbol, _name in _COMPARISONS.items():
+    setattr(Size, f"__{_name}__", _compared(_symbol, f"__{_name}__"))
+
+
+def _tell(expr: Apply, outcome: bool) -> None:
+    """Keep a comparison that the user's code makes; torch's and the engine's own decide nothing about channels."""
+    frame = sys._getframe(2)
+    if _LISTENING and not _is_library(frame.f_code.co_filename):
+        _LISTENING[-1].setdefault(expr, Guard(expr, outcome, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+
+
+_LISTENING: list[dict[Apply, Guard]] = []
 
 
 class Shape(tuple[int, ...]):
@@ -287,6 +341,8 @@ _sqrt = math.sqrt
 class Provenance(TorchFunctionMode):
     """Hands out tagged shapes, and keeps the integers and the source line of the torch function that is running.
 
+    Comparisons of sizes are kept as guards.
+
     ``math.sqrt`` would drop what a number remembers, so it is replaced while the mode is active.
 
     Args:
@@ -300,14 +356,17 @@ class Provenance(TorchFunctionMode):
         self._value_of = value_of
         self.numbers: list[int | float] = []
         self.site: Site | None = None
+        self.guards: dict[Apply, Guard] = {}
 
     def __enter__(self) -> Provenance:
         math.sqrt = _root
+        _LISTENING.append(self.guards)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         math.sqrt = _sqrt
+        _LISTENING.pop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -124,3 +124,59 @@ def test_a_state_of_literal_size(literal: bool) -> None:
     masks = engine.fix_mask_conflict(dead(model, {"new": [0, 1], "old": [0, 1]}), model, image())
     plan = check_exact(model, masks, image(), image(8))
     assert plan.is_empty if literal else plan.slices["new.weight"].shape[0] == 6
+
+
+def _branch(condition: Callable[[Sized, Tensor], bool]) -> Callable[[Sized, Tensor], Tensor]:
+    def view(m: Sized, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) if condition(m, x) else x.amax((2, 3))
+
+    return view
+
+
+BRANCHES: dict[str, tuple[Callable[[Sized, Tensor], bool], bool]] = {
+    # a condition, and whether it comes out the same with fewer channels
+    "as many as an attribute": (lambda m, x: x.shape[1] == m.width, False),
+    "at least a literal": (lambda m, x: x.shape[1] >= 7, False),
+    "at least a part": (lambda m, x: x.shape[1] > 0.9 * 8, False),
+    "a multiple": (lambda m, x: not x.shape[1] % 8, False),
+    "as many as the layer's": (lambda m, x: x.shape[1] == m.stem.out_channels, True),
+    "of a tuple": (lambda m, x: x.shape[:2] == (x.shape[0], m.head.in_features), True),
+    "positions": (lambda m, x: x.shape[2] == 6 and x.shape[0] < 5 or x.shape[2] > 6, True),
+    "at least one": (lambda m, x: x.shape[1] > 0, True),
+    "no number": (lambda m, x: x.shape[1] != None, True),  # noqa: E711
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_on_a_size_is_taken_as_before(name: str) -> None:
+    """Where another number of channels would lead the code elsewhere they stay, with the line; else they go."""
+    condition, follows = BRANCHES[name]
+    model = randomised(Sized(_branch(condition)))
+    layers = engine.not_safe_to_prune(model, image())
+    assert layers == ([] if follows else ["stem"])
+    if not follows:
+        assert "holds depends on how many channels there are" in layers.reasons["stem"]
+        assert "test_demands.py:" in layers.reasons["stem"]
+    check_exact(model, dead(model, {"stem": [0, 4]}, bias=True), image())
+
+
+def test_a_branch_that_many_channels_decide() -> None:
+    """A few channels may go as long as the comparison holds; masks that would break it keep what is needed."""
+    model = randomised(Sized(_branch(lambda m, x: x.shape[1] > 3)))
+    plan = check_exact(model, dead(model, {"stem": [0, 1]}, bias=True), image())
+    assert plan.slices["stem.weight"].shape[0] == 6
+    plan = check_exact(model, dead(model, {"stem": range(6)}, bias=True), image())
+    assert "stem.weight" not in plan.slices or plan.slices["stem.weight"].shape[0] > 3
+
+
+def test_an_error_that_fewer_channels_would_raise() -> None:
+    """A model that checks its own sizes against an attribute is compacted where its checks allow."""
+
+    def checked(m: Sized, x: Tensor) -> Tensor:
+        if x.shape[1] - m.width < 0:
+            raise ValueError("too few channels")
+        return x.mean((2, 3))
+
+    model = randomised(Sized(checked))
+    check_exact(model, dead(model, {"stem": [0, 4]}, bias=True), image())
+    assert engine.not_safe_to_prune(model, image()) == ["stem"]

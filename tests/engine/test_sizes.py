@@ -133,3 +133,37 @@ def test_the_side_of_a_number() -> None:
 
     nodes = [n for n in engine.trace(Net(forward), torch.ones(1, 3, 2, 2)).nodes if n.op in ("mul", "div")]
     assert [n.site.reflected for n in nodes] == [True, False, True, False]
+
+
+def test_comparisons_are_kept_as_guards() -> None:
+    """Those of the user's code, each once, with its line; not those that torch makes."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.conv(x)
+        for _ in range(3):
+            y = y if y.shape[1] >= 8 and y.shape[2] else -y
+        return m.norm(y)
+
+    graph = engine.trace(Net(forward, conv=nn.Conv2d(3, 8, 1), norm=nn.BatchNorm2d(8)), torch.zeros(2, 3, 4, 4))
+    assert [(describe(g.expr), g.outcome) for g in graph.guards] == [
+        ("(shape[1] >= 8)", True),
+        ("(shape[2] != 0)", True),
+    ]
+    assert all("test_sizes.py:" in str(guard) for guard in graph.guards)
+    assert [g.outcome for g in graph.guards] == [evaluate(g.expr, lambda v: v.shape, lambda e: 0) for g in graph.guards]
+
+
+@given(st.integers(-3, 3), st.one_of(st.integers(-3, 3), st.floats(-3, 3)))
+def test_comparisons_are_those_of_int(a: int, b: float) -> None:
+    """Also with floats, and hashes stay."""
+    size = Size(a, ShapeOf(X, 1))
+    assert [size < b, size <= b, size == b, size != b, size > b, size >= b] == [
+        a < b,
+        a <= b,
+        a == b,
+        a != b,
+        a > b,
+        a >= b,
+    ]
+    assert bool(size) == bool(a) and hash(size) == hash(a) and {a: 1}[size] == 1 and size is not None
+    assert size != "text" and size != None  # noqa: E711

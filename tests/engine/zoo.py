@@ -15,6 +15,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torchvision.models import get_model_builder, get_model_weights, list_models
+from torchvision.models.optical_flow import raft
+from torchvision.models.optical_flow._utils import make_coords_grid
 from torchvision.models.video import MViT, mvit
 
 from engine.trees import tensors_in
@@ -124,10 +126,17 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 def make(name: str) -> nn.Module:
     """Return a model as its builder makes it, with options for a small input."""
     builder, options = get_model_builder(name), recipe(name).options
+    if name.startswith("raft"):
+        raft.make_coords_grid = _coordinates
     if not name.startswith("mvit"):
         return builder(weights=None, **options)
     with mock.patch.object(mvit, "MViT", lambda **given: MViT(**given | options)):  # its builders fix the size
         return builder(weights=None)
+
+
+def _coordinates(*sizes: int, device: Any = "cpu") -> Tensor:
+    """RAFT's own are in float32, whatever the model is in."""
+    return make_coords_grid(*sizes, device=device).to(torch.get_default_dtype())
 
 
 def unhidden(model: nn.Module) -> nn.Module:
