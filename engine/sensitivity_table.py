@@ -75,7 +75,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
         """
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise InputError(f"`budget` is how much worse the metric may get, 0 or more; got {budget!r}.")
-        sign = 1.0 if self._direction(better) == "lower" else -1.0
+        sign = 1.0 if self.direction(better) == "lower" else -1.0
         found = {}
         for layer, row in self.items():
             amount = 0.0
@@ -86,7 +86,8 @@ class SensitivityTable(dict[str, dict[float, float]]):
             found[glob.escape(layer)] = amount  # `ChannelPruning` reads names as patterns
         return found
 
-    def _direction(self, better: str | None) -> str:
+    def direction(self, better: str | None = None) -> str:
+        """Return which metrics are better, ``"higher"`` or ``"lower"``; see `suggest`."""
         if better not in ("higher", "lower", None):
             raise InputError(f"`better` is 'higher' or 'lower'; got {better!r}.")
         ends = [row[max(row)] - self.baseline for row in self.values() if row]

@@ -1,5 +1,6 @@
 """Lightning callbacks that prune while training, repair masks, count what is saved, and remove what is masked."""
 
+from lightning_compress.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.checkpoint import load_compacted
 from lightning_compress.compaction import ModelCompaction
 from lightning_compress.complexity import ComplexityMonitor
@@ -9,7 +10,7 @@ from lightning_compress.offline import compact_checkpoint
 from lightning_compress.pruning import ChannelPruning
 from lightning_compress.repair import MaskConflictRepair
 from lightning_compress.reporting import CompressionReport
-from lightning_compress.sensitivity import analyze_sensitivity
+from lightning_compress.sensitivity import analyze_sensitivity, validation_metric
 from lightning_compress.sparse import SparseTraining
 
 __all__ = [
@@ -21,7 +22,10 @@ __all__ = [
     "MaskConflictRepair",
     "ModelCompaction",
     "SparseTraining",
+    "allocate_by_sensitivity",
     "analyze_sensitivity",
+    "anneal_amounts",
     "compact_checkpoint",
     "load_compacted",
+    "validation_metric",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torchmetrics import Metric
 
 import engine
@@ -106,6 +107,45 @@ def analyze_sensitivity(
     return engine.SensitivityTable(rows, columns, baseline, better)
 
 
+def validation_metric(
+    trainer: Trainer,
+    module: LightningModule,
+    datamodule: LightningDataModule | None = None,
+    dataloaders: Any = None,
+    metric: str = "val_loss",
+    *,
+    model: str | None = None,
+    example_input: Any = None,
+) -> tuple[nn.Module, Any, Callable[[nn.Module], float]]:
+    """A copy of a module's network, what it takes, and a function that validates it as it is then.
+
+    Made for `anneal_amounts(*validation_metric(trainer, module), amount=0.5)`. The validation is a Trainer's of its
+    own, on the same device and in the same precision; ``module`` and ``trainer`` stay as they are.
+
+    Args:
+        trainer: the Trainer that trains the module.
+        module: the LightningModule; its validation step has to log the metric.
+        datamodule: where the validation data come from; by default the Trainer's, or the module itself.
+        dataloaders: validation dataloaders, in place of a datamodule.
+        metric: name of the logged metric.
+        model: path of the model inside the LightningModule; ``None``: as for the callbacks.
+        example_input: what the model takes; by default the module's ``example_input_array``.
+
+    Returns:
+        ``(network, example input, evaluate)``.
+
+    Raises:
+        MisconfigurationException: for a strategy that shards parameters, or without an example input; when it is
+            called, for a metric that is not logged.
+    """
+    check_strategy(trainer)
+    replica, own = _replica(trainer, module), _own_trainer(trainer)
+    network = find_model(replica, model)[1]
+    data = _data(trainer, datamodule, dataloaders)
+    evaluate = partial(_validate, own, replica, data, metric)
+    return network, find_example(own, replica, network, example_input), lambda _: evaluate()
+
+
 def _data(trainer: Trainer, datamodule: LightningDataModule | None, dataloaders: Any) -> dict[str, Any]:
     if dataloaders is not None:
         return {"dataloaders": dataloaders, "datamodule": datamodule}  # Lightning says that it wants one of them
@@ -167,7 +207,7 @@ class _Task:
         return shares
 
     def _analyzer(self) -> engine.SensitivityAnalysis:
-        replica = self._replica()
+        replica = _replica(self.trainer, self.module)
         model = find_model(replica, self.path)[1]
         own = _own_trainer(self.trainer)
         example = find_example(own, replica, model, self.example_input) if self.settings["group"] else None
@@ -186,16 +226,17 @@ class _Task:
             analyzer.load_results(*(path for path in known if path.is_file()), required=False)
         return analyzer
 
-    def _replica(self) -> LightningModule:
-        replica = copy.deepcopy(self.module)
-        # Lightning remembers metrics by their identity once one is logged, and the copy's are other objects.
-        replica._metric_attributes = None
-        for part in replica.modules():
-            if isinstance(part, Metric):  # ranks validate unequally often: waiting for each other, they would hang
-                part.distributed_available_fn = _not_distributed
-        if _grouped():
-            replica.load_state_dict(self.trainer.strategy.broadcast(replica.state_dict()))
-        return replica
+
+def _replica(trainer: Trainer, module: LightningModule) -> LightningModule:
+    replica = copy.deepcopy(module)
+    # Lightning remembers metrics by their identity once one is logged, and the copy's are other objects.
+    replica._metric_attributes = None
+    for part in replica.modules():
+        if isinstance(part, Metric):  # ranks validate unequally often: waiting for each other, they would hang
+            part.distributed_available_fn = _not_distributed
+    if _grouped():
+        replica.load_state_dict(trainer.strategy.broadcast(replica.state_dict()))
+    return replica
 
 
 def _of_rank(path: Path | None, rank: int) -> Path | None:
