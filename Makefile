@@ -32,9 +32,6 @@ docs: $(VENV)/.stamp-docs
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m "not slow"
 
-slow: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -q -m slow
-
 lint: $(VENV)/.stamp-dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy

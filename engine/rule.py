@@ -187,6 +187,25 @@ class Registry(Mapping[str, Rule]):
     def __add__(self, rules: Iterable[Rule]) -> Registry:
         return Registry([*self.distinct(), *rules])
 
+    def register(self, *rules: Rule) -> None:
+        """Add rules to this registry itself, for all that use it from now on; a graph of before keeps what it has.
+
+        ``RULES.register(mine)`` in the module that defines an op is how callbacks come to know it, in every process.
+
+        Args:
+            rules: declarations of ops that have none.
+
+        Raises:
+            RuleError: where an op has a rule already; nothing is added then.
+
+        Example:
+            >>> registry = Registry()
+            >>> registry.register(Rule(("mine::identity",), lambda node, labels: labels.pass_on(node.inputs[0], node.output)))
+            >>> list(registry)
+            ['mine::identity']
+        """
+        self._rules = (self + rules)._rules
+
     def distinct(self) -> list[Rule]:
         """Return the rules, each once."""
         return list({id(rule): rule for rule in self._rules.values()}.values())

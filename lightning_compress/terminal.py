@@ -10,6 +10,7 @@ from typing import Any
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.report import Report, Section, plain, sections
 
+LONG = ("Plan", "Settings")  # on the page only
 KINDS = ("rich", "plain", "none")
 _STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red"}
 
@@ -42,14 +43,14 @@ def show(report: Report, kind: str, console: Any = None) -> None:
     """
     check(kind)
     if kind == "plain":
-        sys.stdout.write(plain(report, leave_out=("Plan", "Settings")) + "\n")
+        sys.stdout.write(plain(report, leave_out=LONG) + "\n")
     elif kind == "rich":
         console = importlib.import_module("rich.console").Console() if console is None else console
         console.rule(f"Compression of {report.model}")
         mark, verdict = report.verdict
         console.print(verdict, style=_STYLES[mark], markup=False, highlight=False)
         for section in sections(report):
-            if section.rows and section.title != "Settings":
+            if section.title not in LONG:
                 console.print(table(section))
 
 

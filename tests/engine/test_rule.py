@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import engine
 from engine.errors import RuleError
-from engine.rule import UNKNOWN
+from engine.rule import UNKNOWN, Registry, Rule
 from tests.engine.exactness import check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Net, dead, image
 
@@ -114,3 +116,19 @@ def test_what_a_rule_leaves_out_is_the_safe_answer() -> None:
     assert rule.constants(node, None) is None and rule.macs(node, lambda v: v.shape) == 0
     assert tuple(rule.demands(node, None, None)) == () and rule.attributes(node, None) == {}
     assert rule.contraction is None and rule.absorbs is None and tuple(rule.samples()) == ()
+
+
+def test_registered_rules_serve_who_holds_the_registry() -> None:
+    """In place; a second rule for an op is an error that adds nothing."""
+
+    def nothing(node: Any, labels: Any) -> None:
+        pass
+
+    registry = Registry()
+    registry.register(Rule(("one::op",), nothing))
+    held = registry
+    registry.register(Rule(("other::op",), nothing))
+    assert list(held) == ["one::op", "other::op"]
+    with pytest.raises(RuleError, match="one::op"):
+        registry.register(Rule(("third::op",), nothing), Rule(("one::op",), nothing))
+    assert list(held) == ["one::op", "other::op"]
