@@ -200,7 +200,9 @@ class Registry(Mapping[str, Rule]):
 
         Example:
             >>> registry = Registry()
-            >>> registry.register(Rule(("mine::identity",), lambda node, labels: labels.pass_on(node.inputs[0], node.output)))
+            >>> def labels(node, labels):
+            ...     labels.pass_on(node.inputs[0], node.output)
+            >>> registry.register(Rule(("mine::identity",), labels))
             >>> list(registry)
             ['mine::identity']
         """

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 COMPARED = ("complexity/macs", "complexity/params", "sparsity/channels")
 
 # Callbacks and arguments that only say what is written where: no reason for runs to differ.
+PACKAGE = __name__.partition(".")[0]
 OUTPUT = ("CompressionReport", "ComplexityMonitor", "dirpath", "filename", "save", "model")
 
 
@@ -230,7 +231,7 @@ def settings(trainer: Trainer) -> dict[str, dict[str, Any]]:
 
 
 def arguments(callback: CompressionCallback) -> dict[str, Any]:
-    """The arguments that a callback was made with, as far as it keeps them under their names.
+    """The arguments that a callback was made with, as far as it or one of its parts keeps them under their names.
 
     Args:
         callback: a callback of this package.
@@ -240,8 +241,9 @@ def arguments(callback: CompressionCallback) -> dict[str, Any]:
         2
     """
     names = [name for name in inspect.signature(type(callback).__init__).parameters if name != "example_input"]
-    values = {name: vars(callback)[name] for name in names if vars(callback).get(name) not in (None, ())}
-    return {name: _plain(value) for name, value in values.items()}
+    parts = [part for part in vars(callback).values() if type(part).__module__.startswith(PACKAGE)]
+    kept = {name: value for part in [*parts, callback] for name, value in getattr(part, "__dict__", {}).items()}
+    return {name: _plain(kept[name]) for name in names if kept.get(name) not in (None, ())}
 
 
 def _plain(value: Any) -> Any:

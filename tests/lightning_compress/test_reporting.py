@@ -20,7 +20,6 @@ from lightning_compress import (
     CompressionReport,
     MaskConflictRepair,
     ModelCompaction,
-    compaction,
 )
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.reporting import arguments, settings
@@ -64,10 +63,10 @@ def test_a_fit_without_compaction_reports_the_prediction(tmp_path: Path) -> None
 def test_a_failed_compaction_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is on the page, in red."""
 
-    def fail(*args: Any) -> Any:
+    def fail(*args: Any, **options: Any) -> Any:
         raise VerificationError("They differ at stem.")
 
-    monkeypatch.setattr(compaction, "_speed_up", fail)
+    monkeypatch.setattr(engine.ModelSpeedup, "speedup_model", fail)
     report = quiet()
     with pytest.warns(UserWarning, match="They differ at stem"):
         fit(seeded(Wrapped), tmp_path, report, ChannelPruning(amount=0.5), ModelCompaction())
@@ -130,7 +129,7 @@ def test_settings_are_the_arguments_in_plain_values() -> None:
     class Holder:
         callbacks = [
             ChannelPruning(mine, amount={"a*": 0.5}, layers=["a*", "b"]),
-            ChannelPruning("l2"),
+            ChannelPruning("l2", target="macs", scope="global", round_to=8, start=2),
             MaskConflictRepair(),
         ]
 
@@ -138,7 +137,9 @@ def test_settings_are_the_arguments_in_plain_values() -> None:
     assert list(found) == ["ChannelPruning", "ChannelPruning2", "MaskConflictRepair"]
     first = found["ChannelPruning"]
     assert first["criterion"].endswith("mine") and first["amount"] == "a*: 0.5" and first["layers"] == "a*, b"
-    assert found["ChannelPruning2"]["criterion"] == "l2" and "exclude" not in found["ChannelPruning2"]
+    second = {name: found["ChannelPruning2"][name] for name in ("criterion", "target", "scope", "round_to", "start")}
+    assert second == {"criterion": "l2", "target": "macs", "scope": "global", "round_to": 8, "start": 2}
+    assert "exclude" not in found["ChannelPruning2"]
     assert arguments(MaskConflictRepair()) == {"policy": "union"}
 
 
