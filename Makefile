@@ -6,7 +6,8 @@
 #   make test      the test suite, doctests included
 #   make slow      the tests that take long: spawned processes, runs that are killed and resumed, all criteria with all scopes
 #   make lint      ruff and mypy
-#   make breadth   exactness on 19 torchvision networks (long; resumes where it stopped)
+#   make breadth   exactness on all 109 models of torchvision (an hour; resumes where it stopped), then the page about it
+#   make breadth-quick  the same for one model of each architecture (a quarter of an hour)
 #   make property  500 random networks under random masks
 #   make gpu       the tests that need CUDA, then a table of latencies
 #   make clean     remove .venv and the caches
@@ -38,6 +39,9 @@ lint: $(VENV)/.stamp-dev
 
 breadth: $(VENV)/.stamp-dev
 	$(BIN)/python benchmarks/breadth.py
+
+breadth-quick: $(VENV)/.stamp-dev
+	$(BIN)/python benchmarks/breadth.py --quick
 
 slow: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m slow

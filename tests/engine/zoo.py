@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model_builder, get_model_weights, list_models
 from torchvision.models.optical_flow import raft
 from torchvision.models.optical_flow._utils import make_coords_grid
+from torchvision.models.regnet import BlockParams
 from torchvision.models.video import MViT, mvit
 
 from engine.trees import tensors_in
@@ -132,6 +133,18 @@ def make(name: str) -> nn.Module:
         return builder(weights=None, **options)
     with mock.patch.object(mvit, "MViT", lambda **given: MViT(**given | options)):  # its builders fix the size
         return builder(weights=None)
+
+
+def on_meta(name: str) -> nn.Module:
+    """Return a model without data."""
+    widths = BlockParams.from_init_params  # regnet computes its widths by tensors
+
+    def on_cpu(**options: Any) -> BlockParams:
+        with torch.device("cpu"):
+            return widths(**options)
+
+    with torch.device("meta"), mock.patch.object(BlockParams, "from_init_params", on_cpu):
+        return make(name)
 
 
 def _coordinates(*sizes: int, device: Any = "cpu") -> Tensor:
