@@ -13,6 +13,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import linecache
 import textwrap
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from engine.errors import PlanError
+from engine.exchange import derived, namespace
 from engine.graph import Node
 from engine.sizes import Site
 
@@ -281,11 +283,29 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
     code = compile(
         ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename, "exec"
     )
-    exec(code, {**function.__globals__, **names}, space)  # the user's own source, a number replaced
+    text = ast.unparse(definition)
+    label = f"{function.__qualname__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    exec(code, namespace(function, label, names), space)  # the user's own source, a number replaced
     made: FunctionType = space[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     made._unpinned = function  # type: ignore[attr-defined]
+    made.__wrapped__ = _legible(text, label, function)  # type: ignore[attr-defined]
+    return made
+
+
+def _legible(text: str, label: str, function: FunctionType) -> FunctionType:
+    """Return a pinned function once more, from text of its own that `inspect` finds: TorchScript reads text, not code.
+
+    The code that runs keeps the places of the text that the user wrote, in which pins are counted.
+    """
+    name = f"<{function.__module__}.{label}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    space: dict[str, Any] = {}
+    exec(compile(text, name, "exec"), function.__globals__, space)
+    made: FunctionType = space[function.__name__]
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    made.__annotations__ = function.__annotations__
     return made
 
 
@@ -320,13 +340,17 @@ def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
         PlanError: where the class's code is not the one that the pins were made for.
     """
     cls, earlier = _pinned(cls)
-    together = merged(earlier, [replace(pin, module="") for pin in pins])
+    return _made_class(cls, merged(earlier, [replace(pin, module="") for pin in pins]))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
+    assert isinstance(cls, type)
     methods: dict[str, list[Pin]] = {}
-    for pin in together:
+    for pin in pins:
         methods.setdefault(pin.method, []).append(pin)
     members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
-    members |= {"_pinned": (cls, together), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (cls,), members)
+    return derived(cls, {**members, "_pinned": (cls, pins)}, pinned_class, pins)
 
 
 def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:

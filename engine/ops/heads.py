@@ -6,7 +6,7 @@ channels, its class is exchanged for a subclass that computes the same from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +19,10 @@ __all__ = ["HeadwiseAttention", "headwise", "headwise_for_good", "shape_free"]
 
 
 class HeadwiseAttention(nn.MultiheadAttention):
-    """Multi-head attention of any number of heads; parameters and state-dict keys are those of its base class."""
+    """Multi-head attention of any number of heads; parameters and state-dict keys are those of its base class.
+
+    It is written in what TorchScript reads.
+    """
 
     def forward(
         self,
@@ -34,7 +37,8 @@ class HeadwiseAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return tokens and, if wanted, attention weights, as `nn.MultiheadAttention` does."""
         batched = query.ndim == 3
-        q, k, v = (self._heads(x, batched) for x in self._projected(query, key, value))
+        q, k, v = self._projected(query, key, value)
+        q, k, v = self._heads(q, batched), self._heads(k, batched), self._heads(v, batched)
         mask = _merged(attn_mask, key_padding_mask, q, k, is_causal and not need_weights)
         drop = self.dropout if self.training else 0.0
         weights: Tensor | None = None
@@ -51,12 +55,15 @@ class HeadwiseAttention(nn.MultiheadAttention):
             return y.squeeze(0), None if weights is None else weights.squeeze(0)
         return y if self.batch_first else y.transpose(0, 1), weights
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Iterable[Tensor]:
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if query is key and key is value:
-            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
-        weights = self.in_proj_weight.chunk(3)
-        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+            q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            return q, k, v
+        w_q, w_k, w_v = self.in_proj_weight.chunk(3)
+        if self.in_proj_bias is None:
+            return F.linear(query, w_q), F.linear(key, w_k), F.linear(value, w_v)
+        b_q, b_k, b_v = self.in_proj_bias.chunk(3)
+        return F.linear(query, w_q, b_q), F.linear(key, w_k, b_k), F.linear(value, w_v, b_v)
 
     def _heads(self, x: Tensor, batched: bool) -> Tensor:
         """(tokens, batch, width) or as ``batch_first`` says -> (batch, heads, tokens, head dimension)."""
@@ -64,26 +71,26 @@ class HeadwiseAttention(nn.MultiheadAttention):
             x = x.unsqueeze(0)
         elif not self.batch_first:
             x = x.transpose(0, 1)
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.unflatten(-1, [-1, self.head_dim]).transpose(1, 2)
 
 
 def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, is_causal: bool) -> Tensor | None:
     """Return the sum of the masks, broadcastable to (batch, heads, queries, keys); minus infinity closes an entry."""
-
-    def additive(mask: Tensor) -> Tensor:
-        if mask.dtype != torch.bool:
-            return mask.to(q.dtype)
-        return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
-
     if is_causal and attn_mask is None:
         attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    found = None if attn_mask is None else additive(attn_mask)
+    found = None if attn_mask is None else _additive(attn_mask, q)
     if found is not None and found.ndim == 3:  # one per batch entry and head
-        found = found.unflatten(0, (len(q), -1))
+        found = found.unflatten(0, [len(q), -1])
     if padding is not None:
-        closed = additive(padding).view(len(q), 1, 1, -1)
+        closed = _additive(padding, q).view(len(q), 1, 1, -1)
         found = closed if found is None else found + closed
     return found
+
+
+def _additive(mask: Tensor, q: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(q.dtype)
+    return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
 
 
 def shape_free(module: nn.Module) -> bool:

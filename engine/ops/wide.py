@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.errors import PlanError
+from engine.exchange import derived, moved
 
 __all__ = ["Widening", "can_widen", "chained", "widen"]
 
@@ -66,38 +67,59 @@ class FullWidth(tuple[int, ...]):
         return self
 
 
-def _spanning(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a functional norm over the last dimension that puts removed channels back for its statistics."""
+def _functional(size: int, with_fill: bool) -> ModuleType:
+    """Return `torch.nn.functional` with norms over ``size`` channels of which some were removed.
 
-    def wide(x: Tensor, shape: Any, *parameters: Any, **named: Any) -> Tensor:
-        if not isinstance(shape, FullWidth):
-            return norm(x, shape, *parameters, **named)
+    Without constants to fill in they are written in what TorchScript reads.
+    """
+
+    norm: Any = ModuleType("norm")  # TorchScript takes numbers from modules, and not from closures
+    norm.size = size
+
+    def layer_norm(
+        input: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        kept, missing = input.shape[-1], norm.size - input.shape[-1]
+        if weight is not None:
+            weight = F.pad(weight, [0, missing])
+        if bias is not None:
+            bias = F.pad(bias, [0, missing])
+        return F.layer_norm(F.pad(input, [0, missing]), [norm.size], weight, bias, eps)[..., :kept]
+
+    def rms_norm(
+        input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        kept, missing = input.shape[-1], norm.size - input.shape[-1]
+        if weight is not None:
+            weight = F.pad(weight, [0, missing])
+        return F.rms_norm(F.pad(input, [0, missing]), [norm.size], weight, eps)[..., :kept]
+
+    found = ModuleType(F.__name__)
+    vars(found).update(vars(F))
+    found.layer_norm = _filling(F.layer_norm) if with_fill else layer_norm  # type: ignore[attr-defined]
+    found.rms_norm = _filling(F.rms_norm) if with_fill else rms_norm  # type: ignore[attr-defined]
+    return found
+
+
+def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a functional norm over the last dimension that puts constants back for its statistics."""
+
+    def wide(x: Tensor, shape: FullWidth, *parameters: Any, **named: Any) -> Tensor:
+        assert shape.fill is not None
         missing = shape.size - x.shape[-1]
 
         def padded(item: Any) -> Any:
             return F.pad(item, (0, missing)) if isinstance(item, Tensor) else item
 
-        full = padded(x)
-        if shape.fill is not None:
-            full = torch.cat([x, shape.fill.to(x).expand(*x.shape[:-1], missing)], -1)
-        parameters = tuple(padded(p) for p in parameters)
-        named = {name: padded(p) for name, p in named.items()}
-        return norm(full, (shape.size,), *parameters, **named)[..., : x.shape[-1]]
+        full = torch.cat([x, shape.fill.to(x).expand(*x.shape[:-1], missing)], -1)
+        given = {name: padded(p) for name, p in named.items()}
+        return norm(full, (shape.size,), *map(padded, parameters), **given)[..., : x.shape[-1]]
 
     return wide
-
-
-class _Functional:
-    """`torch.nn.functional` with norms that know of removed channels."""
-
-    layer_norm = staticmethod(_spanning(F.layer_norm))
-    rms_norm = staticmethod(_spanning(F.rms_norm))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(F, name)
-
-
-_FUNCTIONAL = _Functional()
 
 
 def can_widen(cls: Any) -> bool:
@@ -114,15 +136,13 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 @functools.cache
-def _wide_class(cls: Hashable) -> type[nn.Module]:
+def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
     forward = cls.forward
     assert isinstance(forward, FunctionType)
-    names = {n: _FUNCTIONAL for n, v in forward.__globals__.items() if v is F}
-    made = FunctionType(forward.__code__, {**forward.__globals__, **names}, forward.__name__)
-    made.__defaults__, made.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
-    made.__qualname__ = forward.__qualname__
-    return type(cls.__name__, (cls,), {"forward": made, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    names = {n: _functional(size, with_fill) for n, v in forward.__globals__.items() if v is F}
+    made = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
+    return derived(cls, {"forward": made}, _wide_class, size, with_fill)  # type: ignore[arg-type]
 
 
 def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Widening, ...]:
@@ -157,7 +177,7 @@ def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Ca
     if widening.fill is not None and widening.fill.shape != (widening.size - kept,):
         raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")
     old_class, old_shape = type(module), vars(module)["normalized_shape"]
-    new_class = _wide_class(old_class)  # type: ignore[arg-type]
+    new_class = _wide_class(old_class, widening.size, widening.fill is not None)  # type: ignore[arg-type]
     new_shape = FullWidth.of(kept, widening.size, widening.fill)
 
     def redo() -> None:

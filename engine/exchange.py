@@ -1,0 +1,73 @@
+"""Classes that are made at run time and take the place of a module's own; they pickle, and so do their instances."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+__all__ = ["derived", "moved", "namespace"]
+
+
+def derived(
+    cls: type[nn.Module], members: Mapping[str, Any], maker: Callable[..., type[nn.Module]], *recipe: Any
+) -> type[nn.Module]:
+    """Return a subclass under the name of its base class.
+
+    Pickle finds classes by their names, and this one has the name of another. It is pickled as the call that makes it.
+
+    Args:
+        cls: the base class.
+        members: what the subclass has of its own.
+        maker: a function of a Python module that returns the subclass, given ``cls`` and the recipe.
+        recipe: further arguments of ``maker``, which can be pickled.
+    """
+    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_by": (maker, (cls, *recipe))}
+    made: type[nn.Module] = _metaclass(type(cls))(cls.__name__, (cls,), {**members, **own})
+    return made
+
+
+_metaclasses: dict[type, Any] = {}
+
+
+def _metaclass(base: type) -> Any:
+    if base in _metaclasses:
+        return _metaclasses[base]
+    made = type(base.__name__, (base,), {})
+    copyreg.pickle(made, _call)
+    _metaclasses[base] = made
+    return made
+
+
+def moved(function: FunctionType, label: str, names: Mapping[str, Any]) -> FunctionType:
+    """Return a function that sees other objects under some global names.
+
+    Args:
+        function: without a closure.
+        label: tells its namespace from others that are made of the function's.
+        names: what it is to see.
+    """
+    made = FunctionType(function.__code__, namespace(function, label, names), function.__name__)
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
+    return made
+
+
+def namespace(function: FunctionType, label: str, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function's globals with other objects under some names.
+
+    They are those of a Python module of their own, registered like any: torch.compile looks names up there.
+    """
+    space = ModuleType(f"{function.__module__}.{label}")
+    vars(space).update({**function.__globals__, **names, "__name__": space.__name__})
+    sys.modules[space.__name__] = space
+    return vars(space)
+
+
+def _call(cls: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
+    found: tuple[Callable[..., type], tuple[Any, ...]] = cls._made_by
+    return found
