@@ -5,13 +5,17 @@ Slot labels, constants and use are all kept in this form, so that shape ops can 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["align", "along", "compact", "reduce_to", "support", "uniform", "view_array"]
+__all__ = ["align", "along", "any_over", "compact", "reduce_to", "support", "uniform", "view_array"]
 
 
 def support(array: Tensor) -> tuple[int, ...]:
@@ -21,7 +25,7 @@ def support(array: Tensor) -> tuple[int, ...]:
         >>> support(torch.zeros(1, 8, 1, 1))
         (1,)
     """
-    return tuple(d for d, n in enumerate(array.shape) if n > 1)
+    return tuple([d for d, n in enumerate(array.shape) if n > 1])
 
 
 def compact(array: Tensor) -> Tensor:
@@ -31,19 +35,30 @@ def compact(array: Tensor) -> Tensor:
         >>> compact(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
         tensor([[1., 2.]])
     """
+    found = whole = array.numpy()
     for dim in support(array):
-        first = array.narrow(dim, 0, 1)
-        same = array == first
-        if array.is_floating_point():
-            same |= array.isnan() & first.isnan()
-        if same.all():
-            array = first
-    return array
+        first = found[(slice(None),) * dim + (slice(0, 1),)]
+        if _alike(found, first, dim):
+            found = first
+    return array if found is whole else torch.from_numpy(found)
+
+
+def _alike(array: npt.NDArray[Any], first: npt.NDArray[Any], dim: int) -> bool:
+    """Whether all slices along a dimension are the same; two entries often tell that they are not."""
+    one, other = array.item(0), array[(0,) * dim + (-1,) + (0,) * (array.ndim - dim - 1)].item()
+    if one != other and (one == one or other == other):
+        return False
+    if first.size == 1:
+        return bool((np.isnan(array) if one != one else array == one).all())
+    same = array == first
+    if array.dtype.kind == "f":
+        same |= np.isnan(array) & np.isnan(first)
+    return bool(same.all())
 
 
 def align(array: Tensor, ndim: int) -> Tensor:
     """Prepend dimensions of size 1, as broadcasting does."""
-    return array.reshape([1] * (ndim - array.ndim) + list(array.shape))
+    return array if array.ndim == ndim else array.reshape([1] * (ndim - array.ndim) + list(array.shape))
 
 
 def along(array: Tensor, dim: int, size: int) -> Tensor:
@@ -55,11 +70,21 @@ def along(array: Tensor, dim: int, size: int) -> Tensor:
     """
     if array.numel() == 1:
         return array.reshape(1).expand(size)
+    if array.size(dim) == array.numel():
+        return array.reshape(-1)
     rows = array.movedim(dim, 0).reshape(array.size(dim), -1)
     found = rows[:, 0].clone()
     if rows.size(1) > 1:
         found[(rows != rows[:, :1]).any(1)] = math.nan
     return found.expand(size)
+
+
+def any_over(array: Tensor, dims: Iterable[int]) -> Tensor:
+    """OR a bool array over some of its dimensions, which stay with size 1."""
+    for dim in dims:
+        if array.size(dim) > 1:
+            array = array.any(dim, keepdim=True)
+    return array
 
 
 def reduce_to(array: Tensor, shape: Sequence[int]) -> Tensor:
@@ -72,7 +97,8 @@ def reduce_to(array: Tensor, shape: Sequence[int]) -> Tensor:
     return array
 
 
-def _view_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+@functools.lru_cache(maxsize=4096)
+def _view_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
     """Pair the smallest runs of old and new dimensions that hold equally many elements."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
@@ -105,7 +131,7 @@ def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
         [0, 0, 1, 1, 2, 2, 3, 3]
     """
     source, target = list(array.shape), [1] * len(new)
-    for left, right in _view_groups(old, new):
+    for left, right in _view_groups(tuple(old), tuple(new)):
         if any(array.size(d) > 1 for d in left):
             for d in left:
                 source[d] = old[d]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,19 +27,20 @@ def clusters(structure: Structure, slots: Tensor | None = None, balanced: bool =
         balanced: whether pieces of a chunk and groups of a convolution are apart.
     """
     sites = list(_sites(structure, balanced))
-    numbers = torch.randint(2**62, (len(sites), 1), generator=torch.Generator().manual_seed(0))
-    signature = torch.zeros(len(structure.roots), dtype=torch.long)
+    numbers = np.random.default_rng(0).integers(2**62, size=len(sites))
+    signature = np.zeros(len(structure.roots), dtype=np.int64)
     for site, number in zip(sites, numbers, strict=True):
-        signature[site] = signature[site] + number  # a slot that stands in a site twice is written the same sum twice
-    group = torch.full_like(signature, -1)
-    wanted = structure.free() if slots is None else slots
-    group[wanted] = signature[wanted].unique(return_inverse=True)[1]
-    return group
+        signature[site] += number  # a slot that stands in a site twice gets the number once
+    group = np.full_like(signature, -1)
+    wanted = (structure.free() if slots is None else slots).numpy()
+    group[wanted] = np.unique(signature[wanted], return_inverse=True)[1]
+    return torch.from_numpy(group)
 
 
-def _sites(structure: Structure, balanced: bool) -> Iterator[Tensor]:
-    for value in structure.graph.values:
-        if value.stored:
-            yield from (layer.reshape(-1) for layer in structure.of(value) if layer.numel() > 1)
+def _sites(structure: Structure, balanced: bool) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the slots of each site; parameters that share one array of slots are one site."""
+    layers = (layer for value in structure.graph.values if value.stored for layer in structure.of(value))
+    for layer in {id(layer): layer for layer in layers if layer.numel() > 1}.values():
+        yield layer.reshape(-1).numpy()
     for constraint in structure.constraints if balanced else ():
-        yield from (site.reshape(-1) for site in constraint.sites())
+        yield from (site.reshape(-1).numpy() for site in constraint.sites())

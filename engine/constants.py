@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,10 +56,19 @@ class Constants:
         self._links: dict[tuple[int, bool], Links] = {} if known is None else known._links
         self._profiles: set[int] = set()
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
+        self._zeros: dict[int, bool] = {}
+        self._tidy: set[int] = set()  # identities of arrays that are kept below
         for node in graph.nodes:
             found = rules.rule(node.op).constants(node, self)
             for position, value in enumerate(node.outputs):
-                self._arrays[value.index] = _varies(value) if found is None else _clean(found[position])
+                self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
+
+    def _cleaned(self, array: Tensor) -> Tensor:
+        """What a rule passes on as it got it is clean already."""
+        if id(array) not in self._tidy:
+            array = _clean(array)
+            self._tidy.add(id(array))
+        return array
 
     def __getitem__(self, value: Value) -> Tensor:
         """Return the compact array of a value."""
@@ -94,6 +104,15 @@ class Constants:
         if data.is_meta:
             return torch.zeros([1] * value.ndim, dtype=torch.bool)
         return (data == 0).cpu()
+
+    def only_zeros(self, value: Value) -> bool:
+        """Whether a value, stored nowhere, is zero wherever it does not vary: then so is much that is made of it."""
+        array = self[value]
+        found = self._zeros.get(value.index)
+        if found is None:
+            data = array.numpy()
+            found = self._zeros[value.index] = value.name is None and not ((data != 0) & (data == data)).any()
+        return found
 
     def links(self, c: Contraction) -> Links:
         """Return which input has a weight that is not zero on which output."""
@@ -136,7 +155,9 @@ def _varies(value: Value) -> Tensor:
 def _clean(array: Tensor) -> Tensor:
     """Compact; what is not finite is nothing to compute with."""
     array = array.to(torch.float64)
-    return compact(torch.where(array.isfinite(), array, math.nan))
+    if np.isinf(array.numpy()).any():
+        array = torch.where(array.isfinite(), array, math.nan)
+    return compact(array)
 
 
 def varies_where(unknown: Sequence[Tensor], result: Tensor) -> Tensor:

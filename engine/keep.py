@@ -117,7 +117,7 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
         if slots is None or c.depthwise:
             continue
         wanted = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
-        used = constants.links(c).feeding(wanted).reshape(-1)
+        used = torch.from_numpy(constants.links(c).feeding(wanted.numpy()).reshape(-1))
         if used.any():
             sink = _sink(structure, c, users)
             known = constants.along(c.input, c.input_dim)

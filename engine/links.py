@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.contraction import Contraction
 
 __all__ = ["Links"]
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +29,10 @@ class Links:
         shape: (groups, outputs per group, inputs per group).
 
     Example:
-        >>> import torch
         >>> links = Links(torch.tensor([[[True], [False]]]), (1, 2, 3))
-        >>> links.reached(torch.tensor([[False, True, False]])).tolist()
+        >>> links.reached(np.array([[False, True, False]])).tolist()
         [[True, False]]
-        >>> links.feeding(torch.tensor([[False, True]])).tolist()
+        >>> links.feeding(np.array([[False, True]])).tolist()
         [[False, False, False]]
     """
 
@@ -44,13 +47,13 @@ class Links:
             nonzero = kernel[..., 0] if kernel.size(-1) == 1 else kernel.view(torch.uint8).amax(-1).bool()
         return cls(c.compact(nonzero), (c.groups, c.outputs, c.inputs))
 
-    def reached(self, inputs: Tensor) -> Tensor:
-        """Return which outputs have a link to any of the inputs: bool, (groups, outputs) from (groups, inputs)."""
-        return _any(self.pattern, inputs.unsqueeze(1), 2).expand(self.shape[:2])
+    def reached(self, inputs: Bools) -> Bools:
+        """Return which outputs have a link to any of the inputs: (groups, outputs) from (groups, inputs)."""
+        return np.array(np.broadcast_to(_any(self.pattern.numpy(), inputs[:, None, :], 2), self.shape[:2]))
 
-    def feeding(self, outputs: Tensor) -> Tensor:
-        """Return which inputs have a link to any of the outputs: bool, (groups, inputs) from (groups, outputs)."""
-        return _any(self.pattern, outputs.unsqueeze(2), 1).expand(self.shape[0], self.shape[2])
+    def feeding(self, outputs: Bools) -> Bools:
+        """Return which inputs have a link to any of the outputs: (groups, inputs) from (groups, outputs)."""
+        return np.array(np.broadcast_to(_any(self.pattern.numpy(), outputs[:, :, None], 1), self.shape[::2]))
 
     def outputs(self) -> Tensor:
         """Return which outputs have a link at all: bool, (groups, outputs)."""
@@ -61,8 +64,8 @@ class Links:
         return self.pattern.expand(self.shape)
 
 
-def _any(pattern: Tensor, row: Tensor, dim: int) -> Tensor:
+def _any(pattern: Bools, row: Bools, dim: int) -> Bools:
     """``(pattern & row).any(dim)``, without the outer product where the pattern is the same along ``dim``."""
-    if pattern.size(dim) == 1:
+    if pattern.shape[dim] == 1:
         return pattern.squeeze(dim) & row.any(dim)
-    return (pattern & row).any(dim)
+    return np.asarray((pattern & row).any(dim))

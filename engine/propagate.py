@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Labels:
         self._layers: dict[int, list[Tensor]] = {}
         self._meetings: list[tuple[Tensor, Tensor]] = []
         self._outputs: dict[tuple[int, bool], Tensor] = {}
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._marked = 0
 
     # ------------------------------------------------------------------ reading
 
@@ -63,7 +66,7 @@ class Labels:
         for layer in self.layers(value):
             touched = support(layer)
             if dim in touched:
-                row = self.tie(layer, [d for d in touched if d != dim]).reshape(-1)
+                row = self._row(self.tie(layer, [d for d in touched if d != dim]))
                 if found is not None:
                     self.slots.union(found, row)
                 found = row
@@ -71,8 +74,18 @@ class Labels:
 
     def can_go(self, layer: Tensor) -> bool:
         """Whether some of the slots are outputs of a contraction so far; nothing else is ever removed."""
-        born = torch.cat([torch.zeros(1, dtype=torch.long), *self.born])
-        return bool(torch.isin(self.slots.find(layer), self.slots.find(born)).any())
+        while self._marked < len(self.born):
+            self.slots.mark(self.born[self._marked])
+            self._marked += 1
+        return bool(self.slots.marked(layer).any())
+
+    def _row(self, layer: Tensor) -> Tensor:
+        """Flatten a layer: the same object for the same layer, so that whatever takes it is known to share it."""
+        if layer.ndim == 1:
+            return layer
+        if id(layer) not in self._rows:
+            self._rows[id(layer)] = (layer, layer.reshape(-1))  # the layer is kept, for its identity
+        return self._rows[id(layer)][1]
 
     def without(self, value: Value, dims: Sequence[int], reason: str) -> list[Tensor]:
         """Return the value's layers so that none depends on ``dims``; what only depends on them is frozen."""
@@ -99,10 +112,12 @@ class Labels:
         layer = self.settled(layer)
         touched = set(support(layer))
         have = self.layers(value)
+        if touched and not have:
+            have.append(layer)
+        if not touched or have[0] is layer:
+            return
         same = [other for other in have if set(support(other)) == touched]
         met = [] if value.stored else [other for other in have if set(support(other)) & touched]
-        if not touched:
-            return
         if same:
             self.slots.union(same[0], layer)
         elif all(set(support(other)) < touched for other in met):
@@ -203,7 +218,7 @@ class Labels:
                 self._rectangle(layer)
 
     def _rectangle(self, layer: Tensor) -> None:
-        while True:
+        while len(support(layer)) > 1:
             root = self.slots.find(layer)
             root = torch.where(self.slots.frozen(root), FROZEN, root)  # what stays anyway is all alike
             free = [d for d in support(root) if not (root == root.narrow(d, 0, 1)).all()]
@@ -255,10 +270,40 @@ class Structure:
         """Return a bool per slot: a representative that may go as far as the structure is concerned."""
         return ~self.frozen & self.born & (self.roots == torch.arange(len(self.roots)))
 
+    @functools.cached_property
+    def attributes(self) -> list[tuple[Node, Mapping[str, int]]]:
+        """The nodes whose sizes are attributes of their module, with these attributes as recorded."""
+        found: list[tuple[Node, Mapping[str, int]]] = []
+        for node in self.graph.nodes:
+            asked = self.rules.rule(node.op).attributes(node, lambda value: value.shape)
+            have = self.graph.attributes.get(node.module, {}) if asked else {}
+            own = {name: size for name, size in asked.items() if have.get(name) == size}
+            if own:
+                found.append((node, own))
+        return found
+
     def contractions(self) -> list[tuple[Node, Contraction]]:
         """Return the nodes that contract channels with a weight."""
+        return self._contractions
+
+    @functools.cached_property
+    def _contractions(self) -> list[tuple[Node, Contraction]]:
         found = ((node, self.rules.contraction(node)) for node in self.graph.nodes)
         return [(node, c) for node, c in found if c is not None]
+
+
+def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
+    """Return the layers of values by index, with representatives; a layer that values share stays shared."""
+    known: dict[int, Tensor] = {}
+    found: dict[int, tuple[Tensor, ...]] = {}
+    for value in labels.graph.values:
+        layers = labels.layers(value)
+        for layer in layers:
+            if id(layer) not in known:
+                known[id(layer)] = roots[labels.settled(layer)]
+        if layers:
+            found[value.index] = tuple(known[id(layer)] for layer in layers)
+    return found
 
 
 def _resolve(labels: Labels) -> Structure:
@@ -270,11 +315,7 @@ def _resolve(labels: Labels) -> Structure:
     return Structure(
         graph=labels.graph,
         rules=labels.rules,
-        layers={
-            value.index: tuple(roots[labels.settled(layer)] for layer in labels.layers(value))
-            for value in labels.graph.values
-            if labels.layers(value)
-        },
+        layers=_resolved(labels, roots),
         constraints=tuple(c.resolve(roots) for c in labels.constraints),
         roots=roots,
         frozen=frozen,

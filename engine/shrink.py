@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from engine.arrays import support
-from engine.graph import Node, Value
+from engine.graph import Value
 from engine.propagate import Structure
 
 __all__ = ["Shrunk"]
@@ -78,18 +78,10 @@ class Shrunk:
 
     def attributes(self) -> Mapping[str, Mapping[str, int]]:
         """Return, per module, the integer attributes that change, with their new values."""
-        graph = self.structure.graph
         changed: dict[str, dict[str, int]] = {}
-        for node in graph.nodes:
-            before = self._attributes(node, recorded=True)
-            if before:
-                after = self._attributes(node, recorded=False)
-                have = graph.attributes.get(node.module, {})
-                news = {k: after[k] for k, old in before.items() if have.get(k) == old != after[k]}
-                if news:
-                    changed.setdefault(node.module, {}).update(news)
+        for node, before in self.structure.attributes:
+            after = self.structure.rules.rule(node.op).attributes(node, self.shape)
+            news = {k: after[k] for k, old in before.items() if old != after[k]}
+            if news:
+                changed.setdefault(node.module, {}).update(news)
         return changed
-
-    def _attributes(self, node: Node, recorded: bool) -> Mapping[str, int]:
-        rule = self.structure.rules.rule(node.op)
-        return rule.attributes(node, (lambda value: value.shape) if recorded else self.shape)

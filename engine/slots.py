@@ -6,10 +6,14 @@ here.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 __all__ = ["FROZEN", "Slots"]
+
+_Integers = npt.NDArray[np.int64]
 
 FROZEN = 0
 _UNLABELLED = "meets a tensor whose size along this axis is fixed"
@@ -30,8 +34,10 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        self._parent = torch.zeros(1024, dtype=torch.long)
-        self._reason = torch.zeros(1024, dtype=torch.long)
+        # The arrays are small and many: numpy's calls cost a third of torch's.
+        self._parent = np.zeros(1024, dtype=np.int64)
+        self._reason = np.zeros(1024, dtype=np.int64)
+        self._mark = np.zeros(1024, dtype=np.bool_)
         self._reasons = ["", _UNLABELLED]
         self._reason[FROZEN] = 1
         self._count = 1
@@ -43,19 +49,24 @@ class Slots:
         """Return ``n`` fresh slots, shape ``(n,)``, int64."""
         first, self._count = self._count, self._count + n
         if self._count > len(self._parent):
-            grown = max(self._count, 2 * len(self._parent))
-            self._parent = torch.cat([self._parent, self._parent.new_zeros(grown - len(self._parent))])
-            self._reason = torch.cat([self._reason, self._reason.new_zeros(grown - len(self._reason))])
-        fresh = torch.arange(first, self._count)
+            more = max(self._count, 2 * len(self._parent)) - len(self._parent)
+            self._parent, self._reason, self._mark = (
+                np.concatenate([array, np.zeros(more, dtype=array.dtype)])
+                for array in (self._parent, self._reason, self._mark)
+            )
+        fresh = np.arange(first, self._count)
         self._parent[first : self._count] = fresh
-        return fresh
+        return torch.from_numpy(fresh)
 
     def find(self, labels: Tensor) -> Tensor:
         """Return the representative of each label (same shape)."""
+        return torch.from_numpy(np.asarray(self._find(labels.numpy())))
+
+    def _find(self, labels: _Integers) -> _Integers:
         root = self._parent[labels]
         while True:
             above = self._parent[root]
-            if torch.equal(above, root):
+            if (above == root).all():
                 break
             root = above
         self._parent[labels] = root
@@ -63,38 +74,53 @@ class Slots:
 
     def union(self, a: Tensor, b: Tensor) -> None:
         """Tie ``a`` and ``b`` element by element, after broadcasting. A tie to slot 0 freezes and does nothing else."""
-        a, b = (t.reshape(-1) for t in torch.broadcast_tensors(a, b))
+        if a is not b:
+            left, right = a.numpy(), b.numpy()
+            if left.shape != right.shape:
+                left, right = np.broadcast_arrays(left, right)
+            self._union(left.reshape(-1), right.reshape(-1))
+
+    def _union(self, a: _Integers, b: _Integers) -> None:
         fixed = (a == FROZEN) | (b == FROZEN)
         if fixed.any():
-            self._freeze_roots(self.find(torch.maximum(a, b)[fixed]), 1)
+            self._freeze_roots(self._find(np.maximum(a, b)[fixed]), 1)
             a, b = a[~fixed], b[~fixed]
         while True:
-            ra, rb = self.find(a), self.find(b)
+            ra, rb = self._find(a), self._find(b)
             differ = ra != rb
             if not differ.any():
                 return
-            a, b = a[differ], b[differ]
-            low, high = torch.minimum(ra, rb)[differ], torch.maximum(ra, rb)[differ]
-            # Several pairs may want to move the same root: the smallest wins, the loop ties the rest. A reason moves
-            # along to every candidate: they end in one class anyway.
-            self._reason.scatter_reduce_(0, low, self._reason[high], "amax")
-            self._parent.scatter_reduce_(0, high, low, "amin")
+            a, b, ra, rb = a[differ], b[differ], ra[differ], rb[differ]
+            low, high = np.minimum(ra, rb), np.maximum(ra, rb)
+            # Several pairs may want to move the same root: the smallest wins, the loop ties the rest. Reasons and marks
+            # move along to every candidate: they end in one class anyway.
+            np.maximum.at(self._reason, low, self._reason[high])
+            self._mark[low[self._mark[high]]] = True
+            np.minimum.at(self._parent, high, low)
 
     def freeze(self, labels: Tensor, reason: str) -> None:
         """Mark the classes of ``labels`` as not removable; a class that is frozen already keeps its reason."""
         self._reasons.append(reason)
-        self._freeze_roots(self.find(labels.reshape(-1)), len(self._reasons) - 1)
+        self._freeze_roots(self._find(labels.reshape(-1).numpy()), len(self._reasons) - 1)
 
-    def _freeze_roots(self, root: Tensor, reason: int) -> None:
+    def _freeze_roots(self, root: _Integers, reason: int) -> None:
         self._reason[root[self._reason[root] == 0]] = reason
 
     def frozen(self, labels: Tensor) -> Tensor:
         """Return a bool tensor: which labels are not removable."""
-        return self._reason[self.find(labels)] != 0
+        return torch.from_numpy(np.asarray(self._reason[self._find(labels.numpy())] != 0))
+
+    def mark(self, labels: Tensor) -> None:
+        """Mark the classes of ``labels``; a class with a marked member is marked."""
+        self._mark[self._find(labels.numpy())] = True
+
+    def marked(self, labels: Tensor) -> Tensor:
+        """Return a bool tensor: whose classes are marked."""
+        return torch.from_numpy(np.asarray(self._mark[self._find(labels.numpy())]))
 
     def why(self, labels: Tensor) -> str | None:
         """Return the reason of the first frozen label, or None where none is frozen."""
-        reasons = self._reason[self.find(labels.reshape(-1))]
+        reasons = self._reason[self._find(labels.reshape(-1).numpy())]
         known = reasons[reasons > 1]
         known = known if len(known) else reasons[reasons > 0]
         return self._reasons[int(known[0])] if len(known) else None

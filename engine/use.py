@@ -26,11 +26,22 @@ class Use:
         self.constants = constants
         self._arrays: dict[int, Tensor] = {}
         self._shapes: dict[int, list[int]] = {}
+        self._channels: dict[int, bool] = {}
         for value in structure.graph.outputs:
             self.add_all(value)
         for node in reversed(structure.graph.nodes):
-            if any(self[value].any() for value in node.outputs):
+            if any(self._is_used(value) for value in node.outputs):
                 structure.rules.rule(node.op).use(node, self)
+
+    def _is_used(self, value: Value) -> bool:
+        found = self._arrays.get(value.index)
+        return found is not None and bool(found.numpy().any())
+
+    def _holds_channels(self, layer: Tensor) -> bool:
+        found = self._channels.get(id(layer))  # values share their layers, which the structure keeps alive
+        if found is None:
+            found = self._channels[id(layer)] = bool(self.structure.born[layer.reshape(-1)].any())
+        return found
 
     def shape(self, value: Value) -> list[int]:
         """Return the compact shape in which use of a value is kept: in full along dimensions of channels.
@@ -39,8 +50,7 @@ class Use:
         """
         found = self._shapes.get(value.index)
         if found is None:
-            channels = (layer for layer in self.structure.of(value) if self.structure.born[layer.reshape(-1)].any())
-            touched = {d for layer in channels for d in support(layer)}
+            touched = {d for layer in self.structure.of(value) if self._holds_channels(layer) for d in support(layer)}
             found = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
         return found
 
@@ -53,12 +63,20 @@ class Use:
 
     def along(self, value: Value, dim: int) -> Tensor:
         """Return which indices of a dimension are used, shape ``(size,)``."""
-        rows = self[value].movedim(dim, 0)
+        array = self[value]
+        if array.size(dim) == array.numel():
+            return array.reshape(-1).expand(value.shape[dim])
+        rows = array.movedim(dim, 0)
         return rows.reshape(rows.size(0), -1).any(1).expand(value.shape[dim])
 
     def add(self, value: Value, used: Tensor) -> None:
         """Say that entries are used; the array may be larger, smaller or of higher rank, as broadcasting allows."""
-        self._arrays[value.index] = self[value] | reduce_to(used, self.shape(value))
+        shape = self.shape(value)
+        used = used if list(used.shape) == shape else reduce_to(used, shape)
+        before = self._arrays.get(value.index)
+        if before is not None:
+            used = before | used
+        self._arrays[value.index] = used if list(used.shape) == shape else used.expand(shape)
 
     def add_all(self, value: Value) -> None:
         """Say that all of a value is used."""

@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine.arrays import any_over
 from engine.constants import Constants
 from engine.constraints import Grouped, NonEmpty
 from engine.contraction import Contraction
@@ -111,34 +114,34 @@ def _linear_labels(node: Node, labels: Labels) -> None:
 
 def _known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
     """``c_o = b_o + Σ W[o, i] c_i`` where no input that varies, or meets a border, has a weight that is not zero."""
-    x = constants.along(c.input, c.input_dim).view(c.groups, c.inputs)
-    links = constants.links(c)
-    profile = c.bordered or constants.has_profile(c.input)
-    varies = x.isnan() | ((x != 0) & profile)
+    x = constants.along(c.input, c.input_dim).reshape(c.groups, c.inputs).numpy()
+    links, varies = constants.links(c), np.isnan(x)
+    known = np.zeros_like(varies)
+    if not constants.only_zeros(c.input):
+        if c.bordered or constants.has_profile(c.input):
+            varies = x != 0
+        known = (x != 0) & ~varies
     unknown = links.reached(varies)
     if unknown.all():
-        result = torch.full(unknown.shape, math.nan, dtype=torch.float64)
-    else:
-        result = torch.zeros(unknown.shape, dtype=torch.float64)
-        known = (x != 0) & ~varies
-        if known.any():
-            kernel = c.canonical(constants[c.weight].expand(c.weight.shape)).sum(-1)
-            result = (kernel * torch.where(known, x, 0.0)[:, None]).sum(-1)
-        if c.bias is not None:
-            bias = constants[c.bias].expand(c.groups * c.outputs).view(c.groups, c.outputs)
-            result = result + torch.where(links.outputs(), bias, 0.0) if constants.repaired else result + bias
-        result[unknown] = math.nan
-    return [result.reshape([-1 if d == c.output_dim else 1 for d in range(c.output.ndim)])]
+        return [torch.full([1] * c.output.ndim, math.nan, dtype=torch.float64)]
+    result = torch.zeros(unknown.shape, dtype=torch.float64)
+    if known.any():
+        kernel = c.canonical(constants[c.weight].expand(c.weight.shape)).sum(-1)
+        result = (kernel * torch.from_numpy(np.where(known, x, 0.0))[:, None]).sum(-1)
+    if c.bias is not None:
+        bias = constants[c.bias].expand(c.groups * c.outputs).view(c.groups, c.outputs)
+        result = result + torch.where(links.outputs(), bias, 0.0) if constants.repaired else result + bias
+    shape = [-1 if d == c.output_dim else 1 for d in range(c.output.ndim)]
+    return [result.masked_fill(torch.from_numpy(unknown), math.nan).reshape(shape)]
 
 
 def _used(node: Node, use: Use, c: Contraction) -> None:
     """``x_i`` is used where a used output has a weight on it that is not zero."""
-    outputs = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
-    inputs = use.constants.links(c).feeding(outputs).reshape(-1)
+    outputs = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs).numpy()
+    inputs = torch.from_numpy(use.constants.links(c).feeding(outputs).reshape(-1))
     shape = [-1 if d == c.input_dim else 1 for d in range(c.input.ndim)]
-    rest = use[c.output].any(c.output_dim, keepdim=True)
     if c.input.ndim == c.output.ndim and c.input_dim == c.input.ndim - 1:  # a linear layer leaves other dims alone
-        use.add(c.input, inputs.view(shape) & rest)
+        use.add(c.input, inputs.view(shape) & any_over(use[c.output], [c.output_dim]))
     else:
         use.add(c.input, inputs.view(shape))
     if not c.weight.stored:
@@ -210,8 +213,22 @@ def _linear_samples() -> Iterable[Sample]:
     yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)), (2, 4, 5), "tokens")
 
 
+def _once(describe: Callable[[Node], Contraction]) -> Callable[[Node], Contraction]:
+    """Describe each node once: all analyses ask for it."""
+    known: WeakKeyDictionary[Node, Contraction] = WeakKeyDictionary()
+
+    def described(node: Node) -> Contraction:
+        found = known.get(node)
+        if found is None:
+            found = known[node] = describe(node)
+        return found
+
+    return described
+
+
 def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attributes: Any, samples: Any) -> Rule:
     """Return the rule of ops that contract as ``describe`` says."""
+    describe = _once(describe)
     return Rule(
         ops=tuple(ops.split()),
         labels=labels,

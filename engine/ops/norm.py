@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -38,6 +39,9 @@ def _labels(node: Node, labels: Labels) -> None:
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """``β`` where ``γ = 0``, or where a batch-statistics norm sees a constant; else the affine map of a constant."""
     a = node.args
+    easy = _of_zeros(node, constants) if constants.only_zeros(a["input"]) else None
+    if easy is not None:
+        return [easy]
     x = constants.along(a["input"], 1)
     if constants.has_profile(a["input"]):
         x = torch.where(x == 0, x, torch.nan)
@@ -57,12 +61,29 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
 
 
+def _of_zeros(node: Node, constants: Constants) -> Tensor | None:
+    """``β`` where ``γ = 0``, of an input that varies wherever it is not zero; None where zero meets another ``γ``.
+
+    Repair masks γ and β of what arrives as zero, and β of what has no γ.
+    """
+    x, gamma, beta = constants[node.args["input"]], node.args["weight"], node.args["bias"]
+    if x.numel() not in (1, x.size(1)):
+        return None
+    shape = [1, -1] + [1] * (node.output.ndim - 2)
+    dead = None if gamma is None else constants.zero(gamma).view(shape)
+    if constants.repaired:
+        return x if dead is None or not dead.any() else torch.where(dead, 0.0, x)
+    if dead is None or ((x == 0) & ~dead).any():
+        return None
+    return torch.where(dead, 0.0 if beta is None else constants[beta].view(shape), math.nan)
+
+
 def _use(node: Node, use: Use) -> None:
     wanted = use[node.output]
     gamma = node.args["weight"]
-    if gamma is not None:
-        alive = ~use.constants.zero(gamma)
-        wanted = wanted & alive.view([1, -1] + [1] * (node.output.ndim - 2))
+    dead = None if gamma is None else use.constants.zero(gamma)
+    if dead is not None and dead.any():
+        wanted = wanted & ~dead.view([1, -1] + [1] * (node.output.ndim - 2))
     use.add(node.args["input"], wanted)
 
 

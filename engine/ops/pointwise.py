@@ -6,8 +6,9 @@ factor is; comparisons give booleans, with which nothing further is computed.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -108,8 +109,35 @@ def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
     return result
 
 
+def _at_zero(node: Node) -> float:
+    """The function of one tensor, at zero."""
+    key = (node.op, *((name, item) for name, item in node.args.items() if not isinstance(item, Value)))
+    if key not in _AT_ZERO:
+        _AT_ZERO[key] = float(_functional(node, {node.inputs[0].index: torch.zeros(1, dtype=torch.float64)}))
+    return _AT_ZERO[key]
+
+
+_AT_ZERO: dict[Hashable, float] = {}
+
+
+def _of_zeros(node: Node, constants: Constants) -> Tensor | None:
+    """The function of one tensor that is zero wherever it does not vary; None for any other."""
+    if len(node.inputs) != 1 or not constants.only_zeros(node.inputs[0]):
+        return None
+    known, found = constants[node.inputs[0]], _at_zero(node)
+    return known if found == 0 else known + found
+
+
 def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
+    if node.op == "add" and len(node.inputs) == 2 and all(map(constants.only_zeros, node.inputs)):
+        first, second = (_lift(node, value, constants[value]) for value in node.inputs)
+        return [first + second]  # ``0 + alpha * 0``; what varies stays NaN
+    easy = None if node.op == "rrelu" else _of_zeros(node, constants)
+    if easy is not None:
+        return [easy]
     arrays = _arrays(node, constants)
+    if node.op in ("add", "sub"):  # NaN stays NaN by itself
+        return [_functional(node, arrays)]
     if node.op == "prelu":
         x, weight = (arrays[node.args[k].index] for k in ("self", "weight"))
         return [varies_where((x, weight), torch.where(x > 0, x, x * weight))]
@@ -118,7 +146,10 @@ def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
     return [varies_where(list(arrays.values()), _functional(node, arrays))]
 
 
-def _zero_with(node: Node, constants: Constants, factors: Iterable[Value]) -> Sequence[Tensor]:
+def _zero_with(node: Node, constants: Constants, factors: Sequence[Value]) -> Sequence[Tensor]:
+    if all(map(constants.only_zeros, node.inputs)) and len(factors) == len(node.inputs):
+        zeros = [_lift(node, value, constants[value]) == 0 for value in node.inputs]
+        return [torch.where(functools.reduce(torch.logical_or, zeros), 0.0, math.nan)]
     arrays = _arrays(node, constants)
     result = varies_where(list(arrays.values()), _functional(node, arrays))
     for value in factors:

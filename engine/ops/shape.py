@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -72,14 +74,24 @@ def _constants(move: Move) -> Callable[[Node, Constants], Sequence[Tensor]]:
 
 
 def _use(move: Move) -> Callable[[Node, Use], None]:
+    def places(node: Node, shape: tuple[int, ...]) -> list[npt.NDArray[np.int64]]:
+        """Where each entry of the outputs came from."""
+        numbered = torch.arange(math.prod(shape)).view(shape)
+        return [move(node, numbered, k).numpy() for k in range(len(node.outputs))]
+
     def use(node: Node, use: Use) -> None:
-        shape = use.shape(source_of(node))
-        places = torch.arange(math.prod(shape)).view(shape)
-        hit = torch.zeros(places.numel(), dtype=torch.bool)
-        for k, value in enumerate(node.outputs):
-            where, used = torch.broadcast_tensors(move(node, places, k), use[value])
+        source = source_of(node)
+        shape = tuple(use.shape(source))
+        if math.prod(shape) == 1:  # whatever is moved, if any of it is used, it was used
+            used_at_all = any(bool(use[value].numpy().any()) for value in node.outputs)
+            use.add(source, torch.full(shape, used_at_all))
+            return
+        came_from = use.structure.graph.derived((move, node, shape), lambda: places(node, shape))
+        hit = np.zeros(math.prod(shape), dtype=np.bool_)
+        for value, found in zip(node.outputs, came_from, strict=True):
+            where, used = np.broadcast_arrays(found, use[value].numpy())
             hit[where[used]] = True
-        use.add(source_of(node), hit.view(shape))
+        use.add(source, torch.from_numpy(hit).view(shape))
 
     return use
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import align
+from engine.arrays import align, any_over
 from engine.constants import Constants
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, residual
@@ -68,9 +68,7 @@ def _layer_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 def _layer_used(node: Node, use: Use) -> None:
     """Every entry has a share in the statistics."""
     used = use[node.output]
-    for dim in range(used.ndim - len(node.args["normalized_shape"]), used.ndim):
-        used = used.any(dim, keepdim=True)
-    use.add(node.args["input"], used)
+    use.add(node.args["input"], any_over(used, range(used.ndim - len(node.args["normalized_shape"]), used.ndim)))
 
 
 def _statistic(node: Node) -> Statistic | None:
@@ -125,9 +123,7 @@ def _instance_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 def _instance_used(node: Node, use: Use) -> None:
     used = use[node.output]
-    for dim in range(2, used.ndim):
-        used = used.any(dim, keepdim=True)
-    use.add(node.args["input"], used)
+    use.add(node.args["input"], any_over(used, range(2, used.ndim)))
 
 
 # ---------------------------------------------------------------- samples

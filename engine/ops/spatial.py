@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.arrays import support, uniform
+from engine.arrays import any_over, support, uniform
 from engine.constants import Constants
 from engine.graph import Node
 from engine.ops.samples import Apply, chain
@@ -61,10 +61,7 @@ def _averaged(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _used(node: Node, use: Use) -> None:
-    used = use[node.outputs[0]]
-    for dim in _positions(node):
-        used = used.any(dim, keepdim=True)
-    use.add(node.inputs[0], used)
+    use.add(node.inputs[0], any_over(use[node.outputs[0]], _positions(node)))
 
 
 # ---------------------------------------------------------------- padding

@@ -114,3 +114,17 @@ def test_plain_drops_what_holds_up_to_a_map() -> None:
     assert constants.has_profile(value)
     kept, plain_ = constants[value].flatten(), constants.plain(value).flatten()
     assert kept[1] == model.conv.bias[1] and plain_[0] == 0 and plain_[1].isnan()
+
+
+def test_only_zeros_knows_what_varies_or_is_zero() -> None:
+    """Not where a constant is left, and not of what a module stores."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid()).double()
+    with torch.no_grad():
+        model[0].bias[0] = 0
+    constants = constants_of(model, image(), dead(model, {"0": [0]}))
+    first, last = (node.output for node in constants.graph.nodes)
+    assert constants.only_zeros(first) and not constants.only_zeros(last)
+    assert constants.along(last, 1)[0] == 0.5
+    assert not constants.only_zeros(constants.graph.stored["0.weight"])
+    left = constants_of(model, image(), dead(model, {"0": [1]}))
+    assert not left.only_zeros(left.graph.nodes[0].output)

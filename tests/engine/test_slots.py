@@ -82,3 +82,21 @@ def test_unions_broadcast() -> None:
     root = slots.find(grid)
     assert torch.equal(root[0], root[1]) and len(root.unique()) == 3
     assert torch.equal(slots.roots()[grid], root)
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12), st.sets(st.integers(0, 7)))
+def test_a_class_is_marked_where_any_member_is(pairs: list[tuple[int, int]], marked: set[int]) -> None:
+    """Whatever comes first, the mark or the union; it survives the growth of the set."""
+    early, late = Slots(), Slots()
+    a, b = early.new(8), late.new(8)
+    for n in marked:
+        early.mark(a[n : n + 1])
+    early.new(2000)
+    for x, y in pairs:
+        early.union(a[x], a[y])
+        late.union(b[x], b[y])
+    for n in marked:
+        late.mark(b[n : n + 1])
+    assert torch.equal(early.marked(a), late.marked(b))
+    root = late.find(b)
+    assert late.marked(b).tolist() == [bool(set((root == root[n]).nonzero()[:, 0].tolist()) & marked) for n in range(8)]
