@@ -297,8 +297,9 @@ def _report(problem: _Problem, keep: Tensor, policy: str) -> RepairReport:
     outputs = _outputs(problem, keep)
     for group in groups_of(problem.structure, ()):
         if problem.masked[group.slots].any():
-            found = [(layer, made.macs, made.of(group)) for layer in group.layers for made in outputs[layer]]
-            kept = {layer: sum(n[0] for name, _, n in found if name == layer) for layer in group.layers}
+            contracting = [layer for layer in group.layers if layer in outputs]  # a table has no say and no cost
+            found = [(layer, made.macs, made.of(group)) for layer in contracting for made in outputs[layer]]
+            kept = {layer: sum(n[0] for name, _, n in found if name == layer) for layer in contracting}
             rows.append((group.name, group.size, kept, int(keep[group.slots].sum())))
             channels[group.name] = (sum(n[0] for _, _, n in found), sum(n[1] for _, _, n in found))
             macs[group.name] = (round(sum(m * n[0] for _, m, n in found)), round(sum(m * n[1] for _, m, n in found)))
