@@ -28,7 +28,7 @@ example: $(VENV)/.stamp-demo
 	$(BIN)/python examples/$(NAME).py $(ARGS)
 
 docs: $(VENV)/.stamp-docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m "not slow"
