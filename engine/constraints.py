@@ -143,5 +143,6 @@ class Grouped(Constraint):
         return replace(self, inputs=inputs, outputs=roots[self.outputs])
 
     def sites(self) -> list[Tensor]:
-        """Each group's inputs and outputs are sites."""
-        return [*([] if self.inputs is None else self.inputs), *self.outputs]
+        """Each group's inputs and outputs are sites; a single input goes with its whole group, whatever others do."""
+        whole = self.inputs is None or self.inputs.size(1) == 1 and self.removable
+        return [*([] if self.inputs is None or whole else self.inputs), *self.outputs]

@@ -85,3 +85,13 @@ def test_sites_tell_pieces_apart() -> None:
     two = torch.zeros(2, 2, dtype=torch.long)
     assert len(Grouped(two, two, True).sites()) == 4 and len(Grouped(None, two, True).sites()) == 2
     assert NonEmpty(two).sites() == []
+
+
+def test_what_has_to_be_told_apart() -> None:
+    """Groups keep equally many of several inputs; a single input goes with its whole group, if groups may go."""
+    outputs = torch.arange(6, 12).view(3, 2)
+    several, single = torch.arange(6).view(3, 2), torch.arange(3).view(3, 1)
+    assert len(Grouped(several, outputs, removable=True).sites()) == 6
+    assert len(Grouped(single, outputs, removable=True).sites()) == 3
+    assert len(Grouped(single, outputs, removable=False).sites()) == 6
+    assert len(Grouped(None, outputs, removable=False).sites()) == 3
