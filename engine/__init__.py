@@ -3,7 +3,7 @@
 from engine import errors
 from engine.certify import Certificate
 from engine.check import check_rule
-from engine.checkpoint import load_compacted_state
+from engine.checkpoint import load_compacted_state, save_safetensors
 from engine.count import count_flops_params
 from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
 from engine.follow import compactable
@@ -50,5 +50,6 @@ __all__ = [
     "load_compacted_state",
     "not_safe_to_prune",
     "read_masks",
+    "save_safetensors",
     "trace",
 ]

@@ -26,6 +26,7 @@ from engine.errors import CheckpointError, EngineError
 from engine.follow import compactable, entries, reshape, shapes_in
 from engine.history import KEY, VERSION, Entry, entry_of, history
 from engine.plan import Plan
+from engine.portable import read_safetensors, write_safetensors
 
 __all__ = [
     "KEY",
@@ -35,7 +36,9 @@ __all__ = [
     "is_compacted_file",
     "load_compacted_state",
     "load_state",
+    "read_any",
     "read_checkpoint",
+    "save_safetensors",
     "seal",
     "told",
     "with_metadata",
@@ -94,7 +97,7 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, its format is newer, or
             it is not as it was written.
     """
-    checkpoint, name = read_archive(path, map_location), os.fspath(path)
+    checkpoint, name = read_any(path, map_location), os.fspath(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(f"{name} is no Lightning checkpoint: it has no `state_dict`.")
     try:
@@ -112,13 +115,33 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
 
 
+def read_any(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
+    """Read a file of ``torch.save``, or of safetensors by its name, without trusting it."""
+    return read_safetensors(path) if os.fspath(path).endswith(".safetensors") else read_archive(path, map_location)
+
+
+def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model's weights in the safetensors format, with the plans that a fresh model needs in the header.
+
+    ``load_compacted_state(fresh, path)`` reads them. Other readers of safetensors find plain weights.
+
+    Args:
+        model: compacted or not.
+        path: the file, ``*.safetensors``; written as a whole or not at all.
+
+    Raises:
+        InputError: where the package is missing, or the state dict holds something else than tensors.
+    """
+    write_safetensors(seal({"state_dict": model.state_dict(), KEY: content_of(model)}), path)
+
+
 def is_compacted_file(path: str | os.PathLike[str]) -> bool:
     """Whether a file holds plans; it is checked as `read_checkpoint` does.
 
     Raises:
         CheckpointError: if it is damaged, whether it holds plans or not.
     """
-    checkpoint = read_archive(path)
+    checkpoint = read_any(path)
     compacted = isinstance(checkpoint, Mapping) and told(checkpoint) is not None
     if compacted:
         read_checkpoint(path)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import engine
 from engine.archive import read_archive
-from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, told
+from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_any, read_checkpoint, told
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.follow import entries
 from lightning_compress.base import find_model, from_shape, to_device
@@ -116,7 +116,7 @@ def load_masked(
 def _read(path: str | os.PathLike[str], map_location: Any) -> dict[str, Any]:
     if Path(path).is_dir():
         return _read_shards(Path(path), map_location)
-    checkpoint = read_archive(path, map_location)
+    checkpoint = read_any(path, map_location)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise CheckpointError(f"{os.fspath(path)} is no Lightning checkpoint: it has no `state_dict`.")
     return checkpoint if told(checkpoint) is None else read_checkpoint(path, map_location)

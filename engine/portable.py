@@ -1,0 +1,89 @@
+"""Weights in the safetensors format, with the plans in its header: a file that holds no pickle at all.
+
+The format: https://github.com/huggingface/safetensors. The package is optional (``pip install safetensors``).
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError, InputError
+from engine.history import KEY
+
+__all__ = ["read_safetensors", "write_safetensors"]
+
+_TENSOR = "__tensor__"
+_DTYPES = {"int32": torch.int32, "int64": torch.int64, "bool": torch.bool, "float64": torch.float64}
+
+
+def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write the weights of a checkpoint, and what is under its own key; as a whole or not at all.
+
+    Raises:
+        InputError: where the package is missing, or the state dict holds something else than tensors.
+    """
+    weights = checkpoint["state_dict"]
+    odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise InputError(f"safetensors holds tensors only; {odd[0]!r} of the state dict is none.")
+    header = {"format": "pt", KEY: json.dumps(checkpoint[KEY], default=_encoded)}
+    # Names that share memory are written one by one: the format has no ties.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
+    try:
+        _package("torch").save_file(plain, temporary, header)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `write_safetensors` wrote, in the form of a checkpoint.
+
+    Raises:
+        CheckpointError: where the file is damaged.
+        InputError: where the package is missing.
+    """
+    package = _package()
+    try:
+        with package.safe_open(os.fspath(path), "pt") as file:
+            header = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
+        found: dict[str, Any] = {"state_dict": weights}
+        if KEY in header:
+            found[KEY] = json.loads(header[KEY], object_hook=_decoded)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, package.SafetensorError) as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: it is damaged ({error}).") from error
+    return found
+
+
+def _package(part: str = "") -> Any:
+    try:
+        return importlib.import_module(f"safetensors.{part}".rstrip("."))
+    except ImportError as error:
+        raise InputError("This needs the package safetensors: pip install safetensors.") from error
+
+
+def _encoded(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"a {type(value).__name__} in a plan")
+    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {_TENSOR: [dtype, list(value.shape), base64.b64encode(data).decode()]}
+
+
+def _decoded(value: Mapping[str, Any]) -> Any:
+    if _TENSOR not in value:
+        return dict(value)
+    dtype, shape, data = value[_TENSOR]
+    raw = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8)
+    return raw.view(_DTYPES[dtype]).view(shape)

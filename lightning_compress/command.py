@@ -1,0 +1,254 @@
+"""The command ``python -m lightning_compress``: look into checkpoints, compact, export and verify them."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import engine
+from engine.archive import read_archive
+from engine.checkpoint import KEY, read_checkpoint
+from engine.errors import EngineError, InputError
+from engine.follow import entries
+from lightning_compress.base import find_model, from_shape, to_device
+from lightning_compress.checkpoint import load_compacted
+from lightning_compress.export import another_batch, difference, export_onnx, export_program, export_torchscript
+from lightning_compress.offline import compact_checkpoint, example_of, load_masked
+
+__all__ = ["main"]
+
+_ABOUT = """\
+Compacted checkpoints of Lightning: what was pruned is not zero in them, it is gone.
+
+  inspect   what was removed, the certificate, and sizes before and after
+  compact   remove from a masked or pruned checkpoint what is zero in it, and verify the result
+  export    write ONNX, an exported program, TorchScript or safetensors, run it, and compare it
+  verify    run a masked and a compacted checkpoint on the same inputs
+
+Files are read with weights_only=True and their digests are checked: no code in them runs.
+"""
+
+_MORE = """\
+the class is the LightningModule that was trained, as package.module:Class (found from the current folder too). Its
+arguments come from the hyper-parameters in the checkpoint; give what is missing with --arg.
+
+examples:
+  python -m lightning_compress inspect compacted.ckpt
+  python -m lightning_compress compact last.ckpt train:Classifier --out compacted.ckpt --example 1,3,224,224
+  python -m lightning_compress export compacted.ckpt train:Classifier --example 1,3,224,224 --onnx net.onnx
+  python -m lightning_compress verify last.ckpt compacted.ckpt train:Classifier --example 8,3,224,224
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: those of the command line; ``None``: those of the process.
+
+    Returns:
+        0; 1 where two models differ; 2 where something cannot be done, which is said on stderr.
+    """
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            return run(options)
+    except (EngineError, OSError) as error:
+        sys.stderr.write(f"lightning_compress: {error}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": _MORE}
+    parser = argparse.ArgumentParser("python -m lightning_compress", description=_ABOUT, **form)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, about, fill, run in (
+        ("inspect", "what was removed, the certificate, and sizes", _add_inspect, _inspect),
+        ("compact", "remove from a checkpoint what is zero in it", _add_compact, _compact),
+        ("export", "write ONNX and other forms, run and compare them", _add_export, _export),
+        ("verify", "compare a masked and a compacted checkpoint", _add_verify, _verify),
+    ):
+        command = commands.add_parser(name, help=about, description=about, **form)
+        fill(command)
+        command.set_defaults(run=run)
+    return parser
+
+
+def _add_inspect(command: argparse.ArgumentParser) -> None:
+    command.add_argument("checkpoint", help="a compacted checkpoint, *.ckpt or *.safetensors")
+
+
+def _add_compact(command: argparse.ArgumentParser) -> None:
+    command.add_argument("checkpoint", help="a masked or pruned checkpoint, or FSDP's folder of shards")
+    _add_model(command)
+    command.add_argument("--out", required=True, help="where to write the compacted checkpoint; may be the same file")
+    command.add_argument("--masks", help="a file with masks, {module: {parameter: 0/1 tensor}}; default: zeros count")
+    command.add_argument("--confidence", type=int, default=8, help="random samples to verify with (default: 8)")
+
+
+def _add_export(command: argparse.ArgumentParser) -> None:
+    command.add_argument("checkpoint", help="a checkpoint, compacted or not")
+    _add_model(command)
+    command.add_argument("--onnx", metavar="FILE", help="an ONNX file")
+    command.add_argument("--program", metavar="FILE", help="an exported program of torch.export, *.pt2")
+    command.add_argument("--torchscript", metavar="FILE", help="a TorchScript file")
+    command.add_argument("--safetensors", metavar="FILE", help="the weights, with the plan in the header")
+    about = "what may differ when it runs: batch (the default), and size, the dimensions from the third on"
+    command.add_argument("--dynamic", nargs="+", default=["batch"], choices=["batch", "size"], help=about)
+
+
+def _add_verify(command: argparse.ArgumentParser) -> None:
+    command.add_argument("checkpoint", help="the masked checkpoint")
+    command.add_argument("compacted", help="the compacted one")
+    _add_model(command)
+    command.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default: 1e-4)")
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("cls", metavar="CLASS", help="the LightningModule, as package.module:Class")
+    command.add_argument("--model", help="path of the model inside the LightningModule, where it is not clear")
+    command.add_argument("--example", help="shape of what the model takes, as in 1,3,224,224; batch first")
+    command.add_argument(
+        "--input", help="a file with what it takes: a tensor, a tuple of arguments or a dict of keywords"
+    )
+    command.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the class")
+
+
+def _say(*lines: Any) -> None:
+    sys.stdout.write("\n".join(str(line) for line in lines) + "\n")
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    checkpoint = read_checkpoint(options.checkpoint)
+    content = checkpoint[KEY]
+    sealed = "digests are right" if content.get("sha256") else "no digests: not written by lightning_compress"
+    _say(f"{options.checkpoint}: format {content['version']}, {sealed}")
+    for path, entry in entries(content).items():
+        plans = [engine.Plan.from_state_dict(plan) for plan in entry["plans"]]
+        for number, (plan, certificate) in enumerate(zip(plans, entry["certificates"], strict=True), 1):
+            _say("", f"Compaction {number} of {len(plans)}, of {path or 'the whole module'}", plan)
+            _say("No certificate." if certificate is None else engine.Certificate.from_state_dict(certificate))
+    _say("", *_sizes(checkpoint))
+    return 0
+
+
+def _sizes(checkpoint: dict[str, Any]) -> list[str]:
+    """The table of sizes: what the weights are now, and what they were before all compactions."""
+    after = {name: value.numel() for name, value in checkpoint["state_dict"].items() if hasattr(value, "numel")}
+    bytes_each = {name: checkpoint["state_dict"][name].element_size() for name in after}
+    before = dict(after)
+    for path, entry in entries(checkpoint[KEY]).items():
+        for plan in reversed(entry["plans"]):
+            for name, cut in engine.Plan.from_state_dict(plan).slices.items():
+                full = f"{path}.{name}".strip(".")
+                before[full] = int(torch.Size(cut.before).numel())
+                bytes_each.setdefault(full, 4)
+    rows = [("", "before", "after", "left"), ("values", *_row(sum(before.values()), sum(after.values())))]
+    size = [sum(n * bytes_each[name] for name, n in table.items()) for table in (before, after)]
+    rows.append(("bytes", *_row(*size)))
+    return ["  ".join([f"{row[0]:<8}", *(f"{cell:>16}" for cell in row[1:])]) for row in rows]
+
+
+def _row(before: int, after: int) -> tuple[str, str, str]:
+    return f"{before:,}", f"{after:,}", f"{after / max(before, 1):.1%}"
+
+
+def _compact(options: argparse.Namespace) -> int:
+    cls, example = _class(options.cls), _example(options)
+    arguments = {
+        "masks": options.masks,
+        "model": options.model,
+        "confidence": options.confidence,
+        **_arguments(options),
+    }
+    compact_checkpoint(options.checkpoint, cls, options.out, example, **arguments)
+    return _inspect(argparse.Namespace(checkpoint=options.out))
+
+
+def _export(options: argparse.Namespace) -> int:
+    wanted: dict[str, Callable[..., float | None]] = {
+        "onnx": lambda model, path, example: export_onnx(model, path, example, options.dynamic),
+        "program": lambda model, path, example: export_program(model, path, example, options.dynamic),
+        "torchscript": export_torchscript,
+        "safetensors": lambda model, path, example: engine.save_safetensors(model, path),
+    }
+    files = {form: getattr(options, form) for form in wanted if getattr(options, form)}
+    if not files:
+        raise InputError(f"Say what to write: {', '.join(f'--{form} FILE' for form in wanted)}.")
+    module = load_masked(options.checkpoint, _class(options.cls), **_arguments(options))[0]
+    target = find_model(module, options.model)[1]
+    example = None if set(files) == {"safetensors"} else _placed(example_of(module, _example(options)), target)
+    for form, path in files.items():
+        error = wanted[form](target, path, example)
+        _say(
+            f"{path}: {form}, {Path(path).stat().st_size:,} bytes"
+            + ("" if error is None else f", differs by {error:.1e}")
+        )
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    cls, arguments = _class(options.cls), _arguments(options)
+    masked = load_masked(options.checkpoint, cls, **arguments)[0]
+    compacted = load_compacted(options.compacted, cls, map_location="cpu", **arguments).eval()
+    reference, small = (find_model(module, options.model)[1] for module in (masked, compacted))
+    example = _placed(example_of(masked, _example(options)), reference)
+    error = difference(reference, small, [example, another_batch(example)])
+    before, after = (sum(p.numel() for p in model.parameters()) for model in (reference, small))
+    same = error <= options.tolerance
+    verdict = "the same" if same else "DIFFERENT"
+    _say(f"parameters {before:,} -> {after:,}; largest relative difference {error:.1e}: {verdict}")
+    return 0 if same else 1
+
+
+def _placed(example: Any, model: torch.nn.Module) -> Any:
+    """The example in the dtype of the model's weights, where it is made of random numbers."""
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    moved = to_device(example, "cpu")
+    return moved.to(dtype) if isinstance(moved, torch.Tensor) and moved.is_floating_point() else moved
+
+
+def _class(name: str) -> Any:
+    module, _, cls = name.replace(":", ".").rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"There is no class {name!r}, to be given as package.module:Class: {error}.") from error
+
+
+def _example(options: argparse.Namespace) -> Any:
+    if options.input:
+        return read_archive(options.input)
+    if not options.example:
+        return None
+    try:
+        return from_shape(tuple(int(n) for n in options.example.split(",")))
+    except ValueError as error:
+        raise InputError(f"--example is a shape, as in 1,3,224,224; got {options.example!r}.") from error
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of the class, as Python literals where they are some."""
+    found: dict[str, Any] = {}
+    for pair in options.arg:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"--arg is NAME=VALUE, got {pair!r}.")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found

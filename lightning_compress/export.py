@@ -1,0 +1,250 @@
+"""Compacted networks for where they are to run: ONNX, exported programs, TorchScript. Each is run and compared."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+
+from engine.errors import EngineError, InputError, VerificationError
+from engine.tracer import call_model
+from engine.trees import tensors_in
+
+__all__ = ["difference", "export_onnx", "export_program", "export_torchscript"]
+
+DYNAMIC = ("batch", "size")
+TOLERANCE = 1e-5
+
+
+def export_program(
+    model: nn.Module, path: str | os.PathLike[str], example_input: Any, dynamic: Sequence[str] = ("batch",)
+) -> float:
+    """Write an exported program (`torch.export`), run it, and compare it with the model.
+
+    Args:
+        model: compacted or not; it is exported in eval mode and left as it was.
+        path: the file, ``*.pt2``.
+        example_input: what the model takes: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
+        dynamic: what may differ when it runs: ``"batch"``, and ``"size"``, the dimensions from the third on.
+
+    Returns:
+        The largest difference of the outputs, relative to the largest output, at the example's batch size and another.
+
+    Raises:
+        InputError: where the model's own code does not allow it; the message is torch's.
+        VerificationError: where the outputs differ by more than 1e-5; there is no file then.
+    """
+
+    def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        program = _program(model, args, kwargs, dynamic)
+        torch.export.save(program, where)
+        return torch.export.load(where).module()
+
+    return _exported("torch.export", model, path, example_input, dynamic, write)
+
+
+def export_onnx(
+    model: nn.Module, path: str | os.PathLike[str], example_input: Any, dynamic: Sequence[str] = ("batch",)
+) -> float:
+    """Write an ONNX file, run it with ONNX Runtime, and compare it with the model.
+
+    Needs the packages of the extra ``export``: ``pip install 'lightning-compress[export]'``.
+
+    Args:
+        model: compacted or not; it is exported in eval mode and left as it was.
+        path: the file, ``*.onnx``.
+        example_input: what the model takes: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
+        dynamic: what may differ when it runs: ``"batch"``, and ``"size"``, the dimensions from the third on.
+
+    Returns:
+        The largest difference of the outputs, relative to the largest output, at the example's batch size and another.
+
+    Raises:
+        InputError: where a package is missing, or the model's own code does not allow it; the message is torch's.
+        VerificationError: where the outputs differ by more than 1e-5; there is no file then.
+    """
+    runtime = [_package(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
+
+    def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        program = _program(model, args, kwargs, dynamic)
+        torch.onnx.export(program, dynamo=True, verbose=False).save(os.fspath(where))  # type: ignore[union-attr]
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = runtime.InferenceSession(os.fspath(where), options, providers=["CPUExecutionProvider"])
+        names = [given.name for given in session.get_inputs()]
+
+        def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+            values = [tensor.cpu().numpy() for tensor in tensors_in((args, kwargs))]
+            return [torch.from_numpy(out) for out in session.run(None, dict(zip(names, values, strict=True)))]
+
+        return run
+
+    return _exported("ONNX", model, path, example_input, dynamic, write)
+
+
+def export_torchscript(model: nn.Module, path: str | os.PathLike[str], example_input: Any) -> float:
+    """Write a TorchScript file, run it, and compare it with the model.
+
+    Args:
+        model: compacted or not; it is exported in eval mode and left as it was.
+        path: the file, ``*.pt``.
+        example_input: what the model takes: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
+
+    Returns:
+        The largest difference of the outputs, relative to the largest output, at the example's batch size and another.
+
+    Raises:
+        InputError: where TorchScript does not read the model's code; the message is torch's.
+        VerificationError: where the outputs differ by more than 1e-5; there is no file then.
+    """
+
+    def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=".*torch.jit.* is deprecated"
+            )  # the caller knows, and asks for it
+            torch.jit.script(model).save(os.fspath(where))
+            loaded: Callable[..., Any] = torch.jit.load(os.fspath(where))
+        return loaded
+
+    return _exported("TorchScript", model, path, example_input, ("batch",), write)
+
+
+def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[Any]) -> float:
+    """Return the largest difference of what two models put out, relative to the largest number that the first puts out.
+
+    Args:
+        model: the reference; it is run in the mode that it is in.
+        other: a model, or anything that is called like one.
+        batches: what they take, in the form that ``engine.trace`` takes.
+
+    Raises:
+        VerificationError: where they put out different numbers of tensors, or other shapes.
+
+    Example:
+        >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)
+        >>> _ = other.load_state_dict(one.state_dict())
+        >>> difference(one, other, [torch.ones(2, 1)])
+        0.0
+    """
+    worst = 0.0
+    for batch in batches:
+        args, kwargs = _arguments(batch)
+        with torch.no_grad():
+            expected, found = (
+                list(tensors_in(call_model(model, args, kwargs))),
+                list(tensors_in(other(*args, **kwargs))),
+            )
+        if [t.shape for t in expected] != [t.shape for t in found]:
+            raise VerificationError(
+                f"The outputs have shapes {[list(t.shape) for t in found]}, not {[list(t.shape) for t in expected]}."
+            )
+        for one, two in zip(expected, found, strict=True):
+            if one.numel():
+                scale = float(one.double().abs().max()) or 1.0
+                worst = max(worst, float((one.double().cpu() - two.double().cpu()).abs().max()) / scale)
+    return worst
+
+
+def another_batch(example_input: Any) -> Any:
+    """An example with one sample more: the first one again.
+
+    Example:
+        >>> another_batch((torch.ones(2, 3), "flag"))[0].shape
+        torch.Size([3, 3])
+    """
+    sizes = {t.shape[0] for t in tensors_in(example_input) if t.ndim}
+    first = next(iter(t.shape[0] for t in tensors_in(example_input) if t.ndim), 0)
+    if not sizes:
+        raise InputError("The example input has no tensor with a batch dimension.")
+    return apply_to_collection(
+        example_input, Tensor, lambda t: torch.cat([t, t[:1]]) if t.ndim and t.shape[0] == first else t
+    )
+
+
+def _exported(
+    what: str,
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_input: Any,
+    dynamic: Sequence[str],
+    write: Callable[[Path, tuple[Any, ...], dict[str, Any]], Callable[..., Any]],
+) -> float:
+    unknown = [name for name in dynamic if name not in DYNAMIC]
+    if unknown:
+        raise InputError(f"`dynamic` names 'batch' and 'size', not {unknown[0]!r}.")
+    # A batch of one would become part of the program.
+    example = another_batch(example_input)
+    target, training = Path(path), [module for module in model.modules() if module.training]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        model.eval()
+        run = _written(what, write, temporary, *_arguments(example))
+        error = difference(model, run, [example, another_batch(example)])
+        if not error <= TOLERANCE:
+            raise VerificationError(f"{what} puts out other numbers than the model: they differ by {error:.1e}.")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+        for module in training:
+            module.training = True
+    return error
+
+
+def _written(
+    what: str, write: Callable[..., Callable[..., Any]], path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    try:
+        return write(path, args, kwargs)
+    except EngineError:
+        raise
+    except Exception as error:  # torch's exporters raise all kinds, deep inside of the model's own code
+        raise InputError(f"{what} does not take the model: {str(error).strip()[:2000]}") from error
+
+
+def _program(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Sequence[str]
+) -> torch.export.ExportedProgram:
+    batch = next(t.shape[0] for t in tensors_in((args, kwargs)) if t.ndim)
+
+    def dims(tensor: Tensor) -> dict[int, Any] | None:
+        found: dict[int, Any] = {}
+        if "batch" in dynamic and tensor.ndim and tensor.shape[0] == batch:
+            found[0] = torch.export.Dim.DYNAMIC  # type: ignore[attr-defined]
+        if "size" in dynamic:
+            found |= dict.fromkeys(range(2, tensor.ndim), torch.export.Dim.DYNAMIC)  # type: ignore[attr-defined]
+        return found or None
+
+    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return torch.export.export(model, args, kwargs, dynamic_shapes=_leaves(given, dims))
+
+
+def _leaves(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Containers with each tensor passed through a function, and None for what is no tensor."""
+    if isinstance(value, Mapping):
+        return {name: _leaves(item, function) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_leaves(item, function) for item in value)
+    return function(value) if isinstance(value, Tensor) else None
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"This needs the package {name}: pip install 'lightning-compress[export]'.") from error

@@ -1,0 +1,109 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_compress import ChannelPruning, load_compacted
+from lightning_compress.command import main
+from tests.lightning_compress.models import Reference, Wrapped, fit, seeded
+
+CLASS = "tests.lightning_compress.models:Wrapped"
+SHAPE = "2,3,8,8"
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Path:
+    """A masked checkpoint."""
+    fit(seeded(Wrapped), tmp_path, Reference(), ChannelPruning(amount=0.5)).save_checkpoint(tmp_path / "masked.ckpt")
+    return tmp_path / "masked.ckpt"
+
+
+def run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code, and what is on both outputs."""
+    code = main(shlex.split(command))
+    shown = capsys.readouterr()
+    return code, shown.out + shown.err
+
+
+def test_compact_inspect_verify(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A masked checkpoint becomes a compacted one that loads, is described, and is found to compute the same."""
+    out = tmp_path / "small.ckpt"
+    code, shown = run(f"compact {masked} {CLASS} --out {out} --example {SHAPE}", capsys)
+    assert code == 0 and load_compacted(out, Wrapped).net.wide.out_channels == 8
+    assert run(f"inspect {out}", capsys) == (0, shown)
+    dense = sum(value.numel() for value in seeded(Wrapped).state_dict().values())
+    for part in ("digests are right", "of net", "wide.weight", "Certificate: verified", f"{dense:,}"):
+        assert part in shown, shown
+    code, shown = run(f"verify {masked} {out} {CLASS} --example {SHAPE}", capsys)
+    assert code == 0 and "the same" in shown
+
+
+def test_verify_finds_a_difference(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another checkpoint than the masked one is told apart, by exit code 1."""
+    main(shlex.split(f"compact {masked} {CLASS} --out {tmp_path}/small.ckpt --example {SHAPE}"))
+    checkpoint = torch.load(masked, weights_only=True)
+    checkpoint["state_dict"]["net.fc.bias"] += 1
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    code, shown = run(f"verify {tmp_path}/other.ckpt {tmp_path}/small.ckpt {CLASS} --example {SHAPE}", capsys)
+    assert code == 1 and "DIFFERENT" in shown
+
+
+def test_export(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every form is written and compared; the input may come from a file."""
+    for package in ("onnxruntime", "onnxscript", "safetensors"):
+        pytest.importorskip(package)
+    main(shlex.split(f"compact {masked} {CLASS} --out {tmp_path}/small.ckpt --example {SHAPE}"))
+    torch.save(torch.randn(2, 3, 8, 8), tmp_path / "x.pt")
+    files = {"onnx": "m.onnx", "program": "m.pt2", "torchscript": "m.pt", "safetensors": "m.safetensors"}
+    wanted = " ".join(f"--{form} {tmp_path}/{name}" for form, name in files.items())
+    code, shown = run(
+        f"export {tmp_path}/small.ckpt {CLASS} {wanted} --input {tmp_path}/x.pt --dynamic batch size", capsys
+    )
+    assert code == 0 and shown.count("differs by") == 3, shown
+    assert all((tmp_path / name).stat().st_size > 5000 for name in files.values())
+    assert run(f"inspect {tmp_path}/m.safetensors", capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("inspect {folder}/none.ckpt", "no checkpoint"),
+        ("inspect {masked}", "holds no compaction plan"),
+        ("compact {masked} nowhere:Net --out x --example 1,3,8,8", "no class 'nowhere:Net'"),
+        ("compact {masked} {cls} --out x", "no example input"),
+        ("compact {masked} {cls} --out x --example 1,a", "--example is a shape"),
+        ("compact {masked} {cls} --out x --example 1,3,8,8 --arg width", "--arg is NAME=VALUE"),
+        ("compact {masked} {cls} --out x --example 1,3,8,8 --arg width=6", "does not fit `Wrapped`"),
+        ("export {masked} {cls} --example 1,3,8,8", "Say what to write"),
+    ],
+)
+def test_errors(
+    masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, message: str, monkeypatch: Any
+) -> None:
+    """What cannot be done is one sentence and exit code 2, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    code, shown = run(command.format(folder=tmp_path, masked=masked, cls=CLASS), capsys)
+    assert code == 2 and message in shown and not (tmp_path / "x").exists()
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of every command shows commands that can be copied."""
+    for command in ("", "inspect", "compact", "export", "verify"):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command.split(), "--help"])
+        assert "python -m lightning_compress compact last.ckpt" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_as_a_module() -> None:
+    """``python -m lightning_compress`` is the command."""
+    done = subprocess.run([sys.executable, "-m", "lightning_compress", "--help"], capture_output=True, check=True)
+    assert b"inspect" in done.stdout
