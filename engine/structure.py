@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.arrays import support
 from engine.clusters import clusters
 from engine.constants import Constants
 from engine.demands import asks_anything, settle
@@ -91,19 +92,27 @@ def _without_sizes(structure: Structure, keep: Tensor) -> Found:
 
 def _not_zero(structure: Structure, keep: Tensor) -> Found:
     """Something that can do without zeros only would read something else, even if the masks reach all parameters."""
-    shrunk = Shrunk(structure, keep)
-    stored: dict[str, Tensor] = {}
-    masks: dict[str, Tensor] = {}
-    for name, value in structure.graph.stored.items():
-        stored[name] = nn.Parameter(torch.empty(value.shape, device="meta"), requires_grad=False)
-        mask = shrunk.mask(value)
-        if mask is not None:
-            masks[name] = mask.expand(value.shape)
-    constants = Constants(structure.graph, structure.rules, stored, masks, repaired=True)
+    stored = {
+        name: nn.Parameter(torch.empty(value.shape, device="meta"), requires_grad=False)
+        for name, value in structure.graph.stored.items()
+    }
+    constants = Constants(structure.graph, structure.rules, stored, _masks(structure, keep), repaired=True)
     for node, span, slots in readers_of_zeros(structure):
         gone = slots[~keep[slots] & (constants.along(span.input, span.dim) != 0)]
         if len(gone):
             yield f"{node!r} runs over it, and it is not zero there", gone, False
+
+
+def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
+    """Return compact masks of all that puts the removed slots out; what reads them need not be masked."""
+    reading = {c.weight.index: 0 if c.transposed else 1 for _, c in structure.contractions() if not c.depthwise}
+    masks: dict[str, Tensor] = {}
+    for name, value in structure.graph.stored.items():
+        for layer in structure.of(value):
+            stays = keep[layer]
+            if support(layer) != (reading.get(value.index),) and not stays.all():
+                masks[name] = stays & masks[name] if name in masks else stays
+    return masks
 
 
 def _first_half(structure: Structure, group: Tensor, largest: int | None = None) -> Tensor:

@@ -46,7 +46,7 @@ def _columns(node: Node) -> Iterable[Statistic]:
 
 def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """A column that is zero gives zero."""
-    zero = constants.zero(node.args["weight"]).expand(node.args["weight"].shape).all(0)
+    zero = constants.zero(node.args["weight"]).all(0)
     return [torch.where(zero, 0.0, math.nan).view([1] * (node.output.ndim - 1) + [-1])]
 
 
