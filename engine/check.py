@@ -1,4 +1,4 @@
-"""Check a rule on its own samples: under every kind of mask, masked and compacted network must agree."""
+"""Check a rule on its own samples: each of its calls by brute force, and whole networks under every kind of mask."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from engine.errors import RuleError, VerificationError
 from engine.groups import dependency_groups, group_masks
+from engine.isolated import Call, calls_of
 from engine.ops import RULES
 from engine.rule import Registry, Rule, Sample
 from engine.speedup import ModelSpeedup
+from engine.validation import Freed, check_call, freed
 
 __all__ = ["RuleReport", "check_rule"]
 
@@ -27,22 +29,38 @@ class RuleReport:
     Attributes:
         rows: per sample and kind of masks (sample, kind, parameters before, parameters after, relative error).
         frozen: per sample the reasons why groups stay whole, outputs of the model aside.
+        freed: axes that the op would let go, and that the rule holds on to.
+        calls: number of calls that were tried by brute force.
+        missing: ops of the rule that no sample calls.
     """
 
     rows: tuple[tuple[str, str, int, int, float], ...]
     frozen: dict[str, list[str]]
+    freed: tuple[Freed, ...] = ()
+    calls: int = 0
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"  {s} ({k}): {before} -> {after} parameters, error {e:.0e}" for s, k, before, after, e in self.rows]
         reasons = [f"  {sample}: {reason}" for sample, found in self.frozen.items() for reason in found]
-        return "\n".join(["Checked:", *lines, *(["Left whole:", *reasons] if reasons else [])])
+        could = [f"  {freed}" for freed in self.freed]
+        unseen = [f"  {op}" for op in self.missing]
+        sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Left whole:", reasons)]
+        sections += [("Could go, and stays:", could), ("Not called by any sample:", unseen)]
+        return "\n".join("\n".join([title, *rest]) for title, rest in sections if rest)
 
 
 def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RULES, seed: int = 0) -> RuleReport:
-    """Put a rule's samples through every kind of mask and compare masked with compacted in float64.
+    """Compare what a rule says with what its ops do, by brute force and on whole networks, in float64.
 
-    Biases and affine parameters are random, so that no dropped constant can hide. Masked are single entries, whole
-    units of each layer chosen independently, and whole dependency groups.
+    Each call that the samples make of one of the rule's ops is taken out and run again: with slots cut along every
+    choice of axes (labels), with constant entries (constants), with unused entries changed (use). Subsets of indices
+    are all those there are on small axes, and blocks and random ones on larger ones. Cuts that the op lets through
+    although the rule freezes them are listed.
+
+    Then whole samples are compacted, and masked and compacted network compared. Biases and affine parameters are
+    random, so that no dropped constant can hide. Masked are single entries, whole units of each layer chosen
+    independently, and whole dependency groups.
 
     Args:
         rule: the rule; it need not be registered.
@@ -51,16 +69,20 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
         seed: seed of weights and masks.
 
     Returns:
-        What was removed and what stayed, with the reasons.
+        What was removed and what stayed, with the reasons, and what could go in addition.
 
     Raises:
-        RuleError: if there is no sample, or the rule is wrong on one: the error names it, and the first layer that
-            differs.
+        RuleError: if there is no sample, or the rule is wrong on one: the error names it, and the arguments of the
+            call or the first layer that differs.
 
     Example:
         >>> report = check_rule(RULES["glu"], RULES["mul"].samples())
         >>> all(error < 1e-9 for *_, error in report.rows)
         True
+        >>> report.calls > 0, report.freed
+        (True, ())
+
+    The idea of the brute force: ``torch.distributed.tensor._ops.strategy_validation``.
     """
     found = [*rule.samples(), *samples]
     if not found:
@@ -68,8 +90,13 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
     known = Registry(r for r in rules.distinct() if not set(r.ops) & set(rule.ops)) + [rule]
     rows: list[tuple[str, str, int, int, float]] = []
     frozen: dict[str, list[str]] = {}
+    could: dict[Freed, None] = {}
+    called: list[str] = []
     for sample in found:
         model, example = _built(sample, seed)
+        for call in calls_of(model, example, rule.ops):
+            could.update(dict.fromkeys(_tried(sample, call, known, seed)))
+            called.append(call.node.op)
         groups = dependency_groups(model, example, rules=known)
         reasons = {g.reason for g in groups if g.reason and "output of the model" not in g.reason}
         if reasons:
@@ -77,7 +104,17 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
         for kind, make in _KINDS.items():
             masks = make(model, example, known, torch.Generator().manual_seed(seed))
             rows.append((sample.name, kind, *_compared(sample, model, example, masks, known)))
-    return RuleReport(tuple(rows), frozen)
+    missing = tuple(op for op in rule.ops if op not in called)
+    return RuleReport(tuple(rows), frozen, tuple(could), len(called), missing)
+
+
+def _tried(sample: Sample, call: Call, rules: Registry, seed: int) -> list[Freed]:
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        check_call(call, rules, generator)
+    except RuleError as error:
+        raise RuleError(f"On the sample {sample.name!r}: {error}") from error
+    return list(freed(call, rules, generator))
 
 
 def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:

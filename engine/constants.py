@@ -77,6 +77,10 @@ class Constants:
             found = self._sources[value.index] = self._source(value)
         return found
 
+    def assume(self, value: Value, array: Tensor) -> None:
+        """Say what is known of a value that no call makes: a compact float64 array, NaN where it varies."""
+        self._sources[value.index] = array
+
     def _source(self, value: Value) -> Tensor:
         if value.name is not None:
             data = self._stored[value.name].detach()

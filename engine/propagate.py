@@ -16,7 +16,7 @@ from engine.graph import Graph, Node, Value
 from engine.rule import Registry
 from engine.slots import FROZEN, Slots
 
-__all__ = ["Labels", "Structure", "propagate"]
+__all__ = ["Labels", "Structure", "propagate", "resolve"]
 
 
 class Labels:
@@ -148,6 +148,13 @@ class Labels:
         self.claim(value)
         for layer in self.layers(value):
             self.slots.freeze(layer, reason)
+
+    def per_channel(self, value: Value, channels: Tensor | None) -> None:
+        """Say that a stored vector has one entry per channel; without slots its size never changes."""
+        if channels is None:
+            self.fix(value, value.ndim - 1)
+        else:
+            self.add(value, channels)
 
     def fix(self, value: Value, dim: int) -> None:
         """Say that the size along a dimension never changes."""
@@ -306,7 +313,8 @@ def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
     return found
 
 
-def _resolve(labels: Labels) -> Structure:
+def resolve(labels: Labels) -> Structure:
+    """Return what the labels say once no more are added."""
     roots = labels.slots.roots()
     frozen = labels.slots.frozen(roots)
     born = torch.zeros(len(roots), dtype=torch.bool)
@@ -349,4 +357,4 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
     for value in graph.outputs:
         labels.freeze(value, "is an output of the model")
     labels.make_rectangular()
-    return _resolve(labels)
+    return resolve(labels)

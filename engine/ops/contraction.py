@@ -97,18 +97,27 @@ def _can_drop_groups(node: Node, labels: Labels) -> bool:
 
 
 def _convolution_labels(node: Node, labels: Labels) -> None:
+    """Positions pass where the kernel is a single element that looks at each of them."""
     c = _convolution(node)
-    spatial = [d for d in range(c.input.ndim) if d != c.input_dim]
+    whole = _all_equal(c.weight.shape[2:], 1) and _all_equal(node.args["stride"], 1)
+    passes = whole and not c.bordered and _all_equal(node.args.get("output_padding", 0), 0)
+    spatial = [] if passes else range(c.input_dim + 1, c.input.ndim)
     labels.without(c.input, spatial, f"the kernel of {node!r} runs over it")
+    _pass_others(labels, c)
     _contract(node, labels, c)
+
+
+def _pass_others(labels: Labels, c: Contraction) -> None:
+    """What has nothing to do with the channels stays as it is."""
+    labels.along(c.input, c.input_dim)
+    for layer in labels.layers(c.input):
+        if layer.size(c.input_dim) == 1:
+            labels.add(c.output, layer)
 
 
 def _linear_labels(node: Node, labels: Labels) -> None:
     c = _linear(node)
-    labels.along(c.input, c.input_dim)
-    for layer in labels.layers(c.input):
-        if layer.size(-1) == 1:
-            labels.add(c.output, layer)
+    _pass_others(labels, c)
     _contract(node, labels, c)
 
 

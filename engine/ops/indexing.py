@@ -238,6 +238,11 @@ def _put_samples() -> Iterable[Sample]:
 def _samples() -> Iterable[Sample]:
     yield Sample(lambda: _Words(tied=False), (2, 4), "embedding")
     yield Sample(lambda: _Words(tied=True), (2, 4), "embedding tied to the head")
+    yield through("index_select", lambda x: x.index_select(2, torch.tensor([0, 2, 2])))
+    yield through("gather", lambda x: x.gather(2, (x > 0).long()) + x)
+    yield through(
+        "a table of positions", lambda x: x + x[:, :, torch.tensor([[3, 1], [0, 0]])].mean((2, 3))[:, :, None]
+    )
     yield Sample(_Biased, (2, 4, 5), "table of biases")
 
 

@@ -30,10 +30,7 @@ def _labels(node: Node, labels: Labels) -> None:
     for layer in labels.without(x, [d for d in range(x.ndim) if d != 1], f"{node!r} averages over it"):
         labels.add(node.output, layer)
     for value in _stored(node):
-        if channels is None:
-            labels.fix(value, 0)
-        else:
-            labels.add(value, channels)
+        labels.per_channel(value, channels)
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:

@@ -48,8 +48,8 @@ QUOTIENTS = "div divide true_divide".split()
 
 # Nothing is known of the result.
 OPAQUE = """
-    bitwise_and bitwise_not bitwise_or eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor
-    lt masked_fill ne where
+    __and__ __iand__ __ior__ __ixor__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite
+    isinf isnan le logical_and logical_not logical_or logical_xor lt masked_fill ne where
 """.split()
 
 
@@ -248,7 +248,45 @@ def _copy_used(node: Node, use: Use) -> None:
     use.add(node.args["src"], use[node.output])
 
 
+# What else an op of the list above is given, for the sample that has them all.
+_FURTHER = {"clamp": (0.2, 0.7), "clamp_max": (0.7,), "clamp_min": (0.3,), "rsub": (2,), "threshold": (0.3, 0.1)}
+
+
+def _every_unary(x: Tensor) -> Tensor:
+    x = torch.sigmoid(x) * 0.8 + 0.1  # where all of them are finite
+    found = torch.zeros_like(x)
+    for name in UNARY:
+        given = x + 1 if name == "acosh" else x
+        found = found + getattr(torch.ops.aten, name)(given, *_FURTHER.get(name, ()))
+    return found
+
+
+def _every_combining(x: Tensor, y: Tensor) -> Tensor:
+    x, y = torch.sigmoid(x) * 0.8 + 0.1, torch.sigmoid(y) * 0.8 + 0.1
+    found = torch.addcdiv(x, x, y) + torch.addcmul(x, x, y) + torch.lerp(x, y, 0.3)
+    for name in COMBINING:
+        if name not in ("addcdiv", "addcmul", "lerp", "prelu"):
+            found = found + getattr(torch.ops.aten, name)(x, y)
+    return found
+
+
+def _choices(x: Tensor, y: Tensor) -> Tensor:
+    larger = ((x > y) & (x >= 0) | (y < x - 1) & ~(y <= -1)).logical_xor(x == y).logical_or(x.isnan())
+    larger &= larger.bitwise_or(x < 0).bitwise_and(x > -5).bitwise_xor(x > 4) ^ (y > 5)
+    larger |= y > 6
+    larger ^= y > 7
+    larger = larger.logical_and(x != 3).logical_and(y.isfinite()).logical_and(y.isinf().logical_not())
+    return torch.where(larger, x, y).masked_fill(x > 0.5, 0.25)
+
+
+def _constant_tensors(x: Tensor) -> Tensor:
+    made = torch.zeros(x.shape) + torch.ones(x.shape) + torch.full(x.shape, 0.5) + torch.full_like(x, 0.5)
+    made = made.to(x) + x.new_zeros(x.shape) + x.new_full(x.shape, 0.25) + torch.ones_like(x)
+    return torch.multiply(x, made) + (x * 1).zero_()
+
+
 def _unary_samples() -> Iterable[Sample]:
+    yield through("every function of one tensor", _every_unary)
     for f in (F.relu, torch.sigmoid, F.gelu, F.hardswish, torch.cos, F.softplus):
         yield through(f.__name__, f)
     yield Sample(lambda: chain(nn.Conv2d(3, 6, 3), nn.ReLU(True), nn.Conv2d(6, 4, 3)), (2, 3, 6, 6), "in place")
@@ -261,6 +299,7 @@ def _combining_samples() -> Iterable[Sample]:
     yield _of_two("maximum", torch.maximum)
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu per channel")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu")
+    yield _of_two("every function of two tensors", _every_combining)
     yield through("add in place", lambda x: (x * 1).add_(x).sub_(1.5).div_(2))
 
 
@@ -275,7 +314,16 @@ def _quotient_samples() -> Iterable[Sample]:
     yield _of_two("division", lambda x, y: x / (1 + y * y))
 
 
+def _opaque_samples() -> Iterable[Sample]:
+    yield _of_two("choices", _choices)
+
+
+def _dropout_samples() -> Iterable[Sample]:
+    yield through("dropout", lambda x: F.dropout2d(F.dropout(x, training=False), training=False))
+
+
 def _product_samples() -> Iterable[Sample]:
+    yield through("tensors of one number", _constant_tensors)
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), _gate(), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), "gate")
     yield through("square", lambda x: x * x)
     yield through("glu", lambda x: F.glu(x, 1), after=4)
@@ -292,8 +340,8 @@ RULES = [
     Rule(tuple(COMBINING), broadcast_labels, _combined, _used, elementwise=1, samples=_combining_samples),
     Rule(tuple(PRODUCTS), broadcast_labels, _product, _product_used, elementwise=1, samples=_product_samples),
     Rule(tuple(QUOTIENTS), broadcast_labels, _quotient, _used, elementwise=1, samples=_quotient_samples),
-    Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1),
-    Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used),
+    Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1, samples=_opaque_samples),
+    Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used, samples=_dropout_samples),
     Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),
     Rule(("fill", "zero", "zeros_like", "ones_like", "full_like"), _like_labels, _filled, _unused),
     Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,37 @@ class _Sequence(nn.Module):
 def _samples() -> Iterable[Sample]:
     for kind in (nn.LSTM, nn.GRU, nn.RNN):
         yield Sample(lambda kind=kind: _Sequence(kind(6, 4, batch_first=True)), (2, 4, 5), kind.__name__)  # type: ignore[misc]
+    yield Sample(lambda: _Sequence(nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), (2, 4, 5), "RNN with relu")
+
+
+class _Steps(nn.Module):
+    """A cell called step by step."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(5, 6), cell, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Any = None
+        for step in torch.tanh(self.first(x)).unbind(1):
+            state = self.cell(step, state)
+        found: Tensor = self.last(state[0] if isinstance(state, tuple) else state)
+        return found
+
+
+def _cell_samples() -> Iterable[Sample]:
+    for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+        yield Sample(lambda kind=kind: _Steps(kind(6, 4)), (2, 3, 5), kind.__name__)  # type: ignore[misc]
+    yield Sample(lambda: _Steps(nn.RNNCell(6, 4, nonlinearity="relu")), (2, 3, 5), "RNNCell with relu")
 
 
 RULES = [
-    Rule(("gru", "lstm", "rnn_relu", "rnn_tanh"), _labels, macs=_macs, samples=_samples),
-    Rule(("gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"), _labels, macs=_macs),
+    Rule(("gru", "lstm", "rnn_relu", "rnn_tanh"), _labels, macs=_macs, unchecked=True, samples=_samples),
+    Rule(
+        ("gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"),
+        _labels,
+        macs=_macs,
+        unchecked=True,
+        samples=_cell_samples,
+    ),
 ]

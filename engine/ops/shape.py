@@ -181,6 +181,23 @@ def _rolled_labels(node: Node, labels: Labels) -> None:
         move_labels(_permuted)(node, labels)
 
 
+def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labels], None]:
+    """The result has the sizes of another tensor, so it goes along with that, dimension by dimension."""
+
+    def labels(node: Node, labels: Labels) -> None:
+        labels_of(node, labels)
+        other, target = node.args["other"], node.output
+        mine, theirs = ({support(layer) for layer in labels.layers(v)} for v in (target, other))
+        for value, known in ((other, mine), (target, theirs)):
+            for layer in labels.layers(value):
+                if support(layer) not in known:
+                    labels.slots.freeze(layer, f"{node!r} takes the size of what does not go along")
+        for layer in labels.layers(other):
+            labels.add(target, layer)
+
+    return labels
+
+
 def _expand_labels(node: Node, labels: Labels) -> None:
     """A dimension of size 1 that is made larger gets slots of its own: it takes the size of what it meets."""
     move_labels(_expanded)(node, labels)
@@ -223,15 +240,29 @@ def _view_samples() -> Iterable[Sample]:
     )
 
 
+def _as_samples() -> Iterable[Sample]:
+    yield through("view_as", lambda x: x.unsqueeze(1).view_as(x) + x.flatten(1).reshape_as(x))
+    yield through("view as a part", lambda x: x.reshape_as(x[:, :, None]).flatten(1, 2))
+
+
 def _move_samples() -> Iterable[Sample]:
     yield through("permute", lambda x: x.permute(0, 2, 3, 1).flip(1).permute(0, 3, 1, 2))
     yield through("transpose", lambda x: x.transpose(1, 2).swapaxes(1, 2).movedim(1, 0).movedim(0, 1))
     yield through("flip channels", lambda x: x.flip(1))
+    yield through("roll positions", lambda x: x.roll(1, 2) + x.roll((1, 2), (2, 3)))
+    yield Sample(
+        lambda: nn.Sequential(nn.Linear(5, 8), Apply(lambda x: (x.t() * 1).T.mT.t()), nn.Linear(8, 3)),
+        (2, 5),
+        "transposed matrices",
+    )
+    yield through("other names", lambda x: x.moveaxis(1, 2).swapdims(1, 2))
 
 
 def _expand_samples() -> Iterable[Sample]:
     yield through("expand over space", lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 4, 4) * x)
     yield through("expand_as", lambda x: x.mean((2, 3), keepdim=True).expand_as(x) + x)
+    yield through("expand to a part", lambda x: x.mean((1, 2, 3), keepdim=True).expand_as(x[:, :4]) + x[:, 4:], after=4)
+    yield through("broadcast_to", lambda x: x.mean((2, 3), keepdim=True).broadcast_to(x.shape) * x)
     yield through("expand over channels", lambda x: x * x.new_ones(1, 1, 1, 1).expand(1, x.shape[1], 1, 1))
     yield through("repeat", lambda x: x.repeat(1, 2, 1, 1), after=16)
     yield through("repeat_interleave", lambda x: x.repeat_interleave(2, 1), after=16)
@@ -244,13 +275,14 @@ def _shuffle_by_hand(x: Tensor) -> Tensor:
 
 
 _SAME = "_to_copy alias clone contiguous detach lift_fresh to type_as".split()
-_VIEW = "_reshape_alias flatten reshape_as squeeze unsqueeze view_as".split()
+_VIEW = "_reshape_alias flatten squeeze unsqueeze".split()
+_VIEW_AS = "reshape_as view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
 _EXPANDED = "expand_as".split()
 
 MOVES: Mapping[str, Move] = (
     dict.fromkeys(_SAME, _same)
-    | dict.fromkeys([*_VIEW, "view", "_unsafe_view", "reshape", "unflatten"], _view)
+    | dict.fromkeys([*_VIEW, *_VIEW_AS, "view", "_unsafe_view", "reshape", "unflatten"], _view)
     | dict.fromkeys([*_PERMUTED, "roll"], _permuted)
     | dict.fromkeys([*_EXPANDED, "expand", "broadcast_to"], _expanded)
     | {"repeat": _repeated}
@@ -259,6 +291,7 @@ MOVES: Mapping[str, Move] = (
 RULES = [
     shape_rule(_SAME, _same),
     shape_rule(_VIEW, _view, _view_labels),
+    shape_rule(_VIEW_AS, _view, _as_other(_view_labels), samples=_as_samples),
     shape_rule(
         ["view", "_unsafe_view"],
         _view,
@@ -275,7 +308,7 @@ RULES = [
     ),
     shape_rule(_PERMUTED, _permuted, samples=_move_samples),
     shape_rule(["roll"], _permuted, _rolled_labels),
-    shape_rule(_EXPANDED, _expanded, _expand_labels),
+    shape_rule(_EXPANDED, _expanded, _as_other(_expand_labels)),
     shape_rule(
         ["expand", "broadcast_to"],
         _expanded,

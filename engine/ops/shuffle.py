@@ -97,6 +97,7 @@ def _interleave_labels(node: Node, labels: Labels) -> None:
 
 def _samples() -> Iterable[Sample]:
     yield through("channel_shuffle", lambda x: torch.channel_shuffle(x, 2))
+    yield through("native_channel_shuffle", lambda x: torch.native_channel_shuffle(x, 4))
     yield through("pixel_shuffle", lambda x: torch.pixel_shuffle(x, 2), after=2)
     yield through("pixel_unshuffle", lambda x: torch.pixel_unshuffle(x, 2), after=32)
 

@@ -68,8 +68,13 @@ def _picked_labels(node: Node, labels: Labels) -> None:
 
 
 def _slice_labels(node: Node, labels: Labels) -> None:
+    source = source_of(node)
+    labels.claim(source)
     if node.args.get("step", 1) != 1:
-        labels.without(source_of(node), [_dim(node)], f"{node!r} steps over it")
+        labels.without(source, [_dim(node)], f"{node!r} steps over it")
+    for layer in labels.layers(source):
+        if node.output.shape[_dim(node)] == 1 < layer.size(_dim(node)):  # a tensor of size 1 has no slots to tie
+            labels.slots.freeze(_sliced(node, layer, 0), f"{node!r} takes it alone")
     move_labels(_sliced)(node, labels)
 
 

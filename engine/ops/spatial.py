@@ -50,7 +50,9 @@ def _over_positions(node: Node, labels: Labels) -> None:
 
 
 def _kept(node: Node, constants: Constants) -> Sequence[Tensor]:
-    return [uniform(constants.plain(node.inputs[0]), _positions(node))] * len(node.outputs)
+    known = uniform(constants.plain(node.inputs[0]), _positions(node))
+    places = torch.full([1] * node.output.ndim, math.nan)  # a maximum's place is not its value
+    return [known if value.dtype.is_floating_point else places for value in node.outputs]
 
 
 def _averaged(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -61,7 +63,8 @@ def _averaged(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _used(node: Node, use: Use) -> None:
-    use.add(node.inputs[0], any_over(use[node.outputs[0]], _positions(node)))
+    for value in node.outputs:
+        use.add(node.inputs[0], any_over(use[value], _positions(node)))
 
 
 # ---------------------------------------------------------------- padding
@@ -168,6 +171,15 @@ def _added(node: Node) -> Iterable[Statistic]:
     return [Statistic(node.inputs[0], dims[0])] if len(dims) == 1 else []
 
 
+def _length_labels(node: Node, labels: Labels) -> None:
+    (_add_labels if node.args["ord"] > 0 else _reduce_labels)(node, labels)
+
+
+def _measured(node: Node) -> Iterable[Statistic]:
+    """Zeros add nothing to a length, nor to a maximum of sizes."""
+    return _added(node) if node.args["ord"] > 0 else []
+
+
 def _divisor(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
     """A mean goes on dividing by as many as there were."""
     for span in _added(node):
@@ -201,8 +213,26 @@ def _pool_samples() -> Iterable[Sample]:
     }
     for name, pool in pools.items():
         yield through(name, pool)
-    yield Sample(lambda: chain(nn.Conv1d(3, 8, 3), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)), (2, 3, 10), "1d")
-    yield Sample(lambda: chain(nn.Conv3d(3, 8, 3), nn.MaxPool3d(2), nn.Conv3d(8, 4, 1)), (2, 3, 6, 6, 6), "3d")
+    yield through("nearest and cubic", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"))
+    yield through("places of maxima", _places)
+    yield Sample(lambda: chain(nn.Conv1d(3, 8, 3), Apply(_pools_1d), nn.Conv1d(8, 4, 1)), (2, 3, 10), "1d")
+    yield Sample(lambda: chain(nn.Conv3d(3, 8, 3), Apply(_pools_3d), nn.Conv3d(8, 4, 1)), (2, 3, 6, 6, 6), "3d")
+
+
+def _places(x: Tensor) -> Tensor:
+    values, places = F.max_pool2d(x, 2, return_indices=True)
+    return values + places.to(x) / 16 + F.adaptive_max_pool2d(x, 1, return_indices=True)[1].to(x) / 16
+
+
+def _pools_1d(x: Tensor) -> Tensor:
+    pooled = F.max_pool1d(x, 2) + F.adaptive_avg_pool1d(x, 4) + F.adaptive_max_pool1d(x, 4)
+    return F.interpolate(pooled, scale_factor=2) + F.interpolate(pooled, scale_factor=2, mode="linear")
+
+
+def _pools_3d(x: Tensor) -> Tensor:
+    values, places = F.max_pool3d(x, 2, return_indices=True)
+    pooled = values + places.to(x) / 64 + F.max_pool3d(x, 2) + F.adaptive_avg_pool3d(x, 2) + F.adaptive_max_pool3d(x, 2)
+    return F.interpolate(pooled, scale_factor=2) + F.interpolate(pooled, scale_factor=2, mode="trilinear")
 
 
 def _average_samples() -> Iterable[Sample]:
@@ -210,6 +240,8 @@ def _average_samples() -> Iterable[Sample]:
     yield through("average that counts its padding", nn.AvgPool2d(3, 1, 1))
     yield through("average that does not", nn.AvgPool2d(3, 1, 1, count_include_pad=False))
     yield through("divisor", nn.AvgPool2d(2, divisor_override=3))
+    yield Sample(lambda: chain(nn.Conv1d(3, 8, 3), nn.AvgPool1d(2), nn.Conv1d(8, 4, 1)), (2, 3, 8), "average 1d")
+    yield Sample(lambda: chain(nn.Conv3d(3, 8, 3), nn.AvgPool3d(2), nn.Conv3d(8, 4, 1)), (2, 3, 6, 6, 6), "average 3d")
     yield Sample(
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.AvgPool2d(3, 1, 1), nn.Flatten(), nn.Linear(128, 3)),
         (2, 3, 6, 6),
@@ -219,6 +251,7 @@ def _average_samples() -> Iterable[Sample]:
 
 def _pad_samples() -> Iterable[Sample]:
     yield through("zero", lambda x: F.pad(x, (1, 2, 0, 1)))
+    yield through("zero, by its own name", lambda x: torch.constant_pad_nd(x, (1, 2, 0, 1)))
     yield through("value", lambda x: F.pad(x, (1, 1, 1, 1), value=0.5))
     yield through("reflect", lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"))
     yield through("channels", lambda x: F.pad(x, (0, 0, 0, 0, 2, 2)), after=12)
@@ -246,6 +279,17 @@ def _mean_samples() -> Iterable[Sample]:
 def _sum_samples() -> Iterable[Sample]:
     yield through("sum over space", lambda x: x + x.sum(-1, keepdim=True))
     yield through("sum over channels", lambda x: x / (1 + x.abs().sum(1, keepdim=True)))
+    yield through("smallest", lambda x: x.amin((2, 3), keepdim=True) + x)
+
+
+def _length_samples() -> Iterable[Sample]:
+    yield through("normalised over channels", lambda x: F.normalize(x, dim=1))
+    yield through("least length", lambda x: x / (1 + torch.linalg.vector_norm(x, -torch.inf, 1, keepdim=True)))
+
+
+def _spread_samples() -> Iterable[Sample]:
+    yield through("spread", lambda x: x.std((2, 3), keepdim=True) + x.var((2, 3), keepdim=True) * x)
+    yield through("spread over channels", lambda x: x / x.std(1, keepdim=True))
 
 
 _PAD = "pad constant_pad_nd".split()
@@ -274,5 +318,13 @@ RULES = [
         only_zeros=_added,
         samples=_sum_samples,
     ),
-    Rule(("linalg_vector_norm", "std", "var"), _reduce_labels, use=_reduce_used),
+    Rule(
+        ("linalg_vector_norm",),
+        _length_labels,
+        use=_reduce_used,
+        elementwise=1,
+        only_zeros=_measured,
+        samples=_length_samples,
+    ),
+    Rule(("std", "var"), _reduce_labels, use=_reduce_used, elementwise=1, samples=_spread_samples),
 ]

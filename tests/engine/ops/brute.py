@@ -15,7 +15,7 @@ from engine.build import canonical_tensors
 from engine.constants import Constants
 from engine.graph import Node
 from engine.masks import canonical_masks
-from engine.propagate import Labels, _resolve
+from engine.propagate import Labels, resolve
 from engine.rule import Demand
 from engine.shrink import Shrunk
 from engine.structure import structure_of
@@ -212,7 +212,7 @@ def demands_of(f: Function, keep: Sequence[int], op: str, channels: int = 8) -> 
     """What the arguments of ``op`` in ``f`` have to become when only the channels ``keep`` of the stem stay."""
     labels = labels_of(stems(f, 1, channels))
     from_stem = stem_slots(labels)[0]
-    structure = _resolve(labels)
+    structure = resolve(labels)
     stays = torch.ones(len(structure.roots), dtype=torch.bool)
     gone = [c for c in range(channels) if c not in keep]
     stays[structure.roots[from_stem[gone]]] = False
