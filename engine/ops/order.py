@@ -64,6 +64,13 @@ def _use(node: Node, use: Use) -> None:
         use.add(source, used.any(dim, keepdim=True))
 
 
+def _orders(x: Tensor) -> Tensor:
+    places = x.argsort(2) + x.flip(2).msort().argmin(2, keepdim=True)
+    running = torch.cummax(x, 3)[0] + torch.cummin(x, 3)[0]
+    few = torch.kthvalue(x, 2, 2)[0] + x.min(2)[0] + x.mode(2)[0] + x.nanmedian(2)[0]
+    return running + few[:, :, None] + places.to(x)
+
+
 def _samples() -> Iterable[Sample]:
     yield through("sorted positions", lambda x: x.sort(2)[0])
     yield through("largest positions", lambda x: x.topk(2, 3)[0])
@@ -72,6 +79,7 @@ def _samples() -> Iterable[Sample]:
     yield through("which position", lambda x: x.argmax(3, keepdim=True).to(x.dtype))
     yield through("sorted channels", lambda x: x.sort(1)[0])
     yield through("largest of all", lambda x: x * x.max())
+    yield through("other orders", _orders)
     yield through("larger of two", lambda x: torch.max(x, x.flip(2)))
 
 

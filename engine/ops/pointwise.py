@@ -43,7 +43,7 @@ COMBINING = """
 # Zero where either factor is zero, whatever the other is (it is finite).
 PRODUCTS = "mul multiply".split()
 
-# Zero where the dividend is zero, whatever the divisor is (it is not zero).
+# Zero where the dividend is zero, whatever the divisor is, unless that is known to be zero.
 QUOTIENTS = "div divide true_divide".split()
 
 # Nothing is known of the result.
@@ -163,8 +163,12 @@ def _product(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _quotient(node: Node, constants: Constants) -> Sequence[Tensor]:
-    dividend = node.args["self"]
-    return _zero_with(node, constants, [dividend] if isinstance(dividend, Value) else [])
+    dividend, divisor = node.args["self"], node.args["other"]
+    found = _zero_with(node, constants, [dividend] if isinstance(dividend, Value) else [])
+    if not isinstance(divisor, Value):
+        return found
+    nowhere = _lift(node, divisor, constants.plain(divisor)) == 0
+    return [torch.where(nowhere, math.nan, found[0])]
 
 
 def _dropped(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -312,6 +316,7 @@ def _of_two(name: str, f: Callable[..., Tensor]) -> Sample:
 
 def _quotient_samples() -> Iterable[Sample]:
     yield _of_two("division", lambda x, y: x / (1 + y * y))
+    yield _of_two("its other names", lambda x, y: torch.divide(x, 1 + y * y) + torch.true_divide(x, y.exp()))
 
 
 def _opaque_samples() -> Iterable[Sample]:

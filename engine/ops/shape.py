@@ -172,6 +172,12 @@ def _view_labels(node: Node, labels: Labels) -> None:
             labels.add(target, array)
 
 
+def _cast(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """A number may not be the same in another dtype: 0.5 is 0 as an integer."""
+    known = _constants(_same)(node, constants)[0]
+    return [torch.where(known.isnan(), known, known.nan_to_num().to(node.output.dtype).double())]
+
+
 def _rolled_labels(node: Node, labels: Labels) -> None:
     """The shift is written in the code, so the axes that are rolled stay whole."""
     source = source_of(node)
@@ -240,6 +246,10 @@ def _view_samples() -> Iterable[Sample]:
     )
 
 
+def _cast_samples() -> Iterable[Sample]:
+    yield through("rounded by a cast", lambda x: x.long().to(x.dtype) + x.bool().to(x))
+
+
 def _as_samples() -> Iterable[Sample]:
     yield through("view_as", lambda x: x.unsqueeze(1).view_as(x) + x.flatten(1).reshape_as(x))
     yield through("view as a part", lambda x: x.reshape_as(x[:, :, None]).flatten(1, 2))
@@ -274,14 +284,15 @@ def _shuffle_by_hand(x: Tensor) -> Tensor:
     return x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
 
 
-_SAME = "_to_copy alias clone contiguous detach lift_fresh to type_as".split()
+_SAME = "alias clone contiguous detach lift_fresh".split()
+_CAST = "_to_copy to type_as".split()
 _VIEW = "_reshape_alias flatten squeeze unsqueeze".split()
 _VIEW_AS = "reshape_as view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
 _EXPANDED = "expand_as".split()
 
 MOVES: Mapping[str, Move] = (
-    dict.fromkeys(_SAME, _same)
+    dict.fromkeys([*_SAME, *_CAST], _same)
     | dict.fromkeys([*_VIEW, *_VIEW_AS, "view", "_unsafe_view", "reshape", "unflatten"], _view)
     | dict.fromkeys([*_PERMUTED, "roll"], _permuted)
     | dict.fromkeys([*_EXPANDED, "expand", "broadcast_to"], _expanded)
@@ -290,6 +301,7 @@ MOVES: Mapping[str, Move] = (
 
 RULES = [
     shape_rule(_SAME, _same),
+    replace(shape_rule(_CAST, _same), constants=_cast, samples=_cast_samples),
     shape_rule(_VIEW, _view, _view_labels),
     shape_rule(_VIEW_AS, _view, _as_other(_view_labels), samples=_as_samples),
     shape_rule(

@@ -267,6 +267,7 @@ def _pad_samples() -> Iterable[Sample]:
 
 def _reduce_samples() -> Iterable[Sample]:
     yield through("largest", lambda x: x.amax((2, 3), keepdim=True) + x)
+    yield through("smallest", lambda x: x.amin((2, 3), keepdim=True) + x)
     yield through("largest channel", lambda x: x.amax(1, keepdim=True) + x)
 
 
