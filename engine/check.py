@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import RuleError, VerificationError
+from engine.freed import Freed, freed
 from engine.groups import dependency_groups, group_masks
 from engine.isolated import Call, calls_of
 from engine.ops import RULES
 from engine.rule import Registry, Rule, Sample
 from engine.speedup import ModelSpeedup
-from engine.validation import Freed, check_call, freed
+from engine.validation import check_call
 
 __all__ = ["RuleReport", "check_rule"]
 
