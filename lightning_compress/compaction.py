@@ -132,9 +132,13 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # Every callback has pruned by then that does so at the start of the epoch or after the last step, whatever
-        # their order; no gradients are pending.
-        if self.when is not None and self._is_due(trainer, pl_module):
+        if self.when is None:
+            return
+        # Whatever the order of the callbacks, all have pruned by then that do so at the start of the epoch or after the
+        # last step; no gradients are pending.
+        for holder in _holders(trainer):
+            holder.catch_up(trainer, pl_module)
+        if self._is_due(trainer, pl_module):
             self._try(trainer, pl_module, training=True, alone=False)
             self._seen = [holder.masks for holder in _holders(trainer)]
 

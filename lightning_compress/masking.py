@@ -189,6 +189,14 @@ class MaskingCallback(CompressionCallback):
         self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
         zero_weights(self._zeroings)
 
+    def catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Mask what is due by now. Whoever is about to act on the masks may ask for it, as often as it likes."""
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # A run that is resumed from the end of an epoch's last batch starts its next epoch without a word.
+        self.catch_up(trainer, pl_module)
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -179,7 +179,13 @@ class ChannelPruning(MaskingCallback):
         self._advance(trainer, pl_module)
 
     @override
+    def catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._timing.unit == "epoch":
+            self._advance(trainer, pl_module)
+
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._gatherer.on_batch_start(trainer, batch_idx)
 
     @override
