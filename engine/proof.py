@@ -73,11 +73,11 @@ class Proof:
         self._notes: list[str] = []
         self._runs: list[tuple[Inputs, Observation]] = []
         self._dtype: torch.dtype | None = torch.float64
-        wide, own = torch.float64, None
-        self._first_that_runs([Trial(confidence, False, wide), Trial(confidence, False, own), Trial(None, False, own)])
+        # a list of pictures is no batch: it runs as it is, if not with more of them
+        self._first_that_runs([Trial(n, False, dtype) for dtype in (torch.float64, None) for n in (confidence, None)])
         if not self._runs:
             raise VerificationError("The masked model runs on no random input. " + " ".join(self._notes))
-        self._first_that_runs([Trial(min(confidence, 2), True, self._dtype)])
+        self._first_that_runs([Trial(n, True, self._dtype) for n in (min(confidence, 2), None)])
         masked = masked_tensors(model, self._graph, masks, self._dtype)
         self._small = small_tensors(masked, analysis.plan)
 

@@ -1,4 +1,4 @@
-"""Ops that exchange channels and positions: pixel (un)shuffle and channel shuffle."""
+"""Ops that exchange channels and positions: pixel (un)shuffle, channel shuffle, (un)fold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.constants import Constants
@@ -78,6 +79,67 @@ def _unshuffle_use(node: Node, use: Use) -> None:
     use.add(source_of(node), _channels(used, node.output.ndim))
 
 
+# ---------------------------------------------------------------- patches
+
+
+def _kernel(node: Node) -> int:
+    """Entries of a patch of one channel."""
+    return math.prod(node.args["kernel_size"])
+
+
+def _patches_labels(node: Node, labels: Labels) -> None:
+    """A channel becomes as many channels as a patch has entries, which go together."""
+    source = source_of(node)
+    channel, positions = source.ndim - 3, (source.ndim - 2, source.ndim - 1)
+    row = labels.along(source, channel)
+    labels.without(source, positions, f"{node!r} cuts patches out of it")
+    if row is not None:
+        shape = [-1 if d == node.output.ndim - 2 else 1 for d in range(node.output.ndim)]
+        labels.add(node.output, row.repeat_interleave(_kernel(node)).reshape(shape))
+
+
+def _patches_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """A constant stays one, but for patches that reach over the border."""
+    source = source_of(node)
+    known = constants.along(source, source.ndim - 3)
+    if constants.has_profile(source) or any(node.args["padding"]):
+        known = torch.where(known == 0, known, math.nan)
+    return [known.repeat_interleave(_kernel(node)).reshape([1] * (node.output.ndim - 2) + [-1, 1])]
+
+
+def _patches_use(node: Node, use: Use) -> None:
+    source = source_of(node)
+    used = use.along(node.output, node.output.ndim - 2).reshape(-1, _kernel(node)).any(1)
+    use.add(source, _channels(used, source.ndim))
+
+
+def _pasted_labels(node: Node, labels: Labels) -> None:
+    """The entries of a patch become one channel, and go together."""
+    source = source_of(node)
+    row = labels.along(source, source.ndim - 2)
+    labels.without(source, [source.ndim - 1], f"{node!r} pastes patches of it")
+    if row is not None:
+        blocks = row.view(-1, _kernel(node))
+        labels.slots.union(blocks, blocks[:, :1])
+        labels.add(node.output, _channels(blocks[:, 0], node.output.ndim))
+
+
+def _pasted_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Patches overlap more in some places than in others, so only zero stays what it is."""
+    source = source_of(node)
+    blocks = constants.along(source, source.ndim - 2).view(-1, _kernel(node))
+    return [_channels(torch.where((blocks == 0).all(1), 0.0, math.nan).double(), node.output.ndim)]
+
+
+def _pasted_use(node: Node, use: Use) -> None:
+    source = source_of(node)
+    used = use.along(node.output, node.output.ndim - 3).repeat_interleave(_kernel(node))
+    use.add(source, used.reshape([1] * (source.ndim - 2) + [-1, 1]))
+
+
+# ---------------------------------------------------------------- channel shuffle
+
+
 def _interleaved(node: Node, array: Tensor, position: int) -> Tensor:
     if array.size(1) == 1:
         return array
@@ -100,10 +162,16 @@ def _samples() -> Iterable[Sample]:
     yield through("native_channel_shuffle", lambda x: torch.native_channel_shuffle(x, 4))
     yield through("pixel_shuffle", lambda x: torch.pixel_shuffle(x, 2), after=2)
     yield through("pixel_unshuffle", lambda x: torch.pixel_unshuffle(x, 2), after=32)
+    yield through("unfold", lambda x: F.unfold(x, 2)[..., None], after=32)
+    yield through("unfold over the border", lambda x: F.unfold(x, 3, padding=1)[..., None], after=72)
+    yield through("fold", lambda x: F.fold(x.flatten(2)[..., :9], (4, 4), 2), after=2)
+    yield through("unfold and fold", lambda x: F.fold(F.unfold(x, 2), x.shape[2:], 2))
 
 
 RULES = [
     Rule(("pixel_shuffle",), _shuffle_labels, _shuffle_constants, _shuffle_use, samples=_samples),
     Rule(("pixel_unshuffle",), _unshuffle_labels, _unshuffle_constants, _unshuffle_use),
+    Rule(("im2col",), _patches_labels, _patches_constants, _patches_use),
+    Rule(("col2im",), _pasted_labels, _pasted_constants, _pasted_use),
     shape_rule(("channel_shuffle", "native_channel_shuffle"), _interleaved, _interleave_labels),
 ]

@@ -139,3 +139,19 @@ def test_random_numbers_of_the_forward_are_drawn_alike() -> None:
     speedup = engine.ModelSpeedup(model, image(), {"head": {"weight": columns}})
     speedup.speedup_model()
     assert speedup.certificate.verified and model.conv.out_channels == 4
+
+
+def test_a_list_of_pictures_is_compared_as_it_is() -> None:
+    """It is no batch that could be larger: the runs are those of the example's number, in float64, at a larger size."""
+
+    def forward(m: Net, pictures: list[torch.Tensor]) -> torch.Tensor:
+        mean = torch.tensor([0.1, 0.2, 0.3]).to(pictures[0])[:, None, None]
+        stacked = torch.stack([picture - mean for picture in pictures])
+        return m.head(torch.relu(m.conv(stacked)).mean((2, 3)))
+
+    model = Net(forward, conv=nn.Conv2d(3, 6, 3), head=nn.Linear(6, 2))
+    pictures = ([torch.rand(3, 64, 64), torch.rand(3, 64, 64)],)
+    speedup = engine.ModelSpeedup(model, pictures, dead(model, {"conv": [0, 1]}), confidence=2)
+    speedup.speedup_model()
+    assert model.conv.out_channels == 4 and speedup.certificate.dtype == "float64"
+    assert speedup.certificate.shapes == ((3, 64, 64), (3, 64, 96)) and speedup.certificate.max_error < 1e-12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import engine
@@ -72,3 +73,35 @@ def test_repaired_shuffle_shrinks() -> None:
     masks = engine.fix_mask_conflict(dead(model, {"0": [0, 1, 4, 5]}), model, image())
     plan = check_exact(model, masks, image())
     assert plan.slices["0.weight"].shape[0] == 4
+
+
+def test_patches_carry_their_channel() -> None:
+    """A channel becomes k² rows of patches, which go with it; constants stay unless a patch reaches outside."""
+    check_labels(lambda x: F.unfold(x, 2), classes=8)
+    check_labels(lambda x: F.unfold(x, 3, padding=1), classes=8, positions=False)
+    check_use(lambda x: F.unfold(x, 2)[..., None], [0, 1, 2, 3, 4], [0])
+    check_constants(lambda x: F.unfold(x, 2)[..., None], known=range(16))
+    check_constants(lambda x: F.unfold(x, 3, padding=1)[..., None], known=[])
+    check_constants(lambda x: F.unfold(torch.relu(-x * x), 3, padding=1)[..., None], known=range(36))
+
+
+def test_pasted_patches_tie_their_rows() -> None:
+    """k² rows become one channel; where patches overlap only zeros are known."""
+    paste = lambda x: F.fold(x.flatten(2)[..., :9], (4, 4), 2)  # noqa: E731
+    check_labels(paste, classes=2)
+    check_use(paste, [0], [0, 1, 2, 3])
+    check_constants(paste, known=[])
+    check_constants(lambda x: paste(torch.relu(-x * x)), known=[0])
+
+
+def test_a_convolution_by_patches() -> None:
+    """Unfold, a linear layer, fold, as some vision transformers embed: half of the channels really go."""
+    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Unfold(2, stride=2), nn.Conv1d(24, 8, 1), nn.ReLU()]
+    model = randomised(
+        nn.Sequential(*layers, nn.Fold((6, 6), 2, stride=2), nn.Conv2d(2, 4, 3), Mean(), nn.Linear(4, 2))
+    )
+    for kind in KINDS.values():
+        check_exact(model, kind(model, 3), image(), image(batch=3))
+    masks = engine.fix_mask_conflict(dead(model, {"0": [0, 2, 4], "3": [0, 1, 2, 3]}, bias=True), model, image())
+    plan = check_exact(model, masks, image())
+    assert plan.slices["3.weight"].shape == (4, 12, 1) and plan.slices["6.weight"].shape[1] == 1
