@@ -222,7 +222,7 @@ class _Biased(nn.Module):
 def _put_samples() -> Iterable[Sample]:
     def rows(x: Tensor) -> Tensor:
         out = torch.zeros(x.shape[0], x.shape[1], *x.shape[2:], dtype=x.dtype)
-        kept = torch.arange(x.shape[0]).flip(0)
+        kept = torch.tensor([1, 0])
         out[kept] = x[kept]
         return out
 
