@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -132,15 +132,22 @@ class Classifier(LightningModule):
 
 
 def compare(callbacks: Callable[[], list[Callback]], options: argparse.Namespace) -> tuple[float, list[float]]:
-    """Median milliseconds of a plain step, and the ratios of the pairs."""
+    """Median milliseconds of a plain step, and the ratios of the pairs: half of them with the other fit going first."""
+    runs = [in_turns([list, callbacks], options), in_turns([callbacks, list], options)[::-1]]
+    plain, paid = ([time for run in runs for time in run[place]] for place in range(2))
+    return 1e3 * median(plain), [b / a for a, b in zip(plain, paid, strict=True)]
+
+
+def in_turns(callbacks: Sequence[Callable[[], list[Callback]]], options: argparse.Namespace) -> list[list[float]]:
+    """Seconds of the steps of two fits."""
     turns, device = Turns(2), torch.device(options.device)
-    steps = options.pairs + WARM_UP
+    steps = options.pairs // 2 + WARM_UP
     batch = (torch.randn(options.batch, 3, options.size, options.size), torch.arange(options.batch) % 1000)
     loaders = [Paced(batch, steps, turns, place, clock_of(device, options.clock)) for place in range(2)]
     modules = [Classifier(options.model, options.size) for _ in loaders]
     threads = [
         threading.Thread(target=fit, args=(module, loader, extra, device.type, turns))
-        for module, loader, extra in zip(modules, loaders, ([], callbacks()), strict=True)
+        for module, loader, extra in zip(modules, loaders, [make() for make in callbacks], strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -148,8 +155,7 @@ def compare(callbacks: Callable[[], list[Callback]], options: argparse.Namespace
         thread.join()
     if turns.failure is not None:
         raise turns.failure
-    plain, paid = (loader.seconds[WARM_UP:] for loader in loaders)
-    return 1e3 * median(plain), [b / a for a, b in zip(plain, paid, strict=True)]
+    return [loader.seconds[WARM_UP:] for loader in loaders]
 
 
 def clock_of(device: torch.device, kind: str) -> Callable[[], float]:
