@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +140,16 @@ def test_gatherer_travels_without_the_model() -> None:
     assert gatherer.watching and state["_hook"] is None and state["_meter"] is None
     gatherer.close()
     assert not gatherer.watching and not net._forward_pre_hooks
+
+
+def test_ranks_gather_together(tmp_path: Path) -> None:
+    """Two processes with half of the batch each know what one process with the whole batch knows, both the same."""
+    script, root = Path(__file__).with_name("ddp_statistics.py"), Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(script), str(tmp_path)], env=environment, cwd=tmp_path, check=True, timeout=300)
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1.0", "2.0", "2.1"))
+    assert sorted(alone) == sorted(first) == ["active", "loss_change", "magnitude"]
+    for kind, found in alone.items():
+        for name, value in found.items():
+            assert torch.equal(first[kind][name], second[kind][name])
+            torch.testing.assert_close(first[kind][name], value, rtol=1e-5, atol=1e-8)

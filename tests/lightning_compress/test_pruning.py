@@ -317,3 +317,78 @@ def test_lightnings_data_are_not_consumed(tmp_path: Path) -> None:
 
     fit(seeded(Wrapped), tmp_path, ChannelPruning(), Batches(), max_epochs=1)
     assert all(torch.equal(one, batch[0]) for one, batch in zip(seen, data(), strict=True))
+
+
+class Manual(Wrapped):
+    """Two optimizers that are stepped by hand, one of them every other time."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__(width)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Both halves of the network."""
+        front, back = self.optimizers()
+        loss = self.loss(self.net(batch[0]), batch[1])
+        front.zero_grad()
+        back.zero_grad()
+        self.manual_backward(loss)
+        front.step()
+        if batch_idx % 2 == 0:
+            back.step()
+
+    def configure_optimizers(self) -> Any:
+        """Momentum and weight decay would revive zeros."""
+        front = [*self.net.stem.parameters(), *self.net.norm.parameters(), *self.net.wide.parameters()]
+        back = [*self.net.wide_norm.parameters(), *self.net.back.parameters(), *self.net.fc.parameters()]
+        return torch.optim.SGD(front, 0.05, momentum=0.9, weight_decay=0.1), torch.optim.AdamW(back, 0.01)
+
+
+@pytest.mark.parametrize("criterion", ["l2", "taylor", "mean_activation", "bn_scale"])
+def test_several_optimizers_stepped_by_hand(tmp_path: Path, criterion: str) -> None:
+    """Under manual optimization it prunes by epochs, and by steps where `end` is given; masked weights stay zero."""
+    by_epoch = run(tmp_path, seeded(Manual), criterion=criterion, amount=0.5, gather_every=1)
+    assert by_epoch.sparsity[-1] == 0.5 and max(by_epoch.leaks) == 0.0
+    by_step = run(
+        tmp_path, seeded(Manual), criterion=criterion, unit="step", start=3, end=8, amount=0.5, gather_every=1
+    )
+    assert by_step.steps[0] == 0.0 and by_step.steps[-1] == 0.5 and max(by_step.leaks) == 0.0
+
+
+def test_steps_by_hand_need_an_end(tmp_path: Path) -> None:
+    """How many optimizer steps a fit has is not known under manual optimization."""
+    with pytest.raises(MisconfigurationException, match="length of the fit in steps is not known.*give `end`"):
+        run(tmp_path, seeded(Manual), unit="step", amount=0.5)
+
+
+def test_one_epoch_is_too_short_to_gather(tmp_path: Path) -> None:
+    """A criterion that needs statistics prunes from the second epoch on, and says so where there is none."""
+    assert run(tmp_path, criterion="taylor", amount=0.5, gather_every=1).sparsity == [0.0, 0.0, 0.5]
+    with pytest.raises(MisconfigurationException, match="as statistics are gathered before"):
+        run(tmp_path, criterion="taylor", amount=0.5, watch_options={"max_epochs": 1})
+
+
+def test_cool_down(tmp_path: Path) -> None:
+    """The last epochs train at final sparsity, as many as are asked for."""
+    watch = run(tmp_path, amount=0.5, schedule="linear", cool_down=3, watch_options={"max_epochs": 5})
+    assert watch.sparsity == [0.0, 0.25, 0.5, 0.5, 0.5]
+
+
+def test_widths_are_rounded_on_the_way(tmp_path: Path) -> None:
+    """At each pruning the width that is left is a multiple, and at the end what the amount asks for, rounded up."""
+    watch = run(tmp_path, amount=0.6, schedule="linear", round_to=4, watch_options={"max_epochs": 6})
+    assert all(16 * part % 4 == 0 for part in watch.sparsity) and watch.sparsity[-1] == 0.5
+
+
+def test_the_whole_state_goes_along(tmp_path: Path) -> None:
+    """A target stays relative to the unpruned model through a resume, and the flag `finished` too."""
+    settings: dict[str, Any] = {"amount": 0.5, "target": "params", "schedule": "linear", "end": 4}
+    whole, second = ChannelPruning(**settings), ChannelPruning(**settings)
+    fit(seeded(Wrapped), tmp_path, whole, max_epochs=5)
+    with pytest.warns(UserWarning, match="fit ended before"):
+        stopped = fit(seeded(Wrapped), tmp_path, ChannelPruning(**settings), max_epochs=3)
+    stopped.save_checkpoint(tmp_path / "last.ckpt")
+    trainer(tmp_path, second, max_epochs=5).fit(seeded(Wrapped), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert whole.finished and second.finished
+    assert torch.equal(whole.masks["wide"]["weight"], second.masks["wide"]["weight"])
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]  # primitives and tensors only
