@@ -47,6 +47,16 @@ class Certificate:
         compared: number of tensors compared inside the model, per run.
         exact_in_train: whether train mode is exact too (no constant was folded).
         notes: what could not be compared, and why.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> mask = torch.tensor([1, 0, 1, 0])
+        >>> masks = {"0": {"weight": mask.view(4, 1, 1, 1), "bias": mask}}
+        >>> speedup = engine.ModelSpeedup(net, torch.rand(2, 1, 4, 4), masks)
+        >>> _ = speedup.speedup_model()
+        >>> speedup.certificate.verified, speedup.certificate.max_error < 1e-9, speedup.certificate.exact_in_train
+        (True, True, True)
     """
 
     verified: bool = False

@@ -198,6 +198,9 @@ def load_compacted_state(
 
     Raises:
         CheckpointError: if the file cannot be used, or is of another model; the model is then as it was.
+
+    Example:
+        >>> net = load_compacted_state(Net(), "runs/compacted.ckpt")  # doctest: +SKIP
     """
     checkpoint = read_checkpoint(path, map_location)
     states = {str(k): v for k, v in checkpoint["state_dict"].items() if isinstance(v, Tensor)}

@@ -37,6 +37,9 @@ def compactable(model: nn.Module) -> nn.Module:
     Returns:
         The model.
 
+    Raises:
+        CheckpointError: by ``load_state_dict``, where what is loaded is of another model; nothing is changed then.
+
     Example:
         >>> import engine
         >>> def net():

@@ -32,6 +32,13 @@ class Value:
         name: full name where it is a parameter or a registered buffer, else None.
         data: the tensor itself where it is a constant that no module registers, else None.
         producer: index of the node that makes it, or None.
+
+    Example:
+        >>> import engine
+        >>> graph = engine.trace(nn.Linear(3, 2), torch.zeros(5, 3))
+        >>> weight = graph.stored["weight"]
+        >>> weight, weight.stored, graph.inputs[0].ndim
+        (%1:weight[2, 3], True, 2)
     """
 
     index: int
@@ -72,6 +79,13 @@ class Node:
         path: ``"eval"``; ``"train"`` for what only runs while training (auxiliary heads); ``"other"`` for what only
             runs at another resolution.
         site: the call in the user's code.
+
+    Example:
+        >>> import engine
+        >>> graph = engine.trace(nn.Linear(3, 2), torch.zeros(5, 3))
+        >>> node = graph.nodes[0]
+        >>> node.op, node.output.shape, sorted(node.args)
+        ('linear', (5, 2), ['bias', 'input', 'weight'])
     """
 
     index: int
@@ -131,6 +145,17 @@ class Graph:
         opaque: names of the modules whose inside was not recorded.
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
+
+    Raises:
+        TraceError: by `verify`, where it is broken.
+        StaleGraphError: by `check_fresh`, for a model that has other shapes by now.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = engine.trace(net, torch.zeros(5, 3))
+        >>> [(node.op, node.module) for node in graph.nodes], sorted(graph.stored)
+        ([('linear', '0'), ('relu', '1'), ('linear', '2')], ['0.bias', '0.weight', '2.bias', '2.weight'])
     """
 
     nodes: tuple[Node, ...]
@@ -151,7 +176,12 @@ class Graph:
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what ``make`` gives, computed once per graph and key: a graph never changes."""
+        """Return what ``make`` gives, computed once per graph and key: a graph never changes.
+
+        Args:
+            key: what is computed, and from what else than the graph.
+            make: computes it.
+        """
         if key not in self._derived:
             self._derived[key] = make()
         found: T = self._derived[key]
@@ -176,6 +206,9 @@ class Graph:
         """Return the stored values of a value's own shape that it is computed from, or itself where it is stored.
 
         That is the parameter behind a weight that is masked or scaled at each call (``weight_orig * weight_mask``).
+
+        Args:
+            value: a value of this graph.
         """
         if value.stored:
             return [value]

@@ -33,6 +33,12 @@ class Member:
             point by point.
         units: int64, broadcastable to the parameter; the unit of each entry, -1 where it is not of the group.
         shape: shape of the parameter.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> member = dependency_groups(net, torch.zeros(1, 1, 4, 4))[0].members[2]
+        >>> member.parameter, member.role, member.shape, member.units.shape
+        ('2.weight', 'in', (2, 4, 1, 1), torch.Size([1, 4, 1, 1]))
     """
 
     parameter: str
@@ -53,6 +59,12 @@ class Group:
         reason: why the group has to stay whole, or None.
         rows: int64 ``(size,)``; units of different rows must go in equal numbers (groups of a convolution, chunks).
         slots: int64 ``(size,)``, the slot behind each unit.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> first, last = dependency_groups(net, torch.zeros(1, 1, 4, 4))
+        >>> first.name, first.layers, first.size, last.reason
+        ('0', ('0',), 4, 'is an output of the model')
     """
 
     name: str
@@ -205,6 +217,13 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
 
     Raises:
         InputError: for a name that no group has, or a wrong length.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> groups = dependency_groups(net, torch.zeros(1, 1, 4, 4))
+        >>> masks = group_masks(groups, {"0": torch.tensor([True, False, True, False])})
+        >>> masks["0"]["bias"], masks["0"]["weight"].shape
+        (tensor([1., 0., 1., 0.]), torch.Size([4, 1, 1, 1]))
     """
     known = {group.name: group for group in groups}
     masks: dict[str, Tensor] = {}

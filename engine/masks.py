@@ -119,7 +119,21 @@ def _uniform(mask: Tensor) -> Iterator[Tensor]:
 
 
 def read_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return the masks that `torch.nn.utils.prune` keeps in a model's buffers; empty where there are none."""
+    """Return the masks that `torch.nn.utils.prune` keeps in a model's buffers; empty where there are none.
+
+    Args:
+        model: it is only read; any model is fine.
+
+    Returns:
+        ``{module name: {parameter name: mask}}``, copies in full parameter shape, 0 or 1 in the parameter's dtype.
+
+    Example:
+        >>> from torch.nn.utils import prune
+        >>> net = nn.Sequential(nn.Linear(2, 2))
+        >>> _ = prune.custom_from_mask(net[0], "weight", torch.tensor([[1, 1], [0, 0]]))
+        >>> read_masks(net)["0"]["weight"].tolist()
+        [[1.0, 1.0], [0.0, 0.0]]
+    """
     found: dict[str, dict[str, Tensor]] = {}
     for module_name, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -41,6 +41,21 @@ class Plan:
         pins: size arguments to set in the forward of single modules.
         replaced: modules that a user's function makes smaller. The function itself is no part of the plan.
         notes: what could not be removed and other remarks, for the reader.
+
+    Raises:
+        PlanError: by `apply` and `from_state_dict`, where something does not fit or is damaged.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> mask = torch.tensor([1, 0, 1, 0])
+        >>> speedup = engine.ModelSpeedup(net, torch.rand(2, 1), {"0": {"weight": mask.view(4, 1), "bias": mask}})
+        >>> _ = speedup.speedup_model()
+        >>> print(speedup.plan)
+        Plan:
+          0.weight  [4, 1] -> [2, 1]
+          0.bias    [4] -> [2]
+          2.weight  [2, 4] -> [2, 2]
     """
 
     slices: Mapping[str, Slice] = field(default_factory=dict)
@@ -95,7 +110,11 @@ class Plan:
         )
 
     def within(self, prefix: str) -> Plan:
-        """Return the part of the plan that concerns a submodule, in its own names; ``prefix`` ends with a dot."""
+        """Return the part of the plan that concerns a submodule, in its own names.
+
+        Args:
+            prefix: path of the submodule, with a dot at its end.
+        """
 
         def part(table: Mapping[str, Any]) -> dict[str, Any]:
             return {name.removeprefix(prefix): entry for name, entry in table.items() if name.startswith(prefix)}
@@ -155,6 +174,11 @@ class Plan:
     ) -> Compaction:
         """Return the change that `apply` makes, checked but not yet made; it can be rolled back after it is.
 
+        Args:
+            model: see `apply`.
+            optimizer: see `apply`.
+            customized_replace_func: see `apply`.
+
         Raises:
             PlanError: where something does not fit.
         """
@@ -185,6 +209,9 @@ class Plan:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Plan:
         """Read what `state_dict` wrote.
+
+        Args:
+            state: primitives and tensors.
 
         Raises:
             PlanError: for a newer format, or where something is missing or of the wrong type.

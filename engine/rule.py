@@ -49,6 +49,13 @@ class Sample:
         make: builds the network.
         shape: shape of its input, batch first.
         name: what it shows.
+
+    Example:
+        >>> def net():
+        ...     return nn.Sequential(nn.Conv2d(1, 2, 1), nn.Tanh(), nn.Conv2d(2, 1, 1))
+        >>> sample = Sample(net, (2, 1, 4, 4), "tanh")
+        >>> sample.make()(torch.zeros(sample.shape)).shape
+        torch.Size([2, 1, 4, 4])
     """
 
     make: Callable[[], nn.Module]
@@ -132,6 +139,19 @@ class Rule:
         normalises: whether it is a norm, whose output the certificate compares.
         unchecked: whether the op reads on in memory where sizes do not fit, so that cuts must not be tried on it.
         samples: small networks that exercise it.
+
+    Raises:
+        RuleError: by a `Registry`, where two rules claim an op.
+
+    Example:
+        An op that changes each entry by itself; that is all there is to say where it is not looked into further:
+
+        >>> def labels(node, labels):
+        ...     labels.pass_on(node.inputs[0], node.output)
+        >>> rule = Rule(("mine::softclip",), labels)
+        >>> import engine
+        >>> (engine.RULES + [rule])["mine::softclip"] is rule
+        True
     """
 
     ops: tuple[str, ...]
@@ -157,6 +177,12 @@ UNKNOWN = Rule(ops=(), labels=_freeze_everything)
 
 class Registry(Mapping[str, Rule]):
     """Rules by op name. Two rules for one op are an error; ``registry + rules`` is a new registry.
+
+    Args:
+        rules: declarations, each of one or several ops.
+
+    Raises:
+        RuleError: where two rules claim an op.
 
     Example:
         >>> from engine.ops import RULES
@@ -215,10 +241,18 @@ class Registry(Mapping[str, Rule]):
         return list({id(rule): rule for rule in self._rules.values()}.values())
 
     def rule(self, op: str) -> Rule:
-        """Return the rule of an op, or the one that freezes."""
+        """Return the rule of an op, or the one that freezes.
+
+        Args:
+            op: its name, as `Node.op`.
+        """
         return self._rules.get(op, UNKNOWN)
 
     def contraction(self, node: Node) -> Any:
-        """Return how a node contracts channels with a weight, or None."""
+        """Return how a node contracts channels with a weight, or None.
+
+        Args:
+            node: a node of a graph.
+        """
         rule = self.rule(node.op)
         return None if rule.contraction is None else rule.contraction(node)

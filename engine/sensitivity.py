@@ -221,11 +221,25 @@ class SensitivityAnalysis:
         self._finished().export(filepath)
 
     def suggest(self, budget: float, better: str | None = None) -> dict[str, float]:
-        """Return how much of each layer may go; see `SensitivityTable.suggest`."""
+        """Return how much of each layer may go; see `SensitivityTable.suggest`.
+
+        Args:
+            budget: by how much the metric may get worse.
+            better: ``"higher"`` or ``"lower"`` metrics are better; None: as the table says.
+
+        Raises:
+            InputError: before `analysis`, or where it is not clear which metrics are better.
+        """
         return self._finished().suggest(budget, better)
 
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "heatmap", *, writer: Any = None) -> Any:
-        """Draw the table; see `SensitivityTable.plot`."""
+        """Draw the table; see `SensitivityTable.plot`.
+
+        Args:
+            path: picture file; its ending gives the format. None: no file.
+            kind: ``"heatmap"`` or ``"curves"``.
+            writer: a TensorBoard ``SummaryWriter``, or None.
+        """
         return self._finished().plot(path, kind, writer=writer)
 
     def update_already_pruned(self, layername: str, ratio: float) -> None:

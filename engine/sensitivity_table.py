@@ -26,6 +26,9 @@ class SensitivityTable(dict[str, dict[float, float]]):
         baseline: the metric of the un-pruned model.
         better: ``"higher"`` or ``"lower"`` metrics are better; None: see `suggest`.
 
+    Raises:
+        InputError: by `suggest` and `plot`, for arguments that are none.
+
     Example:
         >>> table = SensitivityTable({"a": {0.5: 0.8}, "b": {0.5: 0.2}}, [0.5], baseline=0.9)
         >>> table.suggest(0.2)
@@ -87,7 +90,14 @@ class SensitivityTable(dict[str, dict[float, float]]):
         return found
 
     def direction(self, better: str | None = None) -> str:
-        """Return which metrics are better, ``"higher"`` or ``"lower"``; see `suggest`."""
+        """Return which metrics are better, ``"higher"`` or ``"lower"``.
+
+        Args:
+            better: one of these, or None; see `suggest`.
+
+        Raises:
+            InputError: for another word, or where the table does not say it.
+        """
         if better not in ("higher", "lower", None):
             raise InputError(f"`better` is 'higher' or 'lower'; got {better!r}.")
         ends = [row[max(row)] - self.baseline for row in self.values() if row]

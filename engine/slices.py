@@ -51,6 +51,14 @@ class Slice:
     Attributes:
         before: its shape.
         cuts: applied one after the other.
+
+    Raises:
+        PlanError: by its methods, for tensors of other shapes.
+
+    Example:
+        >>> cut = Slice.along(0, torch.tensor([0, 2]), (3, 2))
+        >>> cut.shape, cut.apply(torch.arange(6).view(3, 2)).tolist()
+        ((2, 2), [[0, 1], [4, 5]])
     """
 
     before: tuple[int, ...]
@@ -58,7 +66,13 @@ class Slice:
 
     @classmethod
     def along(cls, dim: int, index: Tensor, before: tuple[int, ...]) -> Slice:
-        """Keep ``index`` along one dimension of a tensor of shape ``before``."""
+        """Keep some indices along one dimension.
+
+        Args:
+            dim: the dimension.
+            index: int64, ascending.
+            before: shape of the tensor.
+        """
         return cls(before, (Cut((dim,), index, (len(index),)),))
 
     @property
@@ -71,7 +85,11 @@ class Slice:
         return tuple(sizes)
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor that stays, on the tensor's device and in its memory format."""
+        """Return the part that stays, on the tensor's device and in its memory format.
+
+        Args:
+            tensor: of the shape ``before``.
+        """
         layout = _layout(tensor)
         for cut in self.cuts:
             tensor = cut.apply(tensor)
@@ -79,6 +97,9 @@ class Slice:
 
     def then(self, later: Slice) -> Slice:
         """Return the slice that does what this one and then a later one do.
+
+        Args:
+            later: it starts from what this one leaves.
 
         Raises:
             PlanError: where the later one starts from another shape.
@@ -93,7 +114,11 @@ class Slice:
         return Slice(self.before, self.cuts + later.cuts)
 
     def apply_compact(self, mask: Tensor) -> Tensor:
-        """Return the part that stays of an array of size 1 along dimensions that it does not depend on."""
+        """Return the part that stays of an array of size 1 along dimensions that it does not depend on.
+
+        Args:
+            mask: of the rank of the tensor.
+        """
         sizes = list(self.before)
         for cut in self.cuts:
             if any(mask.size(d) > 1 for d in cut.dims):
@@ -104,6 +129,9 @@ class Slice:
 
     def expand(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the shape before, in which what stays has its place and the rest is zero.
+
+        Args:
+            tensor: of the shape afterwards.
 
         Raises:
             PlanError: where the tensor has not the shape afterwards.

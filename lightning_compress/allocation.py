@@ -285,6 +285,13 @@ def anneal_amounts(
         MisconfigurationException: if an argument is none of these, or the target is out of reach.
 
     Liu et al., "AutoCompress", 2020; NNI: ``SimulatedAnnealingPruner``.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> def size(model):
+        ...     return float(sum(p.detach().abs().sum() for p in model.parameters()))
+        >>> sorted(anneal_amounts(net, torch.ones(4, 2), size, amount=0.3, target="params", steps=3).amounts)
+        ['0', '2']
     """
     if better not in ("higher", "lower"):
         raise MisconfigurationException(f"`better` is 'higher' or 'lower', got {better!r}.")

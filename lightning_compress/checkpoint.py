@@ -129,6 +129,9 @@ def load_compacted(
 
     Raises:
         CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan.
+
+    Example:
+        >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
     """
     checkpoint = read_checkpoint(path, map_location)
     device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))

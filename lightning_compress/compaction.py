@@ -65,6 +65,10 @@ class ModelCompaction(CompressionCallback):
         certificate: the verdict of the (last) verification, once compacted.
         failure: why the model was not compacted, where that was tried and failed.
 
+    Raises:
+        MisconfigurationException: for an argument that is none of these.
+        EngineError: with ``on_failure="raise"``, where the model cannot be compacted; it is as before then.
+
     Example:
         >>> compaction = ModelCompaction(on_failure="raise")
         >>> compaction.plan is None
@@ -177,7 +181,11 @@ class ModelCompaction(CompressionCallback):
         return {**self.state_dict(), "checkpoint_path": self.checkpoint_path, "failure": self.failure}
 
     def take_results(self, results: dict[str, Any]) -> None:
-        """Take the results of a fit that ran in another process."""
+        """Take the results of a fit that ran in another process.
+
+        Args:
+            results: what `results` gave there.
+        """
         self.load_state_dict(results)
         self.checkpoint_path, self.failure = results["checkpoint_path"], results["failure"]
 

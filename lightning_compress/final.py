@@ -31,6 +31,9 @@ class FinalMetric(Callback):
         monitor: name of the metric, as it is logged.
         mode: ``"min"`` where lower is better, ``"max"`` where higher is.
 
+    Raises:
+        MisconfigurationException: for another mode, and where a fit is set up without a :class:`ChannelPruning`.
+
     Example:
         >>> from pytorch_lightning.callbacks import ModelCheckpoint
         >>> final = FinalMetric("val_loss")

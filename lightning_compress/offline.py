@@ -65,6 +65,9 @@ def compact_checkpoint(
     Raises:
         CheckpointError: if ``path_in`` cannot be used, or nothing in it can be removed; nothing is written then.
         VerificationError: if the compacted model does not compute what the masked one does; nothing is written then.
+
+    Example:
+        >>> module = compact_checkpoint("masked.ckpt", MyLightningModule, "small.ckpt")  # doctest: +SKIP
     """
     module, checkpoint = load_masked(path_in, LightningModuleClass, map_location, **init_kwargs)
     target = find_model(module, model)[1]

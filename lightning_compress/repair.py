@@ -32,6 +32,9 @@ class MaskConflictRepair(MaskingCallback):
         model: path of the model inside the LightningModule.
         example_input: what the model takes.
 
+    Raises:
+        InputError: when training starts, for an unknown policy.
+
     Example:
         >>> MaskConflictRepair(policy="union").masks
         {}

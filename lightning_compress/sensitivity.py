@@ -137,6 +137,11 @@ def validation_metric(
     Raises:
         MisconfigurationException: for a strategy that shards parameters, or without an example input; when it is
             called, for a metric that is not logged.
+
+    Example:
+        >>> from lightning_compress import anneal_amounts
+        >>> net, example, evaluate = validation_metric(trainer, module, metric="val_acc")  # doctest: +SKIP
+        >>> amounts = anneal_amounts(net, example, evaluate, amount=0.5).amounts  # doctest: +SKIP
     """
     check_strategy(trainer)
     replica, own = _replica(trainer, module), _own_trainer(trainer)

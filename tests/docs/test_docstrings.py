@@ -23,7 +23,7 @@ PUBLIC = {
 def parameters(thing: Any) -> list[str]:
     """Names that a caller passes."""
     if dataclasses.is_dataclass(thing):
-        return [field.name for field in dataclasses.fields(thing)]
+        return [field.name for field in dataclasses.fields(thing) if field.init]
     found = inspect.signature(thing).parameters.values()
     return [p.name for p in found if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
@@ -62,7 +62,12 @@ def test_a_public_function_says_what_it_returns(name: str) -> None:
     assert returns == "None" or section(doc, "Returns") or re.match(r"(?:Return|Write|The|How)\b", doc), name
 
 
-RAISING = [name for name, thing in PUBLIC.items() if not (inspect.isclass(thing) and dataclasses.is_dataclass(thing))]
+NEVER = {"engine.read_masks"}  # takes any model
+RAISING = [
+    name
+    for name, thing in PUBLIC.items()
+    if name not in NEVER and not (inspect.isclass(thing) and dataclasses.is_dataclass(thing))
+]
 
 
 @pytest.mark.parametrize("name", RAISING)
@@ -78,8 +83,14 @@ CLASSES = [name for name, thing in PUBLIC.items() if inspect.isclass(thing)]
 @pytest.mark.parametrize("name", CLASSES)
 def test_public_methods_are_documented(name: str) -> None:
     """With each of their parameters; hooks of Lightning have its documentation."""
+    fields = getattr(PUBLIC[name], "__dataclass_fields__", {})
     for key, method in vars(PUBLIC[name]).items():
-        if inspect.isfunction(method) and not key.startswith("_") and not hasattr(method, "__override__"):
+        if (
+            inspect.isfunction(method)
+            and key not in fields
+            and not key.startswith("_")
+            and not hasattr(method, "__override__")
+        ):
             doc = inspect.getdoc(method) or ""
             named = [p for p in parameters(method) if p not in ("trainer", "pl_module")]
             missing = [
