@@ -131,6 +131,9 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Raises:
         InputError: where the package is missing, or the state dict holds something else than tensors.
+
+    Example:
+        >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
     """
     write_safetensors(seal({"state_dict": model.state_dict(), KEY: content_of(model)}), path)
 
