@@ -132,14 +132,15 @@ def check(name: str) -> dict[str, Any]:
         "macs": [whole[0], measured[0]],
         "predicted": predicted[:2] == measured[:2],
         "seconds": round(seconds, 2),
-        "stays": dict(Counter(where(g.reason) for g in groups if g.reason is not None)),
+        "stays": dict(Counter(general(g.reason) for g in groups if g.reason is not None)),
         "notes": list(speedup.certificate.notes),
     }
 
 
-def where(reason: str) -> str:
-    """Return a reason without the numbers that tell one layer from the next."""
-    return re.sub(r"%\d+|\d+", "#", reason)
+def general(reason: str) -> str:
+    """Return a reason without what tells one layer, or one computer, from the next."""
+    reason = re.sub(r"/\S*/site-packages/| in '[^']*'", "", reason)
+    return re.sub(r"(?<=[\w\])]) = [\d.#]+|(?<=\.py):[\d#]+", "", reason)
 
 
 def child(name: str, gigabytes: float) -> int:
@@ -201,7 +202,7 @@ def small_enough(row: dict[str, Any]) -> bool:
 def reason(row: dict[str, Any]) -> str:
     """Return why a row is not exact."""
     if "refused" in row or "failed" in row:
-        return str(row.get("refused") or row.get("failed"))
+        return general(str(row.get("refused") or row.get("failed")))
     found = [] if row["error"] <= row["tolerance"] else [f"relative error {row['error']:.1e}"]
     found += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
     return "; ".join(found if small_enough(row) else [*found, "lost fewer parameters than it should"])
@@ -257,10 +258,13 @@ def table(rows: Sequence[dict[str, Any]], task: str) -> list[str]:
 
 def staying(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return why groups stayed whole, with the number of models in which they did."""
-    models = Counter(r for row in rows for r in row.get("stays", {}))
+    models = Counter(r for row in rows for r in set(map(general, row.get("stays", {}))))
     if not models:
         return []
-    head = ["\n## What stays whole\n", "Besides what a model puts out. # stands for a number.\n"]
+    head = [
+        "\n## What stays whole\n",
+        "The reasons that the engine gives, and in how many of the models it gives them.\n",
+    ]
     return [*head, "| reason | models |", "|---|---|", *(f"| {r} | {n} |" for r, n in models.most_common())]
 
 

@@ -1,0 +1,91 @@
+"""The benchmark over all models of torchvision: what it makes of its results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from benchmarks import breadth
+from tests.engine import zoo
+
+ROW: dict[str, Any] = {
+    "model": "resnet18",
+    "state": "now",
+    "error": 1e-15,
+    "tolerance": 1e-9,
+    "parameters": [11_700_000, 3_000_000],
+    "macs": [150_000_000, 40_000_000],
+    "predicted": True,
+    "seconds": 0.6,
+    "gigabytes": 0.9,
+    "stays": {"mul in 'a.1' (/home/me/lib/site-packages/torchvision/models/x.py:12) runs over it": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "reason"),
+    [
+        ({}, "exact", ""),
+        ({"error": 1e-8}, "failed", "relative error 1.0e-08"),
+        ({"predicted": False}, "failed", "the counted sizes are not the measured ones"),
+        ({"parameters": [10, 6]}, "failed", "lost fewer parameters than it should"),
+        ({"parameters": [10, 6], "model": "r3d_18"}, "exact", ""),
+        ({"refused": "TraceError: no"}, "refused", "TraceError: no"),
+        ({"failed": "took longer than 900 s"}, "failed", "took longer than 900 s"),
+    ],
+)
+def test_verdicts(change: dict[str, Any], verdict: str, reason: str) -> None:
+    """Exact is only what is as small as it should be, counted right, and within the tolerance."""
+    row = ROW | change
+    assert (breadth.verdict(row), breadth.reason(row)) == (verdict, reason)
+    assert verdict in breadth.line(row) and reason in breadth.line(row)
+
+
+def test_the_page_tells_what_came_out() -> None:
+    """Counts, a table per task, and the reasons without paths of a computer, lines and layers."""
+    page = breadth.page([ROW, ROW | {"model": "r3d_18", "refused": "TraceError: no"}])
+    assert "1 of 2 models are exact, 1 refused, 0 failed" in page
+    assert "| resnet18 | exact | 1e-15 | 11.70 → 3.00 | 0.150 → 0.040 | 0.6 |" in page
+    assert "| mul (torchvision/models/x.py) runs over it | 2 |" in page and "/home" not in page
+
+
+def test_results_are_kept_by_state_of_the_code(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last row of a model counts, of this state or of any."""
+    file = tmp_path / "rows.jsonl"
+    rows = [ROW | {"state": "old"}, ROW | {"seconds": 1.0}, ROW | {"model": "r3d_18", "state": "old"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(breadth, "RESULTS", file)
+    assert {name: row["seconds"] for name, row in breadth.known("now").items()} == {"resnet18": 1.0}
+    assert set(breadth.known(None)) == {"resnet18", "r3d_18"} and breadth.known("other") == {}
+
+
+def test_a_process_that_takes_too_long_or_dies_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason; the run goes on."""
+
+    def late(*args: Any, **options: Any) -> Any:
+        raise subprocess.TimeoutExpired("x", options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", late)
+    assert breadth.supervise("resnet18", 3, 1) == {"failed": "took longer than 3 s"}
+    died = subprocess.CompletedProcess("x", 1, "", "Traceback\nMemoryError: no more\n")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: died)
+    assert breadth.supervise("resnet18", 3, 1) == {"failed": "MemoryError: no more"}
+
+
+def test_every_model_has_a_recipe_and_every_architecture_a_quick_one() -> None:
+    """109 models; those that the quick run takes are among them, one of each file of torchvision at least."""
+    models = [name for task in zoo.TASKS for name in zoo.names(task)]
+    assert len(models) == len(set(models)) == 109 and set(zoo.FAMILIES) <= set(models)
+    assert {zoo.family_of(name) for name in models} == {zoo.family_of(name) for name in zoo.FAMILIES}
+    assert all(zoo.recipe(name).size >= 56 for name in models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "ssdlite320_mobilenet_v3_large"])
+def test_a_model_in_a_process_of_its_own(name: str) -> None:
+    """Exact, in the time and memory that it is given."""
+    row = {"model": name} | breadth.supervise(name, 300, 4)
+    assert breadth.verdict(row) == "exact", breadth.reason(row)
