@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.compact import stored_tensors
 from engine.constants import Constants
 from engine.folds import folds_of
 from engine.graph import Graph, Value
@@ -21,6 +20,7 @@ from engine.replace import Replacement, shapes_of
 from engine.rule import Registry
 from engine.shrink import Shrunk
 from engine.slices import Slice, slice_from_mask, slice_from_rows
+from engine.stored import stored_tensors
 from engine.structure import structure_of
 from engine.tracer import trace
 from engine.use import Use

@@ -21,6 +21,7 @@ from engine.ops.wide import Widening, widen
 from engine.pins import Pin, pinned_class
 from engine.replace import Replace, Replacement, places, replaced_by
 from engine.slices import Slice
+from engine.stored import distinct_modules, stored_tensors
 
 __all__ = ["Compaction", "OptimizerLike", "renew", "stored_tensors"]
 
@@ -39,7 +40,7 @@ class Compaction:
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
         self._model, self._stored = model, stored_tensors(model)
-        self._modules = dict(model.named_modules())
+        self._modules = distinct_modules(model)
         known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
         self._optimizers = [o for o in known if o is not None]
         self._plan: Mapping[str, Any] | None = None
@@ -51,11 +52,13 @@ class Compaction:
         Raises:
             PlanError: where a parameter is missing or has another shape.
         """
-        for name in sorted({*slices, *masks, *(f.name for f in folds)}):
+        folded: dict[str, list[Fold]] = {}
+        for fold in folds:
+            folded.setdefault(fold.name, []).append(fold)
+        for name in sorted({*slices, *masks, *folded}):
             if name not in self._stored:
                 raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
-            mine = [fold for fold in folds if fold.name == name]
-            self._prepare(name, self._stored[name], slices.get(name), masks.get(name), mine)
+            self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
 
     def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:
         """Prepare integer attributes.
@@ -261,13 +264,6 @@ def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:
 def renew(parameter: Tensor) -> None:
     """Give a parameter a new gradient accumulator, on which nobody has hooks yet; values and gradient stay."""
     _swap(parameter, parameter.data, parameter.grad)
-
-
-def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by every name they have."""
-    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    found.update(model.named_buffers(remove_duplicate=False))
-    return found
 
 
 def names_of(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -14,10 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from engine.compact import Compaction, stored_tensors
+from engine.compact import Compaction
 from engine.errors import CheckpointError, EngineError, PlanError
 from engine.history import KEY, VERSION, Entry, history, is_compacted, same_steps
 from engine.plan import Plan
+from engine.stored import stored_tensors
 
 __all__ = ["Shapes", "compactable", "entries", "follow", "is_compactable", "reshape", "shapes_in"]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import StaleGraphError, TraceError
+from engine.stored import stored_tensors
 
 __all__ = ["Graph", "Node", "Value", "walk_values"]
 
@@ -231,7 +232,7 @@ class Graph:
         Raises:
             StaleGraphError: naming the first parameter or buffer that is gone or has another shape.
         """
-        now = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        now = stored_tensors(model)
         for name, value in self.stored.items():
             if name not in now or tuple(now[name].shape) != value.shape:
                 have = f"has shape {tuple(now[name].shape)} now" if name in now else "is gone"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import MaskError
+from engine.stored import modules_of
 
 __all__ = ["Masks", "ZEROS", "canonical_masks", "load_masks", "narrowed", "parameter_name", "read_masks"]
 
@@ -66,7 +67,7 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
     Raises:
         MaskError: for an unknown module or parameter, a wrong shape, or entries that are not 0 or 1.
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(modules_of(model))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     for name, parameter in parameters.items():

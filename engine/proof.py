@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from engine.build import Analysis
 from engine.certify import Certificate, Observation, compare, observe
-from engine.compact import names_of, stored_tensors
+from engine.compact import names_of
 from engine.errors import TraceError, VerificationError
 from engine.graph import Graph, Node
 from engine.plan import Plan
+from engine.stored import stored_tensors
 from engine.tracer import trace
 from engine.trees import map_tensors, tensors_in
 from engine.witness import Witness

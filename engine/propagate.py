@@ -36,6 +36,7 @@ class Labels:
         self._meetings: list[tuple[Tensor, Tensor]] = []
         self._outputs: dict[tuple[int, bool], Tensor] = {}
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._fixed: dict[tuple[int, ...], Tensor] = {}
         self._marked = 0
 
     # ------------------------------------------------------------------ reading
@@ -160,7 +161,9 @@ class Labels:
         """Say that the size along a dimension never changes."""
         if value.shape[dim] > 1:
             shape = [value.shape[d] if d == dim else 1 for d in range(value.ndim)]
-            self.add(value, torch.full(shape, FROZEN))
+            if (known := self._fixed.get(tuple(shape))) is None:
+                known = self._fixed[tuple(shape)] = torch.full(shape, FROZEN)
+            self.add(value, known)
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
         """Return the output slots of a contraction's weight, (groups, outputs); None for an unknown computed weight."""

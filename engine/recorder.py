@@ -23,6 +23,7 @@ from engine.graph import Graph, Node, Value, walk_values
 from engine.opaque import Inside, storage_of
 from engine.signature import Signature, signature
 from engine.sizes import Expr, Guard, Provenance, numbers_in
+from engine.stored import distinct_modules, stored_tensors
 from engine.trees import map_tensors, tensors_in
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
@@ -64,7 +65,7 @@ class Recorder(TorchDispatchMode):
         self._maker = fakes
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        named = list(stored_tensors(model).items())
         self._owners: dict[str, list[str]] = {}
         for name, tensor in named:
             canonical = self._aliases[name] = self._names.setdefault(id(tensor), name)
@@ -126,7 +127,7 @@ class Recorder(TorchDispatchMode):
 
     def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
         """Return what was recorded."""
-        modules = dict(model.named_modules())
+        modules = distinct_modules(model)
         return Graph(
             nodes=tuple(self._nodes),
             values=tuple(self._values),

@@ -20,6 +20,7 @@ from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter
 from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
+from engine.stored import stored_tensors
 from engine.structure import structure_for
 from engine.use import Use
 
@@ -250,7 +251,7 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
 
 def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> RepairedMasks:
     """Write canonical masks under every name that the user gave them, or under their own."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = stored_tensors(model)
     places: dict[int, list[tuple[str, str]]] = {}
     for module, entries in given.items():
         for key in entries:

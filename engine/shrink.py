@@ -26,6 +26,7 @@ class Shrunk:
     structure: Structure
     keep: Tensor
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    _known: dict[int, tuple[Tensor, int]] = field(default_factory=dict, repr=False)
 
     def indices(self, value: Value, dim: int) -> Tensor | None:
         """Return which indices of an activation's dimension stay, bool ``(size,)``; None where it has no slots."""
@@ -48,7 +49,15 @@ class Shrunk:
             touched = support(layer)
             if len(touched) != 1 or touched[0] in found:
                 return None
-            found[touched[0]] = self.keep[layer.reshape(-1)]
+            found[touched[0]] = self._stays(layer)[0]
+        return found
+
+    def _stays(self, layer: Tensor) -> tuple[Tensor, int]:
+        """Which entries of a layer stay, flat, and how many; values share their layers, which the structure keeps."""
+        found = self._known.get(id(layer))
+        if found is None:
+            stays = self.keep[layer.reshape(-1)]
+            found = self._known[id(layer)] = stays, int(stays.sum())
         return found
 
     def shape(self, value: Value) -> tuple[int, ...]:
@@ -59,10 +68,10 @@ class Shrunk:
         return known
 
     def _sizes(self, value: Value) -> tuple[int, ...]:
-        sizes, rows = list(value.shape), self.rows(value)
-        if rows is not None:
-            for dim, stays in rows.items():
-                sizes[dim] = int(stays.sum())
+        sizes = list(value.shape)
+        if self.rows(value) is not None:
+            for layer in self.structure.of(value):
+                sizes[support(layer)[0]] = self._stays(layer)[1]
             return tuple(sizes)
         mask = self.mask(value)
         return value.shape if mask is None else self._joint_sizes(value, mask)

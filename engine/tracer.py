@@ -28,6 +28,7 @@ from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
 from engine.recorder import Recorder
 from engine.sizes import AttributeOf, Size
+from engine.stored import distinct_modules
 from engine.trees import map_tensors, tensors_in
 
 __all__ = ["call_model", "evaluation", "resolve_inputs", "trace"]
@@ -151,7 +152,7 @@ def _run(
     train: list[nn.Module],
     path: str,
 ) -> None:
-    names = {id(m): n for n, m in model.named_modules()}
+    names = {id(m): n for n, m in distinct_modules(model).items()}
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
@@ -226,7 +227,7 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaqu
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-    attention = frozenset(name for name, module in model.named_modules() if shape_free(module))
+    attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(graph, explored=explore, opaque=tuple(opaque), headwise=attention)
     graph.verify()

@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import engine
-from engine.compact import renew, stored_tensors
+from engine.compact import renew
 from engine.errors import EngineError, VerificationError
 from engine.history import certify
+from engine.stored import stored_tensors
 from lightning_compress.averages import Average, averages
 from lightning_compress.base import CompressionCallback
 

@@ -32,6 +32,20 @@ def _all_equal(numbers: Any, value: int) -> bool:
     return all(n == value for n in (numbers if isinstance(numbers, (list, tuple)) else [numbers]))
 
 
+def _once(describe: Callable[[Node], Contraction]) -> Callable[[Node], Contraction]:
+    """Describe each node once: all analyses ask for it."""
+    known: WeakKeyDictionary[Node, Contraction] = WeakKeyDictionary()
+
+    def described(node: Node) -> Contraction:
+        found = known.get(node)
+        if found is None:
+            found = known[node] = describe(node)
+        return found
+
+    return described
+
+
+@_once
 def _convolution(node: Node) -> Contraction:
     a, transposed = node.args, "transpose" in node.op
     weight, padding = a["weight"], a["padding"]
@@ -54,6 +68,7 @@ def _convolution(node: Node) -> Contraction:
     )
 
 
+@_once
 def _linear(node: Node) -> Contraction:
     a = node.args
     last = a["input"].ndim - 1
@@ -222,22 +237,8 @@ def _linear_samples() -> Iterable[Sample]:
     yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)), (2, 4, 5), "tokens")
 
 
-def _once(describe: Callable[[Node], Contraction]) -> Callable[[Node], Contraction]:
-    """Describe each node once: all analyses ask for it."""
-    known: WeakKeyDictionary[Node, Contraction] = WeakKeyDictionary()
-
-    def described(node: Node) -> Contraction:
-        found = known.get(node)
-        if found is None:
-            found = known[node] = describe(node)
-        return found
-
-    return described
-
-
 def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attributes: Any, samples: Any) -> Rule:
     """Return the rule of ops that contract as ``describe`` says."""
-    describe = _once(describe)
     return Rule(
         ops=tuple(ops.split()),
         labels=labels,

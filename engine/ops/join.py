@@ -26,16 +26,13 @@ def _dim(node: Node) -> int:
 
 def _parts(node: Node) -> list[Value]:
     """The tensors that are joined; `cat` skips empty ones of rank 1."""
-    return [v for v in node.args["tensors"] if node.op == "stack" or v.ndim == node.output.ndim]
+    ndim = node.output.ndim
+    return [v for v in node.args["tensors"] if node.op == "stack" or v.ndim == ndim]
 
 
 def _part(node: Node, value: Value, array: Tensor) -> Tensor:
     """Give a stacked tensor its new dimension of size 1."""
     return array.unsqueeze(_dim(node)) if node.op == "stack" else array
-
-
-def _size(node: Node, value: Value) -> int:
-    return 1 if node.op == "stack" else value.shape[_dim(node)]
 
 
 def _labels(node: Node, labels: Labels) -> None:
@@ -51,24 +48,24 @@ def _labels(node: Node, labels: Labels) -> None:
             labels.add(target, next((x for x in each if support(x) == touched), fixed))
     joint = {d for t in supports if dim in t for d in t}
     if joint:
-        pieces = [_piece(node, v, each, joint) for v, each in zip(parts, layers, strict=True)]
+        pieces = [_piece(v, each, joint, dim, target.ndim) for v, each in zip(parts, layers, strict=True)]
         labels.add(target, torch.cat(pieces, dim))
 
 
-def _piece(node: Node, value: Value, layers: Sequence[Tensor], joint: set[int]) -> Tensor:
+def _piece(value: Value, layers: Sequence[Tensor], joint: set[int], dim: int, ndim: int) -> Tensor:
     """One part's labels over the joint dimensions; a part without any is of fixed size."""
-    shape = [value.shape[d] if d in joint else 1 for d in range(node.output.ndim)]
-    known = [layer for layer in layers if _dim(node) in support(layer)]
+    shape = [value.shape[d] if d in joint else 1 for d in range(ndim)]
+    known = [layer for layer in layers if layer.size(dim) > 1]
     return known[0].expand(shape) if known else torch.full(shape, FROZEN)
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     dim, parts = _dim(node), _parts(node)
     arrays = [_part(node, v, constants.plain(v)) for v in parts]
-    shape = [max(a.size(d) for a in arrays) for d in range(node.output.ndim)]
+    shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays), strict=True)]
     pieces = []
     for value, array in zip(parts, arrays, strict=True):
-        shape[dim] = _size(node, value)
+        shape[dim] = 1 if node.op == "stack" else value.shape[dim]
         pieces.append(array.expand(shape))
     return [torch.cat(pieces, dim)]
 
@@ -76,7 +73,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 def _use(node: Node, use: Use) -> None:
     dim, used, start = _dim(node), use[node.output], 0
     for value in _parts(node):
-        size = _size(node, value)
+        size = 1 if node.op == "stack" else value.shape[dim]
         part = used if used.size(dim) == 1 else used.narrow(dim, start, size)
         use.add(value, part.any(dim) if node.op == "stack" else part)
         start += size

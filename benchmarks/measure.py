@@ -1,0 +1,165 @@
+"""One measurement each, run in a process of its own by `benchmarks/speed.py`."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import engine
+from benchmarks.narrow import built_narrow, group_wise
+from benchmarks.subjects import MODELS, SCALED, build, clock, example, masks_of, ours, peer, recording, writing
+
+Row = dict[str, Any]
+_PATIENCE = 60.0  # CPU seconds after which the peer is not run again
+
+
+def _warm_up(with_peer: bool = False) -> None:
+    model, x = build("resnet18"), example("resnet18")
+    recording(model, x)
+    ours(copy.deepcopy(model), x, masks_of(model))
+    if with_peer:
+        peer(model, x)
+
+
+def analysis(name: str, rounds: int) -> Row:
+    """CPU seconds of floor, this project and the peer, in turns; every round starts from a fresh copy."""
+    _warm_up(with_peer=True)
+    base, x = build(name), example(name)
+    masks = masks_of(base)
+    stages: dict[str, list[float]] = {}
+    spent = 0.0
+
+    def note(found: dict[str, float]) -> float:
+        for stage, seconds in found.items():
+            stages.setdefault(stage, []).append(seconds)
+        return sum(found.values())
+
+    for _ in range(rounds):
+        gc.collect()
+        note({"recording": recording(base, x)})
+        model = copy.deepcopy(base)
+        note({"ours": note(ours(model, x, masks))})
+        note({"writing": writing(model)})
+        if spent < _PATIENCE:
+            seconds = note(peer(copy.deepcopy(base), x))
+            spent += seconds
+            note({"peer": seconds})
+    return {"nodes": len(engine.trace(base, x).nodes), "stages": stages}
+
+
+def verification(name: str, rounds: int) -> Row:
+    """CPU seconds that verification adds, and of the forward passes that it makes."""
+    _warm_up()
+    base, x = build(name), example(name)
+    masks = masks_of(base)
+    repaired = engine.fix_mask_conflict(masks, base, x)
+    added, passes = [], []
+    for _ in range(rounds):
+        plain, verified = copy.deepcopy(base), copy.deepcopy(base)
+        start = clock()
+        engine.ModelSpeedup(plain, x, repaired, confidence=0).speedup_model()
+        middle = clock()
+        speedup = engine.ModelSpeedup(verified, x, repaired)
+        speedup.speedup_model()
+        added.append(clock() - middle - (middle - start))
+        passes.append(_forwards(base, plain, speedup.certificate))
+    return {"added": added, "passes": passes}
+
+
+def _forwards(dense: nn.Module, small: nn.Module, certificate: engine.Certificate) -> float:
+    dtype = getattr(torch, certificate.dtype)
+    models = [copy.deepcopy(m).to(dtype) for m in (dense, small)]
+    inputs = [torch.randn(shape, dtype=dtype) for shape in certificate.shapes]
+    start = clock()
+    with torch.inference_mode():
+        for model in models:
+            for x in inputs:
+                model(x)
+    return clock() - start
+
+
+def _memory(field: str) -> float:
+    """A field of the process's status, in MB."""
+    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def _megabytes(model: nn.Module) -> float:
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())) / 2**20
+
+
+def memory(name: str, rounds: int) -> Row:
+    """Peak of the resident memory above what it was with the model and its masks in it, in MB."""
+    _warm_up()
+    model, x = build(name), example(name)
+    masks, dense = masks_of(model), _megabytes(model)
+    found: Row = {"dense": dense}
+    for confidence, key in ((0, "peak"), (2, "peak verified")):
+        small = copy.deepcopy(model)
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _memory("VmRSS")
+        ours(small, x, masks, confidence)
+        found[key] = _memory("VmHWM") - before
+        found["compacted"] = _megabytes(small)
+    return found
+
+
+def scaling(name: str, rounds: int) -> Row:
+    """CPU seconds against the number of blocks, and the exponent of the fit."""
+    _warm_up()
+    make, sizes, shape = SCALED[name]
+    seconds = []
+    for size in sizes if rounds > 2 else sizes[:-1]:
+        model = make(size).eval()
+        masks, x = masks_of(model), torch.randn(shape)
+        runs = []
+        for _ in range(3):
+            small = copy.deepcopy(model)
+            gc.collect()
+            runs.append(sum(ours(small, x, masks).values()))
+        seconds.append(median(runs))
+    points = [(math.log(n), math.log(t)) for n, t in zip(sizes, seconds, strict=False)]
+    return {"sizes": list(sizes[: len(seconds)]), "seconds": seconds, "exponent": _slope(points[1:])}
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    """Least squares; the smallest size is left out, where what a call costs at all hides the growth."""
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def latency(name: str, rounds: int) -> Row:
+    """CPU milliseconds of dense, compacted and hand-built network, batch 1, in turns."""
+    base, x = build(name), example(name)
+    small = copy.deepcopy(base)
+    engine.ModelSpeedup(small, x, group_wise(base, x), confidence=0).speedup_model()
+    models = {"dense": base, "compacted": small, "by hand": built_narrow(small)}
+    times: dict[str, list[float]] = {key: [] for key in models}
+    with torch.inference_mode():
+        torch.testing.assert_close(models["compacted"](x), models["by hand"](x), rtol=1e-3, atol=1e-4)
+        for turn in range(8 * rounds + 3):
+            order = list(models.items())[:: 1 if turn % 2 else -1]
+            for key, model in order:
+                start = clock()
+                model(x)
+                if turn >= 3:
+                    times[key].append(1e3 * (clock() - start))
+    return {"times": times}
+
+
+MEASURES: dict[str, tuple[Callable[[str, int], Row], list[str]]] = {
+    "analysis": (analysis, MODELS),
+    "verification": (verification, ["resnet18", "mobilenet_v2"]),
+    "memory": (memory, ["resnet18", "resnet50", "densenet121", "convnext_tiny", "vit_b_16"]),
+    "scaling": (scaling, list(SCALED)),
+    "latency": (latency, ["resnet50", "mobilenet_v2", "vit_b_16"]),
+}
