@@ -70,10 +70,12 @@ class Statistic:
     Attributes:
         input: what is normalised, read or put out.
         dim: the dimension of the channels.
+        groups: number of groups that have statistics of their own.
     """
 
     input: Value
     dim: int
+    groups: int = 1
 
 
 def _freeze_everything(node: Node, labels: Labels) -> None:

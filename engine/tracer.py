@@ -135,12 +135,8 @@ def _module_stack(
 
 
 def int_attributes(module: nn.Module) -> dict[str, int]:
-    """Return the public integers among a module's attributes."""
-    return {
-        k: v
-        for k, v in vars(module).items()
-        if isinstance(v, int) and not isinstance(v, bool) and not k.startswith("_")
-    }
+    """Return the public integers among a module's attributes; a subclass of ``int`` may know more than its number."""
+    return {k: v for k, v in vars(module).items() if type(v) is int and not k.startswith("_")}
 
 
 def _run(

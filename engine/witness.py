@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.build import Analysis
 from engine.graph import Node
+from engine.rule import Statistic
 
 __all__ = ["Channels", "Witness"]
 
@@ -53,16 +54,20 @@ class Witness:
         return replace(found, opaque=analysis.structure.graph.opaque)
 
 
+def _span(analysis: Analysis, node: Node) -> Statistic | None:
+    statistic = analysis.structure.rules.rule(node.op).statistic
+    return None if statistic is None else statistic(node)
+
+
 def _channel_dim(analysis: Analysis, node: Node) -> int:
     """Norms over channels say which dimension that is; for all others it is the first after the batch."""
-    statistic = analysis.structure.rules.rule(node.op).statistic
-    span = None if statistic is None else statistic(node)
+    span = _span(analysis, node)
     return min(1, node.output.ndim - 1) if span is None else span.dim
 
 
 def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Channels]:
     """Indices to compare along every dimension that has slots, before and after."""
-    kept, value = analysis.kept, node.output
+    kept, value, span = analysis.kept, node.output, _span(analysis, node)
     before: dict[int, Tensor] = {}
     after: dict[int, Tensor] = {}
     if skip or not kept.use[value].any():
@@ -72,5 +77,8 @@ def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Cha
         if stays is not None:
             before[dim] = (stays & kept.use.along(value, dim)).nonzero()[:, 0]
             after[dim] = (stays.cumsum(0) - 1)[before[dim]]
+            if span is not None and span.dim == dim:  # inside, such a norm is as wide as before, group by group
+                width, left = (int(n) // span.groups for n in (len(stays), stays.sum()))
+                after[dim] = after[dim] // left * width + after[dim] % left
     empty = any(not len(index) for index in before.values())
     return (None, None) if empty else (before, after)

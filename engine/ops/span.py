@@ -1,8 +1,8 @@
 """Norms whose statistics span channels: layer norm, RMS norm, group norm; and instance norm, which spans positions
 only.
 
-A channel of a layer norm or RMS norm may go where it is a constant in front of the norm; `engine.ops.wide` keeps the
-statistics.
+A channel of a layer norm, RMS norm or group norm may go where it is a constant in front of the norm; `engine.ops.wide`
+keeps the statistics. The groups of a group norm keep equally many.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engine.arrays import align, any_over
 from engine.constants import Constants
+from engine.constraints import Equal
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, residual
 from engine.ops.wide import can_widen
@@ -52,17 +53,25 @@ def _layer_labels(node: Node, labels: Labels) -> None:
             labels.add(value, channels)
 
 
-def _layer_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """``β`` where ``γ = 0``."""
+def _shift_alone(node: Node, constants: Constants) -> Tensor:
+    """``β`` where ``γ = 0``, in the shape of the parameters."""
     weight, bias = node.args.get("weight"), node.args.get("bias")
     dead = torch.zeros(1, dtype=torch.bool) if weight is None else constants.zero(weight)
     shift = torch.zeros(1, dtype=torch.float64) if bias is None else constants[bias]
-    result = align(torch.where(dead, 0.0, math.nan) + shift, node.output.ndim)
-    if constants.repaired:  # repair masks γ and β of what arrives as zero
-        last = node.output.ndim - 1
-        zero = constants.along(node.args["input"], last) == 0
-        result = torch.where(align(zero, node.output.ndim), 0.0, result)
-    return [result]
+    return torch.where(dead, 0.0, math.nan) + shift
+
+
+def _repaired(node: Node, constants: Constants, dim: int, result: Tensor) -> Sequence[Tensor]:
+    """Repair masks γ and β of what arrives as zero."""
+    if not constants.repaired:
+        return [result]
+    zero = constants.along(node.args["input"], dim) == 0
+    return [torch.where(zero.view([-1 if d == dim else 1 for d in range(node.output.ndim)]), 0.0, result)]
+
+
+def _layer_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    result = align(_shift_alone(node, constants), node.output.ndim)
+    return _repaired(node, constants, node.output.ndim - 1, result)
 
 
 def _layer_used(node: Node, use: Use) -> None:
@@ -77,15 +86,45 @@ def _statistic(node: Node) -> Statistic | None:
 
 
 def _group_labels(node: Node, labels: Labels) -> None:
-    source = node.args["input"]
-    for layer in labels.without(source, range(1, source.ndim), f"{node!r} averages over it"):
+    source, groups = node.args["input"], _groups(node)
+    correctable = can_widen(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
+    dims = [d for d in range(1, source.ndim) if d > 1 or not correctable]
+    for layer in labels.without(source, dims, f"{node!r} averages over it"):
         labels.add(node.output, layer)
+    channels = labels.along(source, 1) if correctable else None
+    if channels is not None and groups > 1:
+        labels.constraints.append(Equal(channels.view(groups, -1)))
     for value in _affine(node):
-        labels.fix(value, 0)
+        if channels is None:
+            labels.fix(value, 0)
+        else:
+            labels.add(value, channels)
+
+
+def _groups(node: Node) -> int:
+    return int(node.args["num_groups"])
+
+
+def _group_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    result = _shift_alone(node, constants).view(1, -1, *[1] * (node.output.ndim - 2))
+    return _repaired(node, constants, 1, result)
 
 
 def _group_used(node: Node, use: Use) -> None:
-    use.add_all(node.args["input"])
+    """Every entry has a share in the statistics of its group."""
+    used = any_over(use[node.output], range(2, node.output.ndim))
+    if used.size(1) > 1:
+        used = used.unflatten(1, (_groups(node), -1)).any(2, keepdim=True)
+        used = used.expand(-1, -1, node.output.shape[1] // _groups(node), *used.shape[3:]).flatten(1, 2)
+    use.add(node.args["input"], used)
+
+
+def _group_statistic(node: Node) -> Statistic:
+    return Statistic(node.args["input"], 1, _groups(node))
+
+
+def _group_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    return {"num_channels": shapes(node.output)[1]}
 
 
 # ---------------------------------------------------------------- instance norm
@@ -178,7 +217,17 @@ RULES = [
         normalises=True,
         samples=_layer_samples,
     ),
-    Rule(("group_norm",), _group_labels, use=_group_used, elementwise=5, normalises=True, samples=_group_samples),
+    Rule(
+        ("group_norm",),
+        _group_labels,
+        _group_constants,
+        _group_used,
+        elementwise=5,
+        attributes=_group_attributes,
+        statistic=_group_statistic,
+        normalises=True,
+        samples=_group_samples,
+    ),
     Rule(
         ("instance_norm",),
         _instance_labels,

@@ -67,6 +67,19 @@ class FullWidth(tuple[int, ...]):
         return self
 
 
+class FullGroups(int):
+    """``num_groups`` of a group norm that lost channels which were constants."""
+
+    fill: Tensor
+
+    @classmethod
+    def of(cls, groups: int, fill: Tensor) -> FullGroups:
+        """Return the number of groups, with the constants of what is gone, group by group."""
+        self = cls(groups)
+        self.fill = fill
+        return self
+
+
 def _functional(size: int, with_fill: bool) -> ModuleType:
     """Return `torch.nn.functional` with norms over ``size`` channels of which some were removed.
 
@@ -98,8 +111,21 @@ def _functional(size: int, with_fill: bool) -> ModuleType:
             weight = F.pad(weight, [0, missing])
         return F.rms_norm(F.pad(input, [0, missing]), [norm.size], weight, eps)[..., :kept]
 
+    def group_norm(
+        input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        kept, missing = input.shape[1] // num_groups, (norm.size - input.shape[1]) // num_groups
+        if weight is not None:
+            weight = F.pad(weight.unflatten(0, [num_groups, kept]), [0, missing]).flatten()
+        if bias is not None:
+            bias = F.pad(bias.unflatten(0, [num_groups, kept]), [0, missing]).flatten()
+        full = F.pad(input.unflatten(1, [num_groups, kept]), [0, 0] * (input.dim() - 2) + [0, missing]).flatten(1, 2)
+        out = F.group_norm(full, num_groups, weight, bias, eps)
+        return out.unflatten(1, [num_groups, kept + missing])[:, :, :kept].flatten(1, 2)
+
     found = ModuleType(F.__name__)
     vars(found).update(vars(F))
+    found.group_norm = _filled_groups if with_fill else group_norm  # type: ignore[attr-defined]
     found.layer_norm = _filling(F.layer_norm) if with_fill else layer_norm  # type: ignore[attr-defined]
     found.rms_norm = _filling(F.rms_norm) if with_fill else rms_norm  # type: ignore[attr-defined]
     return found
@@ -122,17 +148,38 @@ def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return wide
 
 
+def _filled_groups(
+    x: Tensor, groups: FullGroups, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Group norm that puts constants back for its statistics."""
+    fill, positions = groups.fill.view(groups, -1), [1] * (x.ndim - 2)
+    kept, missing = x.shape[1] // groups, fill.shape[1]
+    rest = fill.to(x).view(1, groups, missing, *positions).expand(len(x), -1, -1, *x.shape[2:])
+    full = torch.cat([x.unflatten(1, (groups, kept)), rest], 2).flatten(1, 2)
+
+    def padded(p: Tensor | None) -> Tensor | None:
+        return None if p is None else F.pad(p.view(groups, kept), (0, missing)).flatten()
+
+    out = F.group_norm(full, groups, padded(weight), padded(bias), eps)
+    return out.unflatten(1, (groups, kept + missing))[:, :, :kept].flatten(1, 2)
+
+
 def can_widen(cls: Any) -> bool:
-    """Whether a module class calls a spanning norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward."""
+    """Whether a module class calls a norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward.
+
+    A group norm is called with ``self.num_groups``.
+    """
     forward = getattr(cls, "forward", None)
     if not isinstance(forward, FunctionType) or forward.__closure__ is not None or not issubclass(cls, _NORMS):
         return False
     names = set(forward.__code__.co_names)
     through = any(forward.__globals__.get(n) is F for n in names)
+    if issubclass(cls, nn.GroupNorm):
+        return through and {"group_norm", "num_groups"} <= names
     return through and bool(names & {"layer_norm", "rms_norm"}) and "normalized_shape" in names
 
 
-_NORMS = (nn.LayerNorm, nn.RMSNorm)
+_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @functools.cache
@@ -170,20 +217,31 @@ def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Ca
     Raises:
         PlanError: where the module is no norm that can.
     """
-    kept = widening.kept
-    spans = tuple(getattr(module, "normalized_shape", ())) == (widening.size,)
-    if not can_widen(type(module)) or not spans or not 0 < kept < widening.size:
+    attribute = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
+    if not can_widen(type(module)) or not _fits(module, widening):
         raise PlanError(f"{widening.module!r} ({type(module).__name__}) is no norm over {widening.size} channels.")
-    if widening.fill is not None and widening.fill.shape != (widening.size - kept,):
+    if widening.fill is not None and widening.fill.shape != (widening.size - widening.kept,):
         raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")
-    old_class, old_shape = type(module), vars(module)["normalized_shape"]
-    new_class = _wide_class(old_class, widening.size, widening.fill is not None)  # type: ignore[arg-type]
-    new_shape = FullWidth.of(kept, widening.size, widening.fill)
+    old = type(module), vars(module)[attribute]
+    new = _wide_class(type(module), widening.size, widening.fill is not None), _span(module, widening)  # type: ignore[arg-type]
 
-    def redo() -> None:
-        module.__class__, module.normalized_shape = new_class, new_shape  # type: ignore[assignment]
+    def become(found: tuple[type[nn.Module], Any]) -> None:
+        module.__class__, value = found  # type: ignore[assignment]
+        setattr(module, attribute, value)
 
-    def undo() -> None:
-        module.__class__, module.normalized_shape = old_class, old_shape
+    return functools.partial(become, new), functools.partial(become, old)
 
-    return redo, undo
+
+def _fits(module: nn.Module, widening: Widening) -> bool:
+    if isinstance(module, nn.GroupNorm):
+        size, groups = module.num_channels, module.num_groups
+        return size == widening.size and 0 < widening.kept < size and widening.kept % groups == 0
+    spans = tuple(getattr(module, "normalized_shape", ())) == (widening.size,)
+    return spans and 0 < widening.kept < widening.size
+
+
+def _span(module: nn.Module, widening: Widening) -> Any:
+    """Return what tells a norm its channels, with what its statistics span besides."""
+    if not isinstance(module, nn.GroupNorm):
+        return FullWidth.of(widening.kept, widening.size, widening.fill)
+    return module.num_groups if widening.fill is None else FullGroups.of(module.num_groups, widening.fill)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.rule import Statistic
-from tests.engine.exactness import KINDS, check_exact, randomised
+from tests.engine.attentions import stored
+from tests.engine.exactness import KINDS, Masks, check_exact, randomised, relative_error, run
 from tests.engine.nets import Net, constants_of, dead, image, structure
 from tests.engine.ops.brute import check_constants, check_labels, check_macs, check_use, labels_of, node_of, stems
 
@@ -169,21 +172,83 @@ def test_num_features_follows() -> None:
     assert model.norm.num_features == 5 == len(model.norm.running_mean) == len(model.norm.weight)
 
 
-def test_group_norm_keeps_its_channels() -> None:
+def grouped(affine: bool = True) -> nn.Module:
+    """A stem, a group norm of four groups, and two layers."""
+    return randomised(
+        Net(
+            lambda m, x: m.head(torch.relu(m.body(torch.relu(m.norm(m.stem(x))))).mean((2, 3))),
+            stem=nn.Conv2d(3, 12, 3),
+            norm=nn.GroupNorm(4, 12, affine=affine),
+            body=nn.Conv2d(12, 6, 1),
+            head=nn.Linear(6, 2),
+        )
+    )
+
+
+def dead_under_norm(model: nn.Module, channels: list[int], bias: bool = True) -> Masks:
+    """Mask channels of the stem, and of the norm behind it."""
+    masks = dead(model, {"stem": channels}, bias=bias)
+    keep = torch.ones(12)
+    keep[channels] = 0
+    return {**masks, "norm": {"weight": keep, "bias": keep}}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_groups_of_a_norm_lose_equally_many(bias: bool) -> None:
+    """One dead channel of each group goes, zero or constant; a second one stays, and all where a group is whole."""
+    model = grouped()
+    masks = dead_under_norm(model, [0, 1, 4, 8], bias)
+    assert check_exact(model, masks, image(), image(9)).is_empty  # the last group is whole
+    masks = dead_under_norm(model, [0, 1, 4, 8, 11], bias)
+    plan = check_exact(model, masks, image(), image(9, batch=3))
+    assert plan.slices["norm.weight"].shape == (8,) and plan.widened[0].kept == 8
+    assert (plan.widened[0].fill is None) == bias
+    small = plan.apply(copy.deepcopy(model))
+    assert small.norm.num_channels == 8 and small.norm.num_groups == 4
+    small.train()(image()).sum().backward()
+    assert small.norm.weight.grad.shape == (8,)
+
+
+def test_a_plain_group_norm_of_the_rest_would_be_wrong() -> None:
+    """The statistics span what was removed."""
+    model = grouped()
+    masks = dead_under_norm(model, [0, 3, 6, 9])
+    plan = check_exact(model, masks, image())
+    small = plan.apply(copy.deepcopy(model))
+    careless = dataclasses.replace(plan, widened=()).apply(copy.deepcopy(model))
+    assert relative_error(run(small, image()), run(careless, image())) > 1e-3
+
+
+def test_a_plan_with_a_group_norm_survives_a_file() -> None:
+    """Stored and read with weights_only, and copied."""
+    model = grouped()
+    plan = check_exact(model, dead_under_norm(model, [0, 3, 6, 9], bias=False), image())
+    small, again = plan.apply(copy.deepcopy(model)), stored(plan).apply(copy.deepcopy(model))
+    assert relative_error(run(small, image()), run(copy.deepcopy(again), image())) == 0
+
+
+def test_a_group_norm_by_function_keeps_its_channels() -> None:
     """With a reason that names the place; what is behind it goes; the result is exact."""
     model = randomised(
         Net(
-            lambda m, x: m.head(torch.relu(m.body(torch.relu(m.norm(m.stem(x))))).mean((2, 3))),
+            lambda m, x: m.head(torch.relu(m.body(nn.functional.group_norm(m.stem(x), 4))).mean((2, 3))),
             stem=nn.Conv2d(3, 8, 3),
-            norm=nn.GroupNorm(4, 8),
             body=nn.Conv2d(8, 6, 1),
             head=nn.Linear(6, 2),
         )
     )
     reasons = {g.name: g.reason for g in engine.dependency_groups(model, image())}
-    assert "group_norm in 'norm'" in reasons["stem"] and reasons["body"] is None
-    plan = check_exact(model, dead(model, {"stem": [0, 1], "body": [0, 1]}, bias=True), image(), image(9))
-    assert not {"stem.weight", "norm.weight"} & set(plan.slices) and plan.slices["body.weight"].shape[0] == 4
+    assert "group_norm" in reasons["stem"] and reasons["body"] is None
+    plan = check_exact(model, dead(model, {"stem": [0, 2, 4, 6], "body": [0, 1]}, bias=True), image(), image(9))
+    assert "stem.weight" not in plan.slices and plan.slices["body.weight"].shape[0] == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_any_masks_under_a_group_norm(affine: bool, kind: str) -> None:
+    """Exact, whatever is masked."""
+    model = grouped(affine)
+    check_exact(model, KINDS[kind](model, 2), image(), image(9))
 
 
 @pytest.mark.parametrize("kind", KINDS)
