@@ -69,6 +69,14 @@ def _convolution(node: Node) -> Contraction:
 
 
 @_once
+def _deformed(node: Node) -> Contraction:
+    """A convolution that reads its input at places of its own, with zeros outside of the picture."""
+    a = node.args
+    bias = a["bias"] if a["bias"].stored else None  # torchvision makes zeros where a layer has none
+    return Contraction(a["input"], a["weight"], bias, node.output, 1, 1, a["groups"], False, True)
+
+
+@_once
 def _linear(node: Node) -> Contraction:
     a = node.args
     last = a["input"].ndim - 1
@@ -130,6 +138,25 @@ def _pass_others(labels: Labels, c: Contraction) -> None:
             labels.add(c.output, layer)
 
 
+def _deformed_labels(node: Node, labels: Labels) -> None:
+    """Offsets and weights of the places are the same for all channels, unless there are several groups of them."""
+    c, a = _deformed(node), node.args
+    for value in (a["offset"], a["mask"]):
+        labels.freeze(value, f"{node!r} reads where it says")
+    shared = a["offset_groups"] == 1
+    labels.without(c.input, [0, 2, 3] if shared else [0, 1, 2, 3], f"{node!r} runs over it")
+    _contract(node, labels, c)
+    outputs = labels.along(node.output, 1)
+    if outputs is not None:
+        labels.add(a["bias"], outputs)
+
+
+def _deformed_used(node: Node, use: Use) -> None:
+    _used(node, use, _deformed(node))
+    for name in ("offset", "mask"):
+        use.add_all(node.args[name])
+
+
 def _linear_labels(node: Node, labels: Labels) -> None:
     c = _linear(node)
     _pass_others(labels, c)
@@ -181,7 +208,7 @@ def _macs(node: Node, shapes: Shapes, c: Contraction) -> int:
 
 
 def _convolution_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
-    c = _convolution(node)
+    c = _deformed(node) if "offset" in node.args else _convolution(node)
     weight = shapes(c.weight)
     inputs, outputs = shapes(c.input)[c.input_dim], shapes(c.output)[c.output_dim]
     per_group = outputs if c.transposed else inputs
@@ -257,5 +284,9 @@ _CONVOLUTION = (_convolution, _convolution_labels, _convolution_attributes)
 RULES = [
     _rule("conv1d conv2d conv3d", *_CONVOLUTION, _convolution_samples),
     _rule("conv_transpose1d conv_transpose2d conv_transpose3d", *_CONVOLUTION, _transposed_samples),
+    replace(
+        _rule("torchvision::deform_conv2d", _deformed, _deformed_labels, _convolution_attributes, tuple),
+        use=_deformed_used,
+    ),
     _rule("linear", _linear, _linear_labels, _linear_attributes, _linear_samples),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import DeformConv2d
 
 import engine
 from engine.constraints import Grouped
@@ -225,3 +226,39 @@ def test_a_weight_shared_by_a_convolution_and_its_transpose(kind: str) -> None:
 
     model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), conv=nn.Conv2d(6, 4, 3), head=nn.Linear(6, 2)))
     check_exact(model, KINDS[kind](model, 1), image(), image(8))
+
+
+class Deformed(nn.Module):
+    """Every channel read at the same places, which the picture says; some of them outside."""
+
+    def __init__(self, groups: int = 1, bias: bool = True, places: int = 1) -> None:
+        super().__init__()
+        self.offset, self.mask = nn.Conv2d(3, 18 * places, 3, padding=1), nn.Conv2d(3, 9 * places, 3, padding=1)
+        self.stem, self.last, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(6, 4, 1), nn.Linear(4, 2)
+        self.conv = DeformConv2d(8, 6, 3, padding=1, groups=groups, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        features = torch.sigmoid(self.stem(x))
+        features = self.conv(features, self.offset(x), torch.sigmoid(self.mask(x)))
+        return self.head(torch.relu(self.last(torch.relu(features))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"bias": False}, {"places": 2}], ids=str)
+def test_deformable_convolution(options: dict[str, int], kind: str) -> None:
+    """Exact under any masks: offsets stay, and all channels that are read at the same places can go."""
+    model = randomised(Deformed(**options))
+    check_exact(model, KINDS[kind](model, 1), image(), image(8))
+
+
+def test_channels_of_a_deformable_convolution_go() -> None:
+    """Inputs and outputs; not where groups of channels have places of their own."""
+    masks = {"stem": [0, 1, 4, 5], "conv": [0, 1, 2]}
+    model = randomised(Deformed())
+    plan = check_exact(model, dead(model, masks, bias=True), image(), image(8))
+    assert plan.slices["conv.weight"].shape[0] == 3 and plan.slices["stem.weight"].shape[0] < 8
+    groups = {g.name: g.reason for g in engine.dependency_groups(model, image())}
+    assert groups["stem"] is None and groups["conv"] is None and "reads where it says" in str(groups["offset"])
+    apart = {g.name: g.reason for g in engine.dependency_groups(Deformed(places=2).double(), image())}
+    assert "runs over it" in str(apart["stem"]) and apart["conv"] is None
