@@ -44,9 +44,13 @@ def test_half_precision_models(dtype: torch.dtype, bound: float) -> None:
 
 def test_a_model_that_needs_its_own_dtype() -> None:
     """Where float64 does not run, the model's own dtype is used, and the notes say so."""
-    model = Net(
-        lambda m, x: m.head(torch.relu(m.conv(x.float())).mean((2, 3))), conv=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)
-    )
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("Only float32 runs here.")
+        return m.head(torch.relu(m.conv(x)).mean((2, 3)))
+
+    model = Net(forward, conv=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2))
     found = verdict(model, image(dtype=torch.float32), {"conv": [0, 1]})
     assert found.verified and found.dtype == "float32" and found.tolerance == 1e-4
     assert any("float64" in note for note in found.notes)
