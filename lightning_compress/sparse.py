@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ from lightning_compress.timing import Timing
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-Gradients = dict[str, Tensor]
+Factors = dict[str, Tensor]
 
 
-def bn_scale(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Gradients:
-    r"""Gradient of :math:`\sum_u \lambda_u \sum_{\gamma \in u} |\gamma|`, which is :math:`\pm \lambda_u`.
+def bn_scale(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Factors:
+    r"""Gradient of :math:`\sum_u \lambda_u \sum_{\gamma \in u} |\gamma|`: γ times :math:`\lambda_u / |\gamma|`.
 
     Args:
         group: the dependency group.
@@ -33,16 +34,19 @@ def bn_scale(group: engine.Group, parameter: Callable[[str], Tensor], strength: 
         strength: λ of each unit, shape ``(size,)``.
 
     Returns:
-        What is to be added to the gradient, by parameter name; nothing for a group without a norm.
+        By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0
+        where it is 0. Nothing for a group without a norm.
 
     Liu et al., "Learning Efficient Convolutional Networks through Network Slimming", 2017.
     """
-    scales = [m for m in group.members if m.role == "norm" and not is_shift(m.parameter)]
-    return {m.parameter: parameter(m.parameter).detach().sign() * _per_entry(strength, m) for m in scales}
+    scales = {m: parameter(m.parameter).detach().abs() for m in group.members if m.role == "norm"}
+    return {
+        m.parameter: _divided(_per_entry(strength, m), size) for m, size in scales.items() if not is_shift(m.parameter)
+    }
 
 
-def group_lasso(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Gradients:
-    r"""Gradient of :math:`\sum_u \lambda_u \sqrt{n_u} \, \lVert w_u \rVert_2`, over all that puts a unit out.
+def group_lasso(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Factors:
+    r"""Gradient of :math:`\sum_u \lambda_u \sqrt{n_u} \, \lVert w_u \rVert_2`, by what w is multiplied with.
 
     Args:
         group: the dependency group; a unit's :math:`n_u` weights are those of all its layers together.
@@ -50,17 +54,34 @@ def group_lasso(group: engine.Group, parameter: Callable[[str], Tensor], strengt
         strength: λ of each unit, shape ``(size,)``.
 
     Returns:
-        What is to be added to the gradient, by parameter name; 0 where a unit is 0.
+        By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0
+        where a unit is 0.
 
     Wen et al., "Learning Structured Sparsity in Deep Neural Networks", 2016.
     """
     members = [m for m in group.members if m.role == "out" and m.units.ndim > 1]
-    weights = {m.parameter: parameter(m.parameter).detach() for m in members}
-    squares = [unit_sums(weights[m.parameter].float().square(), m.units, group.size) for m in members]
-    norms = torch.stack(squares).sum(0).sqrt()
-    count = sum(weights[m.parameter].numel() for m in members) / group.size
-    factors = torch.where(norms > 0, strength.to(norms) * count**0.5 / norms, 0.0)
-    return {m.parameter: weights[m.parameter] * _per_entry(factors, m) for m in members}
+    count = sum(math.prod(m.shape) for m in members) / group.size
+    norms = _squares(group, members, parameter).sqrt()
+    factors = _divided(strength.to(norms) * count**0.5, norms)
+    return {m.parameter: _per_entry(factors, m) for m in members}
+
+
+def _squares(group: engine.Group, members: Sequence[engine.Member], parameter: Callable[[str], Tensor]) -> Tensor:
+    """Sum of squares of each unit over members, without a copy of the weights."""
+    found: Tensor | None = None
+    for m in members:
+        weight = parameter(m.parameter).detach()
+        free = [d for d in range(weight.ndim) if m.units.shape[d] == 1]
+        norms = (
+            torch.linalg.vector_norm(weight, dim=free, keepdim=True, dtype=torch.float32) if free else weight.float()
+        )
+        sums = unit_sums(norms.square(), m.units, group.size)
+        found = sums if found is None else found + sums
+    return torch.zeros(group.size) if found is None else found
+
+
+def _divided(strength: Tensor, size: Tensor) -> Tensor:
+    return torch.where(size > 0, strength.to(size) / size, 0.0)
 
 
 def _per_entry(values: Tensor, member: engine.Member) -> Tensor:
@@ -68,7 +89,7 @@ def _per_entry(values: Tensor, member: engine.Member) -> Tensor:
     return padded[member.units.to(values.device)]
 
 
-PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor], Gradients]] = {
+PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor], Factors]] = {
     "bn_scale": bn_scale,
     "group_lasso": group_lasso,
 }
@@ -135,7 +156,7 @@ class SparseTraining(CompressionCallback):
         self._window = self._timing.window(trainer)
         self._look_at(trainer, pl_module)
         model = self.target(pl_module)[1]
-        if not any(self._added(group, model, 1.0) for group in self._groups):
+        if not any(self._factors(group, model, 1.0) for group in self._groups):
             names = ", ".join(group.name for group in self._groups[:4])
             raise MisconfigurationException(
                 f"`SparseTraining({self.penalty!r})` has nothing to act on: no norm has a scale for the channels of "
@@ -165,12 +186,12 @@ class SparseTraining(CompressionCallback):
         model = self.target(pl_module)[1]
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for group in self._groups:
-            for name, added in self._added(group, model, strength).items():
+            for name, factor in self._factors(group, model, strength).items():
                 parameter = model.get_parameter(name)
                 if parameter.grad is not None and id(parameter) in stepped:
-                    parameter.grad.add_(added.to(parameter.grad.dtype))
+                    parameter.grad.addcmul_(parameter.detach(), factor.to(parameter.dtype))
 
-    def _added(self, group: engine.Group, model: nn.Module, strength: float) -> Gradients:
+    def _factors(self, group: engine.Group, model: nn.Module, strength: float) -> Factors:
         device = model.get_parameter(group.members[0].parameter).device
         each = torch.full((group.size,), strength, device=device)
         if self.amount < 1.0:
@@ -180,6 +201,4 @@ class SparseTraining(CompressionCallback):
     def _sizes(self, group: engine.Group, model: nn.Module) -> Tensor:
         role = "norm" if self.penalty == "bn_scale" else "out"
         members = [m for m in group.members if m.role == role and not is_shift(m.parameter)]
-        squares = [model.get_parameter(m.parameter).detach().float().square() for m in members]
-        sums = [unit_sums(values, m.units, group.size) for values, m in zip(squares, members, strict=True)]
-        return torch.stack(sums).sum(0) if sums else torch.zeros(group.size)
+        return _squares(group, members, model.get_parameter)

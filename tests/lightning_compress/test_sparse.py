@@ -37,8 +37,9 @@ def test_group_lasso_is_the_gradient_of_its_formula(name: str) -> None:
         net.zero_grad()
         vectors = unit_weights(group, net)
         sum(s * len(v) ** 0.5 * v.norm() for s, v in zip(strength, vectors, strict=True)).backward()
-        for parameter, added in sparse.group_lasso(group, net.get_parameter, strength).items():
-            torch.testing.assert_close(added.expand_as(net.get_parameter(parameter)), net.get_parameter(parameter).grad)
+        for name, factor in sparse.group_lasso(group, net.get_parameter, strength).items():
+            parameter = net.get_parameter(name)
+            torch.testing.assert_close(factor * parameter.detach(), parameter.grad)
 
 
 def test_slimming_is_the_gradient_of_its_formula() -> None:
@@ -47,9 +48,9 @@ def test_slimming_is_the_gradient_of_its_formula() -> None:
     with torch.no_grad():
         net.wide_norm.weight.normal_()[3] = 0
     group = next(g for g in groups_of(net, 1, 3, 8, 8) if g.name == "wide")
-    added = sparse.bn_scale(group, net.get_parameter, torch.arange(16.0))
-    assert list(added) == ["wide_norm.weight"]
-    assert torch.equal(added["wide_norm.weight"], torch.arange(16.0) * net.wide_norm.weight.detach().sign())
+    factors, scale = sparse.bn_scale(group, net.get_parameter, torch.arange(16.0)), net.wide_norm.weight.detach()
+    assert list(factors) == ["wide_norm.weight"]
+    torch.testing.assert_close(factors["wide_norm.weight"] * scale, torch.arange(16.0) * scale.sign())
 
 
 def test_a_dead_unit_is_left_alone() -> None:
@@ -58,8 +59,8 @@ def test_a_dead_unit_is_left_alone() -> None:
     with torch.no_grad():
         net.wide.weight[5] = 0
     group = next(g for g in groups_of(net, 1, 3, 8, 8) if g.name == "wide")
-    added = sparse.group_lasso(group, net.get_parameter, torch.ones(16))["wide.weight"]
-    assert not added[5].any() and torch.isfinite(added).all()
+    factor = sparse.group_lasso(group, net.get_parameter, torch.ones(16))["wide.weight"]
+    assert not factor[5].any() and torch.isfinite(factor).all()
 
 
 def scales(tmp_path: Path, **settings: Any) -> Tensor:
@@ -83,10 +84,10 @@ def test_growth(tmp_path: Path) -> None:
     seen: list[float] = []
 
     class Watching(SparseTraining):
-        def _added(self, group: engine.Group, model: nn.Module, strength: float) -> Any:
+        def _factors(self, group: engine.Group, model: nn.Module, strength: float) -> Any:
             if group.name == "wide":
                 seen.append(strength)
-            return super()._added(group, model, strength)
+            return super()._factors(group, model, strength)
 
     fit(seeded(Wrapped), tmp_path, Watching(strength=1.0, growth="linear", start=1, end=5))
     assert seen == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]
@@ -99,7 +100,8 @@ def test_only_the_smallest_are_penalised(tmp_path: Path) -> None:
     with torch.no_grad():
         net.wide_norm.weight.copy_(torch.arange(1.0, 17.0))
     group = next(g for g in groups_of(net, 1, 3, 8, 8) if g.name == "wide")
-    assert callback._added(group, net, 1.0)["wide_norm.weight"].tolist() == [1.0] * 4 + [0.0] * 12
+    added = callback._factors(group, net, 1.0)["wide_norm.weight"] * net.wide_norm.weight.detach()
+    assert added.tolist() == [1.0] * 4 + [0.0] * 12
 
 
 def test_slimming_end_to_end(tmp_path: Path) -> None:
