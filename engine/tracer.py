@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -86,7 +87,7 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
         tables += [(t, dict(t)) for t in (m._parameters, m._buffers, m._modules)]  # type: ignore[arg-type, misc]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with torch.random.fork_rng(devices=[d.index for d in devices]):
+    with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled():
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
             training = set(map(id, train))
@@ -101,6 +102,16 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
             for table, entries in tables:
                 table.clear()
                 table.update(entries)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled modules as they are written; else torch notes that their code cannot be compiled, for good."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to ask for it would import the compiler
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager

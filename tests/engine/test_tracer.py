@@ -210,3 +210,20 @@ def test_the_fast_path_of_attention_is_put_back() -> None:
     enabled = torch.backends.mha.get_fastpath_enabled()
     engine.trace(plain(), image())
     assert torch.backends.mha.get_fastpath_enabled() == enabled
+
+
+def test_a_compiled_model_stays_compiled() -> None:
+    """It is recorded as it is written, and compiled when it runs the next time."""
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = plain()
+    model.compile(backend=backend)
+    assert [node.op for node in engine.trace(model, image()).nodes][:2] == ["conv2d", "batch_norm"]
+    assert not compiled
+    model(image())
+    assert compiled

@@ -278,6 +278,7 @@ def test_heads_and_neurons(tmp_path: Path) -> None:
 def test_compiled(tmp_path: Path, whole: bool) -> None:
     """A compiled model, or LightningModule, is looked at as it is, and compiled anew for the small sizes."""
     compiled: list[list[int]] = []
+    torch._dynamo.reset()  # nothing that another test compiled
 
     def note(graph: Any, inputs: Any) -> Any:
         compiled.append([len(i) for i in inputs if i.ndim == 4 and i.requires_grad])
