@@ -113,8 +113,10 @@ def run(folder: Path, kind: str, options: dict[str, Any]) -> None:
 
 
 def start(folder: Path, kind: str, options: dict[str, Any]) -> Any:
-    """`run` in another process."""
-    process = multiprocessing.get_context("fork").Process(target=run, args=(folder, kind, options))
+    """`run` in another process, forked from one that has imported all and computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=run, args=(folder, kind, options))
     process.start()
     return process
 
