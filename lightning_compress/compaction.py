@@ -21,7 +21,7 @@ from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
 from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.launchers import bring_results_back
-from lightning_compress.masking import MaskingCallback, active_masks
+from lightning_compress.masking import MaskWatch, active_masks, holders
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.shrinking import shrink
 
@@ -107,7 +107,7 @@ class ModelCompaction(CompressionCallback):
         self._folder: Path | None = None
         self._training = False
         self._epoch = -1
-        self._seen: list[Any] = []
+        self._watch = MaskWatch()
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -140,21 +140,17 @@ class ModelCompaction(CompressionCallback):
             return
         # Whatever the order of the callbacks, all have pruned by then that do so at the start of the epoch or after the
         # last step; no gradients are pending.
-        for holder in _holders(trainer):
+        for holder in holders(trainer):
             holder.catch_up(trainer, pl_module)
         if self._is_due(trainer, pl_module):
             self._try(trainer, pl_module, training=True, alone=False)
-            self._seen = [holder.masks for holder in _holders(trainer)]
+            self._watch.changed(trainer)
 
     def _is_due(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         if not isinstance(self.when, float):
             due, self._epoch = trainer.current_epoch != self._epoch, trainer.current_epoch
             return due and trainer.current_epoch in self.when  # type: ignore[operator]
-        masks = [holder.masks for holder in _holders(trainer)]
-        if len(masks) == len(self._seen) and all(a is b for a, b in zip(masks, self._seen, strict=True)):
-            return False
-        self._seen = masks
-        return self._dead(trainer, pl_module) >= self.when
+        return self._watch.changed(trainer) and self._dead(trainer, pl_module) >= self.when
 
     def _dead(self, trainer: Trainer, pl_module: LightningModule) -> float:
         """Fraction of the model's parameters that a compaction would remove now."""
@@ -239,7 +235,7 @@ class ModelCompaction(CompressionCallback):
         path, model = self.target(pl_module)
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         monitors = [callback for callback in callbacks if isinstance(callback, ComplexityMonitor)]
-        for holder in _holders(trainer):
+        for holder in holders(trainer):
             holder.enforce(pl_module)
         masks = active_masks(callbacks, pl_module, path)
         if training and not masks:
@@ -264,7 +260,7 @@ class ModelCompaction(CompressionCallback):
             return False
         self.plan = plan if self.plan is None else self.plan.then(plan)
         self.certificate = certificate
-        for holder in () if training else _holders(trainer):
+        for holder in () if training else holders(trainer):
             holder.forget()
         for monitor in monitors:
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
@@ -296,11 +292,6 @@ def _times(when: int | float | Sequence[int] | None) -> float | tuple[int, ...] 
     raise MisconfigurationException(
         f"`when` is an epoch or a list of epochs from 0 on, or a fraction of the parameters in (0, 1), got {when!r}."
     )
-
-
-def _holders(trainer: Trainer) -> list[MaskingCallback]:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
 
 
 def _check_no_buffers(model: nn.Module) -> None:

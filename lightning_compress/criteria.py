@@ -192,18 +192,19 @@ def mean_activation(group: Group, evidence: Evidence) -> Tensor | None:
 
 
 def random(group: Group, evidence: Evidence, *, seed: int = 0) -> Tensor | None:
-    """Uniform scores, the same for each call with the same seed and group, whatever the global random state.
+    """Uniform scores, the same for each call with the same seed and unit, whatever the global random state.
 
     Args:
         group: the dependency group.
         evidence: gives a parameter by its full name.
-        seed: number from which, with the group's name, the scores follow.
+        seed: number from which, with the group's name and the unit's place in the unpruned model, a score follows.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{group.name}".encode()))
-    return torch.rand(group.size, generator=generator).to(evidence(group.members[0].parameter).device)
+    present = evidence.present.get(group.name, torch.ones(group.size, dtype=torch.bool))
+    return torch.rand(len(present), generator=generator)[present].to(evidence(group.members[0].parameter).device)
 
 
 def _rows(group: Group, evidence: Evidence) -> Tensor:

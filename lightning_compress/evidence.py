@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import engine
 from engine.activity import ActivityMeter
 from engine.importance import unit_sums
+from lightning_compress.alive import Living
 from lightning_compress.base import to_device
 
 if TYPE_CHECKING:
@@ -29,10 +30,13 @@ class Evidence:
     """What a criterion is given beside the group.
 
     Attributes:
-        parameter: gives a parameter by its full name; calling the evidence itself does the same.
+        parameter: gives a parameter by its full name.
         kept: which units of a group are not masked yet, bool ``(size,)`` by group name; all where it is missing.
         gathered: statistics of shape ``(size,)`` by kind and group name: ``"loss_change"``, ``"active"`` and
             ``"magnitude"``.
+        reads: which entries of a weight do not read masked channels only, by its full name; all where it is missing.
+        present: which units of the unpruned model a group still has, bool of its first size by group name; all where it
+            is missing.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -43,10 +47,17 @@ class Evidence:
     parameter: Callable[[str], Tensor]
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     gathered: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    reads: Mapping[str, Tensor] = field(default_factory=dict)
+    present: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Tensor:
-        """A parameter by its full name."""
-        return self.parameter(name)
+        """A parameter by its full name; entries that read masked channels only are zero, and so is their gradient."""
+        parameter, live = self.parameter(name), self.reads.get(name)
+        if live is None:
+            return parameter
+        values = parameter.detach() * live.to(parameter.device)
+        values.grad = None if parameter.grad is None else parameter.grad * live.to(parameter.device)
+        return values
 
     def statistic(self, kind: str, group: engine.Group) -> Tensor | None:
         """What was gathered of a group, or None: nothing, or of other channels than it has now."""
@@ -55,7 +66,10 @@ class Evidence:
 
 
 def loss_changes(
-    groups: Iterable[engine.Group], model: nn.Module, parameters: Iterable[nn.Parameter] | None = None
+    groups: Iterable[engine.Group],
+    model: nn.Module,
+    parameters: Iterable[nn.Parameter] | None = None,
+    alive: Living | None = None,
 ) -> dict[str, Tensor]:
     r"""First-order estimate of what zeroing each unit does to the loss, :math:`(\sum_{p \in u} g_p \, w_p)^2`.
 
@@ -66,25 +80,29 @@ def loss_changes(
         groups: dependency groups.
         model: gives weights and gradients.
         parameters: the parameters whose gradients are up to date; all by default.
+        alive: what is not masked; all by default.
 
     Returns:
         Shape ``(size,)`` by group name; groups without a gradient are left out.
 
     Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019.
     """
-    known = None if parameters is None else set(map(id, parameters))
+    known, alive = None if parameters is None else set(map(id, parameters)), alive or Living()
     found = {}
     for group in groups:
-        sums = [part for member in group.members for part in _products(group, member, model, known)]
+        sums = [part for member in group.members for part in _products(group, member, model, known, alive)]
         if sums:
             found[group.name] = torch.stack(sums).sum(0).square().double()
     return found
 
 
-def _products(group: engine.Group, member: engine.Member, model: nn.Module, known: set[int] | None) -> Iterator[Tensor]:
+def _products(
+    group: engine.Group, member: engine.Member, model: nn.Module, known: set[int] | None, alive: Living
+) -> Iterator[Tensor]:
     weight = model.get_parameter(member.parameter)
     if member.role != "in" and weight.grad is not None and (known is None or id(weight) in known):
-        yield unit_sums(weight.detach().float() * weight.grad.float(), member.units, group.size)
+        products = alive.part(member.parameter, weight.detach().float() * weight.grad.float())
+        yield unit_sums(products, member.units, group.size)
 
 
 class Gatherer:
@@ -98,6 +116,7 @@ class Gatherer:
     def __init__(self, kinds: Iterable[str], every: int) -> None:
         self.kinds, self.every = frozenset(kinds), every
         self.gathered: Gathered = {}
+        self.alive = Living()
         self._meter: ActivityMeter | None = None
         self._groups: Sequence[engine.Group] = ()
         self._inputs: tuple[Any, Any] | None = None
@@ -142,7 +161,7 @@ class Gatherer:
         """Look at the gradients, unscaled and reduced over the ranks as they are before the optimizer's step."""
         if self._step_due and "loss_change" in self.kinds:
             trained = [p for group in optimizer.param_groups for p in group["params"]]
-            self._add("loss_change", loss_changes(self._groups, model, trained))
+            self._add("loss_change", loss_changes(self._groups, model, trained, self.alive))
 
     def on_batch_end(self, trainer: Trainer, model: nn.Module) -> None:
         """Look at what the layers read of the last batch, on all ranks together."""

@@ -147,6 +147,33 @@ def active_masks(callbacks: Iterable[Any], pl_module: LightningModule, path: str
     return found if masks_anything(found) else {}
 
 
+def holders(trainer: Trainer) -> list[MaskingCallback]:
+    """The callbacks of a Trainer that hold masks."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
+
+
+class MaskWatch:
+    """Tells whether the masks of a Trainer's callbacks are others than when it was asked before; costs next to nothing.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> watch, trainer = MaskWatch(), SimpleNamespace(callbacks=[MaskingCallback()])
+        >>> watch.changed(trainer), watch.changed(trainer)
+        (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Masks] = []
+
+    def changed(self, trainer: Trainer) -> bool:
+        """Whether they are others, which from now on are those to compare with."""
+        masks = [holder.masks for holder in holders(trainer)]
+        same = len(masks) == len(self._seen) and all(a is b for a, b in zip(masks, self._seen, strict=True))
+        self._seen = masks
+        return not same
+
+
 class MaskingCallback(CompressionCallback):
     """A callback that holds masks and keeps what they mask at zero while training goes on.
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
 import engine
 from lightning_compress import criteria, schedules, selection, targets
+from lightning_compress.alive import Living, survivors
 from lightning_compress.base import to_device
 from lightning_compress.evidence import Evidence, Gatherer
-from lightning_compress.masking import MaskingCallback, masks_anything
+from lightning_compress.masking import MaskingCallback, MaskWatch, active_masks, masks_anything
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.ranks import from_rank_zero
 from lightning_compress.repair import MaskConflictRepair
@@ -121,8 +123,9 @@ class ChannelPruning(MaskingCallback):
         self._fraction = 0.0
         self._last_event: int | None = None
         self._reference = 0.0
-        self._dense: dict[str, int] = {}
-        self._kept: dict[str, Tensor] = {}
+        self._present: dict[str, Tensor] = {}
+        self._groups: list[engine.Group] = []
+        self._watch = MaskWatch()
         self._unscored: list[str] = []
         self._gatherer.load_state_dict({})
 
@@ -143,7 +146,7 @@ class ChannelPruning(MaskingCallback):
             "fraction": self._fraction,
             "last_event": self._last_event,
             "reference": self._reference,
-            "dense": self._dense,
+            "present": self._present,
             "gathered": self._gatherer.state_dict(),
         }
 
@@ -151,7 +154,7 @@ class ChannelPruning(MaskingCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._fraction, self._last_event = state_dict["fraction"], state_dict["last_event"]
-        self._reference, self._dense = state_dict["reference"], state_dict["dense"]
+        self._reference, self._present = state_dict["reference"], state_dict["present"]
         self._gatherer.load_state_dict(state_dict["gathered"])
 
     @override
@@ -165,14 +168,14 @@ class ChannelPruning(MaskingCallback):
         subject = self._subject(trainer, pl_module)
         self._window = self._timing.window(trainer)
         amounts = self._selector.amounts(subject.groups)
-        if not self._dense:
-            self._dense = {group.name: group.size for group in subject.groups}
+        if not self._present:
+            self._present = {group.name: torch.ones(group.size, dtype=torch.bool) for group in subject.groups}
         if self._selector.target != "channels" and not self._reference:
             self._reference = from_rank_zero(trainer, lambda: targets.reference(subject, self._selector.target))
         self._selector.check_reachable(subject, self._reference)
         self._look_at(subject)
         if amounts and not self._gatherer.kinds:
-            self._scores(subject)
+            self._scores(subject, self._alive(trainer, pl_module))
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -192,6 +195,8 @@ class ChannelPruning(MaskingCallback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         super().on_before_optimizer_step(trainer, pl_module, optimizer)
         if self._gatherer.watching:
+            if self._watch.changed(trainer):
+                self._gatherer.alive = self._alive(trainer, pl_module)
             self._gatherer.on_step(self.target(pl_module)[1], optimizer)
 
     @override
@@ -224,9 +229,11 @@ class ChannelPruning(MaskingCallback):
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
         super().compacted(trainer, pl_module, cuts)
-        self._gatherer.cut(self._kept)
-        if self._gatherer.watching:
-            self._look_at(self._subject(trainer, pl_module))
+        left = survivors(self._groups, self.target(pl_module)[1], cuts)
+        self._gatherer.cut(left)
+        for name, present in self._known().items():
+            self._present[name] = present.masked_scatter(present, left[name])
+        self._look_at(self._subject(trainer, pl_module))
 
     def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rehearsal = trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -246,30 +253,42 @@ class ChannelPruning(MaskingCallback):
         )
 
     def _look_at(self, subject: targets.Subject) -> None:
-        self._kept = selection.kept_units(subject.groups, self._masks)
+        self._groups = list(subject.groups)
         if self._gatherer.kinds:
             chosen = self._selector.amounts(subject.groups)
             self._gatherer.watch(subject.model, subject.graph, [g for g in subject.groups if g.name in chosen])
 
+    def _known(self) -> dict[str, Tensor]:
+        """Which units of the unpruned model the groups still have, as far as these are the same groups."""
+        sizes = {group.name: group.size for group in self._groups}
+        return {name: present for name, present in self._present.items() if sizes.get(name) == int(present.sum())}
+
+    def _alive(self, trainer: Trainer, pl_module: LightningModule) -> Living:
+        # What other callbacks mask is as dead as what this one does.
+        path, model = self.target(pl_module)
+        masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
+        return Living(self._groups, masks, next(model.parameters()).device)
+
     def _prune(self, trainer: Trainer, pl_module: LightningModule, fraction: float) -> None:
         subject = self._subject(trainer, pl_module)
-        masks = from_rank_zero(trainer, lambda: self._choose(subject, fraction))
+        alive = self._alive(trainer, pl_module)
+        masks = from_rank_zero(trainer, lambda: self._choose(subject, alive, fraction))
         # Every repair in the Trainer is asked before a weight is zeroed, wherever it stands in the list of callbacks.
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
                 masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
         boolean = {module: {name: mask != 0 for name, mask in own.items()} for module, own in masks.items()}
         self.impose(pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")))
-        self._kept = selection.kept_units(subject.groups, self._masks)
 
-    def _choose(self, subject: targets.Subject, fraction: float) -> Masks:
-        self._kept = selection.kept_units(subject.groups, self._masks)
-        scores = self._scores(subject) if self._selector.amounts(subject.groups) else {}
-        keep = self._selector.choose(subject, scores, self._kept, fraction, self._reference, self._dense)
+    def _choose(self, subject: targets.Subject, alive: Living, fraction: float) -> Masks:
+        scores = self._scores(subject, alive) if self._selector.amounts(subject.groups) else {}
+        dense = {name: len(present) for name, present in self._known().items()}
+        keep = self._selector.choose(subject, scores, alive.kept, fraction, self._reference, dense)
         return dict(engine.group_masks(subject.groups, keep))
 
-    def _scores(self, subject: targets.Subject) -> dict[str, Tensor]:
-        evidence = Evidence(subject.model.get_parameter, self._kept, self._gatherer.gathered)
+    def _scores(self, subject: targets.Subject, alive: Living) -> dict[str, Tensor]:
+        get = subject.model.get_parameter
+        evidence = Evidence(get, alive.kept, self._gatherer.gathered, alive.reads, self._known())
         chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]
         found = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
         unscored = [name for name, scores in found.items() if scores is None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,10 @@ from typing_extensions import override
 import engine
 from engine.importance import cut, unit_sums
 from lightning_compress import schedules, selection
+from lightning_compress.alive import Living
 from lightning_compress.base import CompressionCallback
 from lightning_compress.criteria import is_shift
+from lightning_compress.masking import MaskWatch, active_masks
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.timing import Timing
 
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
 Factors = dict[str, Tensor]
 
 
-def bn_scale(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Factors:
+def bn_scale(
+    group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor, alive: Living | None = None
+) -> Factors:
     r"""Gradient of :math:`\sum_u \lambda_u \sum_{\gamma \in u} |\gamma|`: γ times :math:`\lambda_u / |\gamma|`.
 
     Args:
         group: the dependency group.
         parameter: gives a parameter by its full name.
         strength: λ of each unit, shape ``(size,)``.
+        alive: what is not masked; the scale of a masked channel is zero anyway.
 
     Returns:
         By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0
@@ -45,13 +49,16 @@ def bn_scale(group: engine.Group, parameter: Callable[[str], Tensor], strength: 
     }
 
 
-def group_lasso(group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor) -> Factors:
+def group_lasso(
+    group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor, alive: Living | None = None
+) -> Factors:
     r"""Gradient of :math:`\sum_u \lambda_u \sqrt{n_u} \, \lVert w_u \rVert_2`, by what w is multiplied with.
 
     Args:
         group: the dependency group; a unit's :math:`n_u` weights are those of all its layers together.
         parameter: gives a parameter by its full name.
         strength: λ of each unit, shape ``(size,)``.
+        alive: what is not masked: weights that read masked channels only are no part of a unit; all by default.
 
     Returns:
         By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0
@@ -59,23 +66,24 @@ def group_lasso(group: engine.Group, parameter: Callable[[str], Tensor], strengt
 
     Wen et al., "Learning Structured Sparsity in Deep Neural Networks", 2016.
     """
+    alive = alive or Living()
     members = [m for m in group.members if m.role == "out" and m.units.ndim > 1]
-    count = sum(math.prod(m.shape) for m in members) / group.size
-    norms = _squares(group, members, parameter).sqrt()
-    factors = _divided(strength.to(norms) * count**0.5, norms)
-    return {m.parameter: _per_entry(factors, m) for m in members}
+    norms = _squares(group, members, parameter, alive).sqrt()
+    factors = _divided(strength.to(norms) * alive.weights_per_unit(group) ** 0.5, norms)
+    return {m.parameter: alive.part(m.parameter, _per_entry(factors, m)) for m in members}
 
 
-def _squares(group: engine.Group, members: Sequence[engine.Member], parameter: Callable[[str], Tensor]) -> Tensor:
+def _squares(
+    group: engine.Group, members: Sequence[engine.Member], parameter: Callable[[str], Tensor], alive: Living
+) -> Tensor:
     """Sum of squares of each unit over members, without a copy of the weights."""
     found: Tensor | None = None
     for m in members:
-        weight = parameter(m.parameter).detach()
-        free = [d for d in range(weight.ndim) if m.units.shape[d] == 1]
-        norms = (
-            torch.linalg.vector_norm(weight, dim=free, keepdim=True, dtype=torch.float32) if free else weight.float()
-        )
-        sums = unit_sums(norms.square(), m.units, group.size)
+        weight, live = parameter(m.parameter).detach(), alive.reads.get(m.parameter, m.units)
+        free = [d for d in range(weight.ndim) if m.units.shape[d] == live.shape[d] == 1]
+        kind = torch.promote_types(weight.dtype, torch.float32)
+        norms = torch.linalg.vector_norm(weight, dim=free, keepdim=True, dtype=kind) if free else weight.to(kind)
+        sums = unit_sums(alive.part(m.parameter, norms.square()), m.units, group.size)
         found = sums if found is None else found + sums
     return torch.zeros(group.size) if found is None else found
 
@@ -89,7 +97,7 @@ def _per_entry(values: Tensor, member: engine.Member) -> Tensor:
     return padded[member.units.to(values.device)]
 
 
-PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor], Factors]] = {
+PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor, Living], Factors]] = {
     "bn_scale": bn_scale,
     "group_lasso": group_lasso,
 }
@@ -150,6 +158,8 @@ class SparseTraining(CompressionCallback):
         self._timing = Timing(start, end, unit)
         self._window = (0, 0)
         self._groups: list[engine.Group] = []
+        self._all: list[engine.Group] = []
+        self._alive, self._watch = Living(), MaskWatch()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -166,7 +176,13 @@ class SparseTraining(CompressionCallback):
     def _look_at(self, trainer: Trainer, pl_module: LightningModule) -> None:
         groups = engine.dependency_groups(self.target(pl_module)[1], self.example(trainer, pl_module))
         chosen = selection.amounts(groups, 1.0, self.layers, self.exclude)
-        self._groups = [group for group in groups if group.name in chosen]
+        self._groups, self._all = [group for group in groups if group.name in chosen], groups
+        self._alive, self._watch = Living(), MaskWatch()
+
+    def _look_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        path, model = self.target(pl_module)
+        masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
+        self._alive = Living(self._all, masks, next(model.parameters()).device)
 
     @override
     def compacted(
@@ -183,6 +199,8 @@ class SparseTraining(CompressionCallback):
         strength = self.strength * self._growth(self._timing.progress(position, self._window))
         if not strength:
             return
+        if self._watch.changed(trainer):
+            self._look_again(trainer, pl_module)
         model = self.target(pl_module)[1]
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for group in self._groups:
@@ -195,10 +213,17 @@ class SparseTraining(CompressionCallback):
         device = model.get_parameter(group.members[0].parameter).device
         each = torch.full((group.size,), strength, device=device)
         if self.amount < 1.0:
-            each[cut(self._sizes(group, model), self.amount, group.rows).to(device)] = 0.0
-        return PENALTIES[self.penalty](group, model.get_parameter, each)
+            each *= self._smallest(group, model).to(device)
+        return PENALTIES[self.penalty](group, model.get_parameter, each, self._alive)
+
+    def _smallest(self, group: engine.Group, model: nn.Module) -> Tensor:
+        """Which units are the smallest of those that are not masked."""
+        kept = self._alive.kept.get(group.name, torch.ones(group.size, dtype=torch.bool))
+        found = torch.zeros(group.size, dtype=torch.bool)
+        found[kept] = ~cut(self._sizes(group, model).cpu()[kept], self.amount, group.rows.cpu()[kept])
+        return found
 
     def _sizes(self, group: engine.Group, model: nn.Module) -> Tensor:
         role = "norm" if self.penalty == "bn_scale" else "out"
         members = [m for m in group.members if m.role == role and not is_shift(m.parameter)]
-        return _squares(group, members, model.get_parameter)
+        return _squares(group, members, model.get_parameter, self._alive)
