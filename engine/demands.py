@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.expressions import AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.graph import Node, Value
 from engine.pins import Pin, is_pinned, pin_of
 from engine.propagate import Structure
 from engine.rule import Demand
 from engine.shrink import Shrunk
-from engine.sizes import AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 
 __all__ = ["Unmet", "asks_anything", "settle"]
 

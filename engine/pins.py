@@ -25,7 +25,7 @@ from torch import nn
 from engine.errors import PlanError
 from engine.exchange import derived, namespace
 from engine.graph import Node
-from engine.sizes import Site
+from engine.sites import Site
 
 __all__ = ["DIVISOR", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
 

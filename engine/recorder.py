@@ -18,11 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from engine.errors import TraceError
+from engine.expressions import Expr, Guard
 from engine.fakes import Fakes
 from engine.graph import Graph, Node, Value, walk_values
 from engine.opaque import Inside, storage_of
+from engine.provenance import Provenance
 from engine.signature import Signature, signature
-from engine.sizes import Expr, Guard, Provenance, numbers_in
+from engine.sizes import numbers_in
 from engine.stored import distinct_modules, stored_tensors
 from engine.trees import map_tensors, tensors_in
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from engine.errors import RuleError
+from engine.expressions import Expr
 from engine.graph import Node, Value
-from engine.sizes import Expr, numbers_in
+from engine.sizes import numbers_in
 
 if TYPE_CHECKING:
     from engine.constants import Constants

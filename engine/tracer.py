@@ -23,12 +23,13 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.errors import InputError, TraceError
+from engine.expressions import AttributeOf
 from engine.fakes import Fakes
 from engine.graph import Graph
 from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
 from engine.recorder import Recorder
-from engine.sizes import AttributeOf, Size
+from engine.sizes import Size
 from engine.stored import distinct_modules
 from engine.trees import map_tensors, tensors_in
 

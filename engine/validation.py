@@ -23,13 +23,13 @@ from torch import Tensor
 
 from engine.constants import Constants
 from engine.errors import PlanError, RuleError
+from engine.expressions import AttributeOf, evaluate
 from engine.graph import Node, Value
 from engine.isolated import Call, run
 from engine.keep import closed
 from engine.propagate import Labels, Structure, resolve
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
-from engine.sizes import AttributeOf, evaluate
 from engine.slices import slice_from_mask
 from engine.use import Use
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from engine.arrays import any_over, support, uniform
 from engine.constants import Constants
+from engine.expressions import ShapeOf
 from engine.graph import Node
 from engine.ops.samples import Apply, chain
 from engine.ops.shape import through
 from engine.pins import DIVISOR
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Sample, Shapes, Statistic
-from engine.sizes import ShapeOf
 from engine.slots import FROZEN
 from engine.use import Use
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -139,6 +140,14 @@ BRANCHES: dict[str, tuple[Callable[[Sized, Tensor], bool], bool]] = {
     "at least a literal": (lambda m, x: x.shape[1] >= 7, False),
     "at least a part": (lambda m, x: x.shape[1] > 0.9 * 8, False),
     "a multiple": (lambda m, x: not x.shape[1] % 8, False),
+    "a whole part": (lambda m, x: int(x.shape[1] / 2) > 3, False),
+    "a part": (lambda m, x: x.shape[1] / 2 > 3.5, False),
+    "a table": (lambda m, x: {6: True}.get(x.shape[1]) is None, False),
+    "a loop": (lambda m, x: [i for i in range(x.shape[1]) if i > 6] != [], False),
+    "a length": (lambda m, x: len(x[0]) == 8, False),
+    "a logarithm": (lambda m, x: math.log2(x.shape[1]) == 3, False),
+    "rounded": (lambda m, x: math.ceil(x.shape[1] / 8) == 1, True),
+    "a part of the positions": (lambda m, x: int(x.shape[2] / 2) == 3 or x.shape[2] > 6, True),
     "as many as the layer's": (lambda m, x: x.shape[1] == m.stem.out_channels, True),
     "of a tuple": (lambda m, x: x.shape[:2] == (x.shape[0], m.head.in_features), True),
     "positions": (lambda m, x: x.shape[2] == 6 and x.shape[0] < 5 or x.shape[2] > 6, True),
