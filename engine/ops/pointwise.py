@@ -185,6 +185,25 @@ def _lower_used(node: Node, value: Value, used: Tensor) -> Tensor:
     return used.transpose(0, 1).flatten(1).any(1) if _placed(node, value) else used
 
 
+def _finds_places(node: Node) -> bool:
+    """Whether it is ``where`` of a condition only: the indices at which that holds, as many as there are."""
+    return node.op == "where" and "self" not in node.args
+
+
+def _choice_labels(node: Node, labels: Labels) -> None:
+    if _finds_places(node):
+        labels.freeze(node.inputs[0], f"{node!r} counts its entries")
+    else:
+        broadcast_labels(node, labels)
+
+
+def _choice_used(node: Node, use: Use) -> None:
+    if _finds_places(node):
+        use.add_all(node.inputs[0])
+    else:
+        _used(node, use)
+
+
 def _product_used(node: Node, use: Use) -> None:
     """A factor is used where the result is and the other factor is not zero."""
     used = use[node.output]
@@ -345,7 +364,7 @@ RULES = [
     Rule(tuple(COMBINING), broadcast_labels, _combined, _used, elementwise=1, samples=_combining_samples),
     Rule(tuple(PRODUCTS), broadcast_labels, _product, _product_used, elementwise=1, samples=_product_samples),
     Rule(tuple(QUOTIENTS), broadcast_labels, _quotient, _used, elementwise=1, samples=_quotient_samples),
-    Rule(tuple(OPAQUE), broadcast_labels, use=_used, elementwise=1, samples=_opaque_samples),
+    Rule(tuple(OPAQUE), _choice_labels, use=_choice_used, elementwise=1, samples=_opaque_samples),
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used, samples=_dropout_samples),
     Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),
     Rule(("fill", "zero", "zeros_like", "ones_like", "full_like"), _like_labels, _filled, _unused),

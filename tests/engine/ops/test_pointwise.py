@@ -269,3 +269,20 @@ def test_an_op_with_out() -> None:
 
     model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)))
     check_exact(model, dead(model, {"stem": [0, 1]}), image(), image(8))
+
+
+def test_where_of_a_condition_alone() -> None:
+    """It gives indices, as many as the data has: what it looks at stays, and nothing meets what it gives."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        large = x.mean((2, 3)).sigmoid() > 0.5
+        rows, _ = torch.where(large)
+        return m.head(torch.relu(m.body(x)).mean((2, 3)))[rows[: len(rows.topk(min(len(rows), 3))[0])]]
+
+    parts = {"stem": nn.Conv2d(3, 6, 1), "body": nn.Conv2d(6, 8, 1), "head": nn.Linear(8, 2)}
+    model = randomised(Net(forward, **parts))
+    reasons = {g.name: g.reason for g in engine.dependency_groups(model, image())}
+    assert "counts its entries" in str(reasons["stem"]) and reasons["body"] is None
+    plan = check_exact(model, dead(model, {"stem": [0, 1], "body": [0, 1]}, bias=True), image())
+    assert plan.slices["body.weight"].shape == (6, 6, 1, 1)
