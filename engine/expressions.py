@@ -77,18 +77,19 @@ ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod", 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     symbol: getattr(operator, name) for symbol, name in (COMPARISONS | ARITHMETIC).items()
 }
-UNARY: dict[str, Callable[[Any], Any]] = {
-    "ceil": math.ceil,
-    "exp": math.exp,
-    "floor": math.floor,
-    "log": math.log,
-    "log10": math.log10,
-    "log2": math.log2,
-    "neg": operator.neg,
-    "round": round,
-    "sqrt": math.sqrt,
-    "trunc": math.trunc,
-}
+_FUNCTIONS = (
+    math.ceil,
+    math.exp,
+    math.floor,
+    math.log,
+    math.log10,
+    math.log2,
+    math.sqrt,
+    math.trunc,
+    operator.neg,
+    round,
+)
+UNARY: dict[str, Callable[[Any], Any]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.arrays import support
 from engine.constraints import Constraint, NonEmpty
 from engine.contraction import Contraction
+from engine.errors import RuleError
 from engine.graph import Graph, Node, Value
 from engine.rule import Registry
 from engine.slots import FROZEN, Slots
@@ -109,7 +110,13 @@ class Labels:
     # ------------------------------------------------------------------ writing
 
     def add(self, value: Value, layer: Tensor) -> None:
-        """Say that a value has this layer; it is tied to what the value has along the same dimensions."""
+        """Say that a value has this layer; it is tied to what the value has along the same dimensions.
+
+        Raises:
+            RuleError: where it does not fit the value.
+        """
+        if layer.ndim != value.ndim or any(layer.shape[d] not in (1, n) for d, n in enumerate(value.shape)):
+            raise RuleError(f"Slots of shape {tuple(layer.shape)} do not fit {value!r}; its op's rule is wrong.")
         layer = self.settled(layer)
         touched = set(support(layer))
         have = self.layers(value)

@@ -29,20 +29,20 @@ def _take_reflected(numbers: Iterable[int | float]) -> bool:
     return bool(found)
 
 
-_MATH = ("exp", "log", "log10", "log2", "sqrt")
+_MATH = {function.__name__: function for function in (math.exp, math.log, math.log10, math.log2, math.sqrt)}
 _range = range
 
 
-def _function(symbol: str) -> Callable[..., float]:
+def _function(plain: Callable[..., float]) -> Callable[..., float]:
     """Return a function of `math` whose result remembers what it was computed from."""
-    plain = getattr(math, symbol)
 
     @functools.wraps(plain)
     def function(number: Any, /, *base: Any) -> float:
-        result: float = plain(number, *base)
-        if base:
-            tell_numbers((number, *base))
-        return Scalar(result, Apply(symbol, expression(number), 0)) if is_tagged(number) and not base else result
+        result = plain(number, *base)
+        if is_tagged(number) and not base:
+            return Scalar(result, Apply(plain.__name__, expression(number), 0))
+        tell_numbers((number, *base))
+        return result
 
     return function
 
@@ -63,14 +63,13 @@ class _Range(metaclass=_Counted):
 @contextmanager
 def _remembering() -> Iterator[None]:
     """Replace the functions that would drop what a number remembers."""
-    plain = {name: getattr(math, name) for name in _MATH}
     try:
         builtins.range = _Range  # type: ignore[assignment, misc]
-        vars(math).update({name: _function(name) for name in _MATH})
+        vars(math).update({name: _function(plain) for name, plain in _MATH.items()})
         yield
     finally:
         builtins.range = _range  # type: ignore[misc]
-        vars(math).update(plain)
+        vars(math).update(_MATH)
 
 
 class Provenance(TorchFunctionMode):

@@ -125,15 +125,14 @@ def _convolution_labels(node: Node, labels: Labels) -> None:
     whole = _all_equal(c.weight.shape[2:], 1) and _all_equal(node.args["stride"], 1)
     passes = whole and not c.bordered and _all_equal(node.args.get("output_padding", 0), 0)
     spatial = [] if passes else range(c.input_dim + 1, c.input.ndim)
-    labels.without(c.input, spatial, f"the kernel of {node!r} runs over it")
-    _pass_others(labels, c)
+    _pass_others(labels, c, labels.without(c.input, spatial, f"the kernel of {node!r} runs over it"))
     _contract(node, labels, c)
 
 
-def _pass_others(labels: Labels, c: Contraction) -> None:
+def _pass_others(labels: Labels, c: Contraction, layers: Iterable[Tensor]) -> None:
     """What has nothing to do with the channels stays as it is."""
     labels.along(c.input, c.input_dim)
-    for layer in labels.layers(c.input):
+    for layer in layers:
         if layer.size(c.input_dim) == 1:
             labels.add(c.output, layer)
 
@@ -159,7 +158,7 @@ def _deformed_used(node: Node, use: Use) -> None:
 
 def _linear_labels(node: Node, labels: Labels) -> None:
     c = _linear(node)
-    _pass_others(labels, c)
+    _pass_others(labels, c, labels.layers(c.input))
     _contract(node, labels, c)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -99,3 +100,13 @@ def test_a_claimed_parameter_gets_slots_once() -> None:
     first = labels.along(weight, 0)
     labels.claim(weight)
     assert torch.equal(labels.along(weight, 0), first) and len(labels.layers(weight)) == 2
+
+
+def test_slots_that_do_not_fit() -> None:
+    """A rule that hands a dimension's slots on to one of another size is named by what it gave them to."""
+    graph = engine.trace(nn.Conv2d(3, 4, 1), image().float())
+    labels = Labels(graph, engine.RULES)
+    value = graph.nodes[-1].output
+    with pytest.raises(engine.errors.RuleError, match=r"shape \(1, 5, 1, 1\) do not fit %3\[.*its op's rule is wrong"):
+        labels.add(value, torch.arange(5).view(1, 5, 1, 1))
+    assert labels.layers(value) == []

@@ -262,3 +262,17 @@ def test_channels_of_a_deformable_convolution_go() -> None:
     assert groups["stem"] is None and groups["conv"] is None and "reads where it says" in str(groups["offset"])
     apart = {g.name: g.reason for g in engine.dependency_groups(Deformed(places=2).double(), image())}
     assert "runs over it" in str(apart["stem"]) and apart["conv"] is None
+
+
+def test_positions_with_slots_in_front_of_a_kernel() -> None:
+    """A batch that is filled image by image has slots along its positions: they end at a kernel with a stride."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        batch = x.new_zeros(x.shape)
+        for place, item in zip(batch, x, strict=True):
+            place[:, : item.shape[1], : item.shape[2]].copy_(item)
+        return m.head(torch.relu(m.stem(batch)).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 3, 2, 1), head=nn.Linear(8, 2)))
+    plan = check_exact(model, dead(model, {"stem": [0, 4]}, bias=True), image(), image(8))
+    assert plan.slices["stem.weight"].shape[0] == 6
