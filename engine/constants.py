@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.arrays import along, compact
 from engine.contraction import Contraction
-from engine.graph import Graph, Value
+from engine.graph import Graph, Node, Value
 from engine.links import Links
 from engine.rule import Registry
 
@@ -34,7 +34,8 @@ class Constants:
         repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that
             a dead channel puts out exactly 0.
         training: norms use the statistics of the batch, as in train mode.
-        known: constants of the same graph, parameters and masks, to save looking at the weights again.
+        known: constants of the same graph, parameters and masks that may differ in ``training``: what does not depend
+            on it is taken over.
     """
 
     def __init__(
@@ -48,7 +49,10 @@ class Constants:
         known: Constants | None = None,
     ) -> None:
         self.graph = graph
-        self.repaired, self.training = repaired, training
+        self.repaired = repaired
+        self._training = training
+        self._asked = False
+        self._asking: set[int] = set()  # nodes whose constants depend on whether the model trains
         self._stored = stored
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
@@ -58,10 +62,43 @@ class Constants:
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         self._zeros: dict[int, bool] = {}
         self._tidy: set[int] = set()  # identities of arrays that are kept below
-        for node in graph.nodes:
-            found = rules.rule(node.op).constants(node, self)
-            for position, value in enumerate(node.outputs):
-                self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
+        if known is None:
+            for node in graph.nodes:
+                self._compute(node, rules)
+        else:
+            self._compute_from(known, rules)
+
+    @property
+    def training(self) -> bool:
+        """Whether norms use the statistics of the batch; who asks depends on it."""
+        self._asked = True
+        return self._training
+
+    def _compute(self, node: Node, rules: Registry) -> None:
+        self._asked = False
+        found = rules.rule(node.op).constants(node, self)
+        for position, value in enumerate(node.outputs):
+            self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
+        if self._asked:
+            self._asking.add(node.index)
+
+    def _compute_from(self, known: Constants, rules: Registry) -> None:
+        """Compute anew what depends on the mode, and what is made of values that came out differently."""
+        changed: set[int] = set()
+        for node in self.graph.nodes:
+            if node.index in known._asking or any(v.index in changed for v in node.inputs):
+                self._compute(node, rules)
+                changed.update(v.index for v in node.outputs if self._differs(v.index, known))
+                continue
+            for value in node.outputs:
+                self._arrays[value.index] = known._arrays[value.index]
+                if value.index in known._profiles:
+                    self._profiles.add(value.index)
+
+    def _differs(self, index: int, other: Constants) -> bool:
+        same = (index in self._profiles) == (index in other._profiles)
+        mine, theirs = self._arrays[index].numpy(), other._arrays[index].numpy()
+        return not (same and np.array_equal(mine, theirs, equal_nan=True))
 
     def _cleaned(self, array: Tensor) -> Tensor:
         """What a rule passes on as it got it is clean already."""

@@ -14,6 +14,7 @@ from engine.constraints import Constraint, NonEmpty
 from engine.contraction import Contraction
 from engine.errors import RuleError
 from engine.graph import Graph, Node, Value
+from engine.layers import Layers
 from engine.rule import Registry
 from engine.slots import FROZEN, Slots
 
@@ -286,6 +287,11 @@ class Structure:
     def free(self) -> Tensor:
         """Return a bool per slot: a representative that may go as far as the structure is concerned."""
         return ~self.frozen & self.born & (self.roots == torch.arange(len(self.roots)))
+
+    @functools.cached_property
+    def table(self) -> Layers:
+        """All layers in one array."""
+        return Layers(self.layers)
 
     @functools.cached_property
     def attributes(self) -> list[tuple[Node, Mapping[str, int]]]:

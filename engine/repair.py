@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,32 +27,61 @@ from engine.use import Use
 __all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
 
 
-@dataclass(frozen=True)
-class RepairReport:
-    """What a repair did, and what it cost.
+class _Cost(NamedTuple):
+    """What a repair did to a group."""
 
-    Attributes:
+    name: str
+    units: int
+    before: dict[str, int]
+    after: int
+    channels: tuple[int, int]
+    macs: tuple[int, int]
+
+
+class RepairReport:
+    """What a repair did, and what it cost; worked out when it is read first.
+
+    Args:
         policy: the policy.
-        rows: per group with masks (name, units, units kept by each layer before, units kept after).
-        channels: per group with masks, the output channels of all its layers, (before, after).
-        macs: the same in multiply-accumulates per sample; a layer's inputs count in full in both.
+        costs: gives what happened, per group with masks.
     """
 
-    policy: str
-    rows: tuple[tuple[str, int, dict[str, int], int], ...]
-    channels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    macs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    def __init__(self, policy: str, costs: Callable[[], Iterable[_Cost]]) -> None:
+        self.policy = policy
+        self._find: Callable[[], Iterable[_Cost]] | None = costs
+
+    @functools.cached_property
+    def _costs(self) -> tuple[_Cost, ...]:
+        found = () if self._find is None else tuple(self._find())
+        self._find = None  # it holds the graph
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"policy": self.policy, "_costs": self._costs, "_find": None}
+
+    @property
+    def rows(self) -> tuple[tuple[str, int, dict[str, int], int], ...]:
+        """Per group with masks (name, units, units kept by each layer before, units kept after)."""
+        return tuple(cost[:4] for cost in self._costs)
+
+    @property
+    def channels(self) -> Mapping[str, tuple[int, int]]:
+        """Per group with masks, the output channels of all its layers, (before, after)."""
+        return {cost.name: cost.channels for cost in self._costs}
+
+    @property
+    def macs(self) -> Mapping[str, tuple[int, int]]:
+        """The same in multiply-accumulates per sample; a layer's inputs count in full in both."""
+        return {cost.name: cost.macs for cost in self._costs}
 
     def __str__(self) -> str:
         lines = [f"Mask repair ({self.policy}):"]
-        for name, size, before, after in self.rows:
-            told = ", ".join(f"{layer} {kept}" for layer, kept in before.items())
-            lines.append(f"  {name}: {after} of {size} units stay (masks kept: {told}); {self._cost(name)}")
+        for cost in self._costs:
+            told = ", ".join(f"{layer} {kept}" for layer, kept in cost.before.items())
+            (channels, channels_after), (macs, macs_after) = cost.channels, cost.macs
+            change = f"channels {channels_after - channels:+,}, MACs {macs_after - macs:+,}"
+            lines.append(f"  {cost.name}: {cost.after} of {cost.units} units stay (masks kept: {told}); {change}")
         return "\n".join(lines)
-
-    def _cost(self, name: str) -> str:
-        (channels, channels_after), (macs, macs_after) = self.channels[name], self.macs[name]
-        return f"channels {channels_after - channels:+,}, MACs {macs_after - macs:+,}"
 
 
 class RepairedMasks(dict[str, dict[str, Tensor]]):
@@ -204,7 +233,8 @@ def fix_mask_conflict(
     for module, entries in given.items():
         for key, mask in entries.items():
             repaired.setdefault(module, {}).setdefault(key, narrowed(mask.detach()).clone().expand(mask.shape))
-    repaired.report = _report(problem, keep, policy)
+    find = functools.partial(_costs, problem.structure, problem.masked, keep, _outputs(problem, keep))
+    repaired.report = RepairReport(policy, find)
     return repaired
 
 
@@ -291,20 +321,17 @@ class _Outputs:
         return int((mine & self.before).sum()), int((mine & self.after).sum())
 
 
-def _report(problem: _Problem, keep: Tensor, policy: str) -> RepairReport:
-    rows: list[tuple[str, int, dict[str, int], int]] = []
-    channels: dict[str, tuple[int, int]] = {}
-    macs: dict[str, tuple[int, int]] = {}
-    outputs = _outputs(problem, keep)
-    for group in groups_of(problem.structure, ()):
-        if problem.masked[group.slots].any():
+def _costs(
+    structure: Structure, masked: Tensor, keep: Tensor, outputs: Mapping[str, list[_Outputs]]
+) -> Iterator[_Cost]:
+    for group in groups_of(structure, ()):
+        if masked[group.slots].any():
             contracting = [layer for layer in group.layers if layer in outputs]  # a table has no say and no cost
             found = [(layer, made.macs, made.of(group)) for layer in contracting for made in outputs[layer]]
             kept = {layer: sum(n[0] for name, _, n in found if name == layer) for layer in contracting}
-            rows.append((group.name, group.size, kept, int(keep[group.slots].sum())))
-            channels[group.name] = (sum(n[0] for _, _, n in found), sum(n[1] for _, _, n in found))
-            macs[group.name] = (round(sum(m * n[0] for _, m, n in found)), round(sum(m * n[1] for _, m, n in found)))
-    return RepairReport(policy, tuple(rows), channels, macs)
+            channels = (sum(n[0] for _, _, n in found), sum(n[1] for _, _, n in found))
+            macs = (round(sum(m * n[0] for _, m, n in found)), round(sum(m * n[1] for _, m, n in found)))
+            yield _Cost(group.name, group.size, kept, int(keep[group.slots].sum()), channels, macs)
 
 
 def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:

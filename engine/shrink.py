@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from engine.arrays import support
 from engine.graph import Value
 from engine.propagate import Structure
 
@@ -26,7 +26,18 @@ class Shrunk:
     structure: Structure
     keep: Tensor
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
-    _known: dict[int, tuple[Tensor, int]] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def _looked(self) -> Tensor:
+        return self.structure.table.look(self.keep)
+
+    @functools.cached_property
+    def _parts(self) -> list[Tensor]:
+        return self.structure.table.parts(self._looked)
+
+    @functools.cached_property
+    def _counts(self) -> list[int]:
+        return self.structure.table.counts(self._looked)
 
     def indices(self, value: Value, dim: int) -> Tensor | None:
         """Return which indices of an activation's dimension stay, bool ``(size,)``; None where it has no slots."""
@@ -36,29 +47,17 @@ class Shrunk:
     def mask(self, value: Value) -> Tensor | None:
         """Return a compact bool array: which entries of a value stay; None where all do."""
         found: Tensor | None = None
-        for layer in self.structure.of(value):
-            stays = self.keep[layer]
-            if not stays.all():
+        places = self.structure.table.touched(value.index)
+        for layer, (_, place) in zip(self.structure.of(value), places, strict=True):
+            if self._counts[place] < layer.numel():
+                stays = self._parts[place].view(layer.shape)
                 found = stays if found is None else found & stays
         return found
 
     def rows(self, value: Value) -> dict[int, Tensor] | None:
         """Return which indices of each dimension with slots stay; None where dimensions hang together."""
-        found: dict[int, Tensor] = {}
-        for layer in self.structure.of(value):
-            touched = support(layer)
-            if len(touched) != 1 or touched[0] in found:
-                return None
-            found[touched[0]] = self._stays(layer)[0]
-        return found
-
-    def _stays(self, layer: Tensor) -> tuple[Tensor, int]:
-        """Which entries of a layer stay, flat, and how many; values share their layers, which the structure keeps."""
-        found = self._known.get(id(layer))
-        if found is None:
-            stays = self.keep[layer.reshape(-1)]
-            found = self._known[id(layer)] = stays, int(stays.sum())
-        return found
+        places = self.structure.table.of(value.index)
+        return None if places is None else {dim: self._parts[place] for dim, place in places}
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the shape that a value will have."""
@@ -68,13 +67,14 @@ class Shrunk:
         return known
 
     def _sizes(self, value: Value) -> tuple[int, ...]:
+        places = self.structure.table.of(value.index)
+        if places is None:
+            mask = self.mask(value)
+            return value.shape if mask is None else self._joint_sizes(value, mask)
         sizes = list(value.shape)
-        if self.rows(value) is not None:
-            for layer in self.structure.of(value):
-                sizes[support(layer)[0]] = self._stays(layer)[1]
-            return tuple(sizes)
-        mask = self.mask(value)
-        return value.shape if mask is None else self._joint_sizes(value, mask)
+        for dim, place in places:
+            sizes[dim] = self._counts[place]
+        return tuple(sizes)
 
     def _joint_sizes(self, value: Value, mask: Tensor) -> tuple[int, ...]:
         sizes = list(value.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.arrays import reduce_to, support
+from engine.arrays import reduce_to
 from engine.constants import Constants
 from engine.graph import Value
 from engine.propagate import Structure
@@ -26,7 +26,8 @@ class Use:
         self.constants = constants
         self._arrays: dict[int, Tensor] = {}
         self._shapes: dict[int, list[int]] = {}
-        self._channels: dict[int, bool] = {}
+        table = structure.table
+        self._channels = table.counts(table.look(structure.born))  # of each layer
         for value in structure.graph.outputs:
             self.add_all(value)
         for node in reversed(structure.graph.nodes):
@@ -37,12 +38,6 @@ class Use:
         found = self._arrays.get(value.index)
         return found is not None and bool(found.numpy().any())
 
-    def _holds_channels(self, layer: Tensor) -> bool:
-        found = self._channels.get(id(layer))  # values share their layers, which the structure keeps alive
-        if found is None:
-            found = self._channels[id(layer)] = bool(self.structure.born[layer.reshape(-1)].any())
-        return found
-
     def shape(self, value: Value) -> list[int]:
         """Return the compact shape in which use of a value is kept: in full along dimensions of channels.
 
@@ -50,7 +45,8 @@ class Use:
         """
         found = self._shapes.get(value.index)
         if found is None:
-            touched = {d for layer in self.structure.of(value) if self._holds_channels(layer) for d in support(layer)}
+            layers = self.structure.table.touched(value.index)
+            touched = {d for dims, place in layers if self._channels[place] for d in dims}
             found = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
         return found
 
