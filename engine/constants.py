@@ -86,9 +86,10 @@ class Constants:
         """Compute anew what depends on the mode, and what is made of values that came out differently."""
         changed: set[int] = set()
         for node in self.graph.nodes:
-            if node.index in known._asking or any(v.index in changed for v in node.inputs):
+            there = all(v.index in known._arrays for v in node.outputs)
+            if not there or node.index in known._asking or any(v.index in changed for v in node.inputs):
                 self._compute(node, rules)
-                changed.update(v.index for v in node.outputs if self._differs(v.index, known))
+                changed.update(v.index for v in node.outputs if not there or self._differs(v.index, known))
                 continue
             for value in node.outputs:
                 self._arrays[value.index] = known._arrays[value.index]

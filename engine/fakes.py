@@ -78,7 +78,12 @@ class Fakes:
             if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
                 other: Tensor = self.mode.from_tensor(tensor)
                 return other
-            memory = self._memory.get(storage_of(tensor))
+            storage = tensor.untyped_storage()
+            memory = self._memory.get(storage._cdata)
+            if memory is None and tensor.ndim and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
+                meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                self._memory[storage._cdata] = meta.untyped_storage()
+                return FakeTensor(self.mode, meta, tensor.device)
             if memory is None and tensor.ndim:
                 size = tensor.untyped_storage().nbytes()
                 memory = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()

@@ -6,6 +6,7 @@ module, so that whatever saves the weights saves what it takes to load them, wit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.digest import digest
+from engine.stored import distinct_modules
 
 __all__ = [
     "KEY",
@@ -107,16 +109,17 @@ def same_steps(steps: tuple[Step, ...], plans: list[Any]) -> int:
 
 def snapshot(model: nn.Module) -> Outside:
     """Return class and plain attributes of every module."""
-    return {name: (type(module), _plain(module)) for name, module in model.named_modules()}
+    return {name: (type(module), _plain(module)) for name, module in distinct_modules(model).items()}
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
     # A buffer that is no tensor yet is None in `_buffers`; a tensor in an attribute is nothing that a plan changes.
-    return {
-        key: value
-        for key, value in vars(module).items()
-        if key not in _CONTAINERS and not key.endswith("_hooks") and not isinstance(value, Tensor)
-    }
+    return {key: value for key, value in vars(module).items() if _is_plain(key) and not isinstance(value, Tensor)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_plain(key: str) -> bool:
+    return key not in _CONTAINERS and not key.endswith("_hooks")
 
 
 def changed(before: Outside, model: nn.Module) -> Outside:

@@ -139,9 +139,10 @@ def _merged(found: list[Consumer]) -> Iterator[Consumer]:
     used: dict[tuple[int, bool], Tensor] = {}
     for consumer in found:
         key = consumer.key
-        used[key] = consumer.used | used.get(key, consumer.used)
+        used[key] = consumer.used | used[key] if key in used else consumer.used
     for consumer in found:
-        yield replace(consumer, used=used[consumer.key])
+        alike = used[consumer.key]
+        yield consumer if alike is consumer.used else replace(consumer, used=alike)
 
 
 def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) -> Value | None:

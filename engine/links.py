@@ -49,11 +49,11 @@ class Links:
 
     def reached(self, inputs: Bools) -> Bools:
         """Return which outputs have a link to any of the inputs: (groups, outputs) from (groups, inputs)."""
-        return np.array(np.broadcast_to(_any(self.pattern.numpy(), inputs[:, None, :], 2), self.shape[:2]))
+        return _full(_any(self.pattern.numpy(), inputs[:, None, :], 2), self.shape[:2])
 
     def feeding(self, outputs: Bools) -> Bools:
         """Return which inputs have a link to any of the outputs: (groups, inputs) from (groups, outputs)."""
-        return np.array(np.broadcast_to(_any(self.pattern.numpy(), outputs[:, :, None], 1), self.shape[::2]))
+        return _full(_any(self.pattern.numpy(), outputs[:, :, None], 1), self.shape[::2])
 
     def outputs(self) -> Tensor:
         """Return which outputs have a link at all: bool, (groups, outputs)."""
@@ -62,6 +62,11 @@ class Links:
     def dense(self) -> Tensor:
         """Return the pattern in full: bool, (groups, outputs, inputs)."""
         return self.pattern.expand(self.shape)
+
+
+def _full(found: Bools, shape: tuple[int, ...]) -> Bools:
+    """Repeat where the pattern is the same along a dimension."""
+    return found if found.shape == shape else np.array(np.broadcast_to(found, shape))
 
 
 def _any(pattern: Bools, row: Bools, dim: int) -> Bools:

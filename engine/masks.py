@@ -7,11 +7,12 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from engine.errors import MaskError
-from engine.stored import modules_of
+from engine.stored import modules_of, parameters_of
 
 __all__ = ["Masks", "ZEROS", "canonical_masks", "load_masks", "narrowed", "parameter_name", "read_masks"]
 
@@ -21,6 +22,7 @@ Masks = Mapping[str, Mapping[str, Tensor]]
 ZEROS = "zeros"
 """Stands for "whatever is zero in the weights" where masks are asked for."""
 
+_NUMPY = frozenset({torch.float16, torch.float32, torch.float64})  # the floats that numpy has as well
 _FORMS = ("{0}", "{0}_orig", "parametrizations.{0}.original0", "parametrizations.{0}.original")
 
 
@@ -68,7 +70,7 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
         MaskError: for an unknown module or parameter, a wrong shape, or entries that are not 0 or 1.
     """
     modules = dict(modules_of(model))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = parameters_of(model)
     first: dict[int, str] = {}
     for name, parameter in parameters.items():
         first.setdefault(id(parameter), name)
@@ -100,10 +102,11 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
         raise MaskError(f"The mask of {name!r} has shape {tuple(mask.shape)}; the parameter has {shape}.")
     mask = narrowed(mask.detach())
     mask = next(_uniform(mask), mask).cpu()
-    kept = mask != 0
-    if mask.is_complex() or mask.dtype != torch.bool and not bool(((mask == 1) | ~kept).all()):
+    numbers = (mask.float() if mask.is_floating_point() and mask.dtype not in _NUMPY else mask).numpy()
+    kept = np.asarray(numbers != 0)
+    if mask.is_complex() or mask.dtype != torch.bool and not (kept == numbers).all():
         raise MaskError(f"The mask of {name!r} has entries other than 0 and 1 (NaN counts as one); masks are 0/1.")
-    return kept
+    return torch.from_numpy(kept)
 
 
 def _uniform(mask: Tensor) -> Iterator[Tensor]:

@@ -49,6 +49,7 @@ def _ends(code: CodeType) -> list[tuple[int, int] | None]:
     return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
 
 
+@functools.cache
 def is_library(filename: str) -> bool:
     """Whether a file is torch's or the recorder's, and so nothing that the user wrote."""
     return filename.startswith(_TORCH) or filename in _ENGINE

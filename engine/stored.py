@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["distinct_modules", "modules_of", "stored_tensors"]
+__all__ = ["distinct_modules", "modules_of", "parameters_of", "stored_tensors"]
 
 _NAMERS = ("named_buffers", "named_modules", "named_parameters")
 
@@ -40,6 +40,23 @@ def distinct_modules(model: nn.Module) -> dict[str, nn.Module]:
     for name, module in modules_of(model):
         found.setdefault(id(module), (name, module))
     return dict(found.values())
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return parameters by every name they have, as ``named_parameters(remove_duplicate=False)``.
+
+    Example:
+        >>> list(parameters_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))))
+        ['0.weight', '0.bias']
+    """
+    if not _names_alone(model):
+        return dict(model.named_parameters(remove_duplicate=False))
+    return {
+        f"{name}.{key}" if name else key: parameter
+        for name, module in modules_of(model)
+        for key, parameter in module._parameters.items()
+        if parameter is not None
+    }
 
 
 def _walk(module: nn.Module, prefix: str, found: list[tuple[str, nn.Module]]) -> None:

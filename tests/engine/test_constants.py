@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
 import engine
+from engine.build import canonical_tensors
+from engine.constants import Constants
 from tests.engine.exactness import masked, run
 from tests.engine.nets import Net, constants_of, dead, image, plain
 
@@ -128,3 +131,26 @@ def test_only_zeros_knows_what_varies_or_is_zero() -> None:
     assert not constants.only_zeros(constants.graph.stored["0.weight"])
     left = constants_of(model, image(), dead(model, {"0": [1]}))
     assert not left.only_zeros(left.graph.nodes[0].output)
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_train_mode_from_what_is_known(repaired: bool) -> None:
+    """Taking over what does not depend on the mode gives what computing everything gives, profiles included."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.AvgPool2d(3, 1, 1), nn.Sigmoid(), nn.Conv2d(6, 5, 3, padding=1),
+        nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 4, 1),
+    ).double()  # fmt: skip
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.bias), module.running_mean.uniform_(), module.running_var.uniform_(1, 2)
+    graph, masks = engine.trace(model, image()), dead(model, {"0": [0, 3], "1": [3], "4": [1, 2]})
+    canonical = {f"{m}.{p}": mask.bool() for m, own in masks.items() for p, mask in own.items()}
+    make = partial(Constants, graph, engine.RULES, canonical_tensors(model, graph), canonical, repaired)
+    known, anew = make(), make(training=True)
+    quick = make(training=True, known=known)
+    differ = 0
+    for value in graph.values:
+        assert torch.equal(quick[value].nan_to_num(7.0), anew[value].nan_to_num(7.0)), value
+        assert quick.has_profile(value) == anew.has_profile(value)
+        differ += not torch.equal(known[value].nan_to_num(7.0), anew[value].nan_to_num(7.0))
+    assert differ > 0 or repaired

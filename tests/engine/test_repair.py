@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -161,6 +162,15 @@ def test_the_report_says_what_was_done() -> None:
     assert fixed.report.policy == "union"
     assert fixed.report.rows == (("stem", 6, {"stem": 3, "branch": 3}, 4),)
     assert "stem: 4 of 6 units stay (masks kept: stem 3, branch 3)" in str(fixed.report)
+
+
+def test_a_report_that_is_stored_is_worked_out_first() -> None:
+    """A report holds the graph until it is read; a pickle or a copy of it holds what it says."""
+    model = residual_net()
+    fixed = engine.fix_mask_conflict(dead(model, {"stem": [0, 1, 2], "branch": [1, 2, 3]}), model, image())
+    for again in (pickle.loads(pickle.dumps(fixed.report)), copy.deepcopy(fixed).report):
+        assert str(again) == str(fixed.report) and again.channels == fixed.report.channels != {}
+        assert again.macs == fixed.report.macs != {}
 
 
 def test_empty_masks_stay_empty() -> None:
