@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
+import multiprocessing
 import re
 import resource
 import subprocess
@@ -29,10 +29,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what torch imports at the first call of some modules: once, not in each process
 import torchvision
 from torch import Tensor, nn
 
@@ -143,9 +145,8 @@ def general(reason: str) -> str:
     return re.sub(r"(?<=[\w\])]) = [\d.#]+|(?<=\.py):[\d#]+", "", reason)
 
 
-def child(name: str, gigabytes: float) -> int:
-    """Check one model under a limit of memory and write the row to the terminal."""
-    torch.set_num_threads(1)
+def child(name: str, gigabytes: float, sender: Connection) -> None:
+    """Check one model under a limit of memory and send the row."""
     limit = int(gigabytes * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     row: dict[str, Any]
@@ -154,10 +155,11 @@ def child(name: str, gigabytes: float) -> int:
         row = check(name)
     except engine.errors.EngineError as error:
         row = {"refused": f"{type(error).__name__}: {error}"}
+    except Exception as error:  # a failure is a result, and the next model has its turn
+        row = {"failed": f"{type(error).__name__}: {error}"}
     row["total"] = round(time.time() - start, 1)
     row["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
-    sys.stdout.write("\n" + json.dumps(row) + "\n")
-    return 0
+    sender.send(row)
 
 
 # ---------------------------------------------------------------- all of them
@@ -173,17 +175,21 @@ def code_state() -> str:
 
 
 def supervise(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
-    """Check one model in a process of its own."""
-    command = [sys.executable, __file__, "--child", name, "--memory", str(gigabytes)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    """Check one model in a process of its own, forked from this one, which has imported all and computed nothing."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=child, args=(name, gigabytes, sender))
+    process.start()
+    sender.close()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {seconds:.0f} s"}
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
-    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return row
+        found: dict[str, Any] = receiver.recv() if receiver.poll(seconds) else {}
+        return found or {"failed": f"took longer than {seconds:.0f} s"}
+    except EOFError:
+        process.join()
+        return {"failed": f"ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -290,7 +296,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--any-state", action="store_true", help="take results of an earlier state of the code too")
     parser.add_argument("--time", type=float, default=900, metavar="S", help="limit per model, default 900 s")
     parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per model, default 8 GiB")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -304,13 +309,12 @@ def known(state: str | None) -> dict[str, dict[str, Any]]:
 def main() -> int:
     """Run what has not been run yet, print each row, write the page, and return 1 if a model is not exact."""
     args = arguments()
-    if args.child:
-        return child(args.models[0], args.memory)
     if args.masks:
         script = str(Path(__file__).with_name("breadth_masks.py"))
         return subprocess.call([sys.executable, script, *args.models, *(["--fresh"] if args.fresh else [])])
     everything = [name for task in zoo.TASKS for name in zoo.names(task)]
     wanted = args.models or (zoo.FAMILIES if args.quick else everything)
+    torch.set_num_threads(1)
     RESULTS.parent.mkdir(exist_ok=True)
     if args.fresh:
         RESULTS.unlink(missing_ok=True)

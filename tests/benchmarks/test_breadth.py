@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import engine
 from benchmarks import breadth
 from tests.engine import zoo
 
@@ -62,17 +65,31 @@ def test_results_are_kept_by_state_of_the_code(tmp_path: Any, monkeypatch: pytes
     assert set(breadth.known(None)) == {"resnet18", "r3d_18"} and breadth.known("other") == {}
 
 
-def test_a_process_that_takes_too_long_or_dies_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        (lambda name: time.sleep(60), "took longer than 1 s"),
+        (lambda name: os._exit(3), "ended with 3"),
+        (lambda name: bytearray(2**32), "MemoryError: "),
+        (lambda name: {}["no"], "KeyError: 'no'"),
+    ],
+)
+def test_a_process_that_takes_too_long_or_dies_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, ends: Callable[[str], Any], reason: str
+) -> None:
     """With the reason; the run goes on."""
+    monkeypatch.setattr(breadth, "check", ends)
+    assert breadth.supervise("resnet18", 1, 2)["failed"] == reason
 
-    def late(*args: Any, **options: Any) -> Any:
-        raise subprocess.TimeoutExpired("x", options["timeout"])
 
-    monkeypatch.setattr(subprocess, "run", late)
-    assert breadth.supervise("resnet18", 3, 1) == {"failed": "took longer than 3 s"}
-    died = subprocess.CompletedProcess("x", 1, "", "Traceback\nMemoryError: no more\n")
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: died)
-    assert breadth.supervise("resnet18", 3, 1) == {"failed": "MemoryError: no more"}
+def test_a_refusal_is_told_from_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the engine's says why it left the model alone."""
+
+    def check(name: str) -> dict[str, Any]:
+        raise engine.errors.TraceError("no " + name)
+
+    monkeypatch.setattr(breadth, "check", check)
+    assert breadth.supervise("resnet18", 60, 2)["refused"] == "TraceError: no resnet18"
 
 
 def test_every_model_has_a_recipe_and_every_architecture_a_quick_one() -> None:
