@@ -24,13 +24,19 @@ if TYPE_CHECKING:
     AnyModule = TypeVar("AnyModule", bound=LightningModule)
 
 
-def dump(trainer: Trainer) -> dict[str, Any]:
-    """Lightning's own checkpoint of the weights and hyper-parameters, with the plans inside.
+def dump(trainer: Trainer, weights_only: bool = True) -> dict[str, Any]:
+    """Lightning's own checkpoint with the plans inside.
 
     Hyper-parameters that ``torch.load(weights_only=True)`` does not read are left out, with a warning that names them.
+
+    Args:
+        trainer: after a fit.
+        weights_only: whether to leave out the states of optimizers, schedulers and callbacks.
     """
     # `Trainer.save_checkpoint` would write at once, with a barrier that hangs where another rank was interrupted.
-    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=weights_only)
+    # Callbacks that average weights put theirs in; what was verified is the module's.
+    checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
     return {**readable_hparams(checkpoint), KEY: content_of(trainer.lightning_module)}
 
 

@@ -53,6 +53,8 @@ class ModelCompaction(CompressionCallback):
         on_failure: what to do where the model cannot be compacted: ``"warn"`` leaves the masked model as it is and
             writes its checkpoint, ``"raise"`` raises.
         save: whether to write the checkpoint.
+        save_weights_only: whether the checkpoint is to hold no states of optimizers, schedulers, loops and callbacks.
+            With ``False`` a fit goes on from it: ``trainer.fit(module, ckpt_path=compaction.checkpoint_path)``.
         model: path of the model inside the LightningModule.
         example_input: what the model takes.
         when: when to compact while training goes on: before the first batch of an epoch, or of several, or (a fraction)
@@ -85,6 +87,7 @@ class ModelCompaction(CompressionCallback):
         model: str | None = None,
         example_input: Any = None,
         when: int | float | Sequence[int] | None = None,
+        save_weights_only: bool = True,
     ) -> None:
         super().__init__(model, example_input)
         self.when = _times(when)
@@ -95,6 +98,7 @@ class ModelCompaction(CompressionCallback):
         if dirpath is not None and "://" in str(dirpath):
             raise MisconfigurationException(f"`dirpath` is a local folder, got {str(dirpath)!r}.")
         self.dirpath, self.filename, self.save = dirpath, filename, save
+        self.save_weights_only = save_weights_only
         self.confidence, self.on_failure = confidence, on_failure
         self._reset()
         bring_results_back()  # in the process that stays behind, where it is another one
@@ -269,7 +273,9 @@ class ModelCompaction(CompressionCallback):
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
         path = self._folder / f"{self.filename}.ckpt"
-        checkpoint = files.dump(trainer)  # on all ranks: metrics gather their states
+        # States that are spread over the ranks cannot be had by one that may be alone.
+        weights_only = self.save_weights_only or (alone and trainer.world_size > 1)
+        checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
         failure: str | None = None
         if trainer.is_global_zero:
             try:

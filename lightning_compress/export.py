@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,8 @@ def export_program(
         dynamic: what may differ when it runs: ``"batch"``, and ``"size"``, the dimensions from the third on.
 
     Returns:
-        The largest difference of the outputs, relative to the largest output, at the example's batch size and another.
+        The largest difference of the outputs, relative to the largest output, at the example's batch size and another,
+        and with ``"size"`` at twice the size.
 
     Raises:
         InputError: where the model's own code does not allow it; the message is torch's.
@@ -65,7 +67,8 @@ def export_onnx(
         dynamic: what may differ when it runs: ``"batch"``, and ``"size"``, the dimensions from the third on.
 
     Returns:
-        The largest difference of the outputs, relative to the largest output, at the example's batch size and another.
+        The largest difference of the outputs, relative to the largest output, at the example's batch size and another,
+        and with ``"size"`` at twice the size.
 
     Raises:
         InputError: where a package is missing, or the model's own code does not allow it; the message is torch's.
@@ -170,6 +173,22 @@ def another_batch(example_input: Any) -> Any:
     )
 
 
+def another_size(example_input: Any) -> Any:
+    """An example of twice the size along each dimension from the third on: a multiple of whatever the model divides by.
+
+    Example:
+        >>> another_size(torch.ones(2, 3, 4, 5)).shape
+        torch.Size([2, 3, 8, 10])
+    """
+
+    def doubled(tensor: Tensor) -> Tensor:
+        for dim in range(2, tensor.ndim):
+            tensor = torch.cat([tensor, tensor], dim)
+        return tensor
+
+    return apply_to_collection(example_input, Tensor, doubled)
+
+
 def _exported(
     what: str,
     model: nn.Module,
@@ -183,21 +202,41 @@ def _exported(
         raise InputError(f"`dynamic` names 'batch' and 'size', not {unknown[0]!r}.")
     # A batch of one would become part of the program.
     example = another_batch(example_input)
+    batches = [example, another_batch(example), *([another_size(example)] if "size" in dynamic else [])]
     target, training = Path(path), [module for module in model.modules() if module.training]
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{os.getpid()}.{target.name}")
-    try:
-        model.eval()
-        run = _written(what, write, temporary, *_arguments(example))
-        error = difference(model, run, [example, another_batch(example)])
+    # Under its own name: a large ONNX file refers to a second one with the weights by name.
+    with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+        try:
+            model.eval()
+            run = _written(what, write, Path(folder, target.name), *_arguments(example))
+            error = max(_compared(what, model, run, batch) for batch in batches)
+        finally:
+            for module in training:
+                module.training = True
         if not error <= TOLERANCE:
             raise VerificationError(f"{what} puts out other numbers than the model: they differ by {error:.1e}.")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-        for module in training:
-            module.training = True
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
+            os.replace(file, target.with_name(file.name))
     return error
+
+
+def _compared(what: str, model: nn.Module, run: Callable[..., Any], batch: Any) -> float:
+    args, kwargs = _arguments(batch)
+    shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
+    try:
+        with torch.no_grad():
+            call_model(model, args, kwargs)
+    except Exception as error:  # of any kind: it is the model's own code
+        raise InputError(
+            f"The model itself does not take inputs of {shapes}: give `dynamic` what it takes only. {error}"
+        ) from error
+    try:
+        return difference(model, run, [batch])
+    except EngineError:
+        raise
+    except Exception as error:  # of any kind: each runtime has its own
+        raise InputError(f"{what} runs at the size of the example, and not at {shapes}: {error}") from error
 
 
 def _written(

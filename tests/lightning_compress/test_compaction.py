@@ -352,6 +352,31 @@ def test_no_file_where_none_is_wanted(tmp_path: Path, options: dict[str, bool]) 
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+def test_states_are_saved_where_asked(tmp_path: Path) -> None:
+    """By default weights only, from which no fit goes on; with states, which are as small as the weights, one does."""
+    small, whole = ModelCompaction(tmp_path, "small"), ModelCompaction(tmp_path, "whole", save_weights_only=False)
+    module = seeded(Wrapped)
+    fit(module, tmp_path, ChannelPruning(amount=0.5), small)
+    with pytest.raises(KeyError, match="contains only the model"):  # Lightning's
+        trainer(tmp_path, ModelCompaction(), max_epochs=4).fit(seeded(Wrapped), ckpt_path=small.checkpoint_path)
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), whole)
+    state = torch.load(whole.checkpoint_path, weights_only=True)["optimizer_states"][0]["state"]
+    shapes = [p.shape for p in module.parameters()]
+    assert [state[n]["momentum_buffer"].shape for n in range(len(shapes))] == shapes
+    resumed = trainer(tmp_path, ChannelPruning(amount=0.5), ModelCompaction(save=False), max_epochs=4)
+    resumed.fit(seeded(Wrapped), ckpt_path=whole.checkpoint_path)
+    assert resumed.global_step == 12
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="Lightning 2.6")
+def test_states_beside_an_average(tmp_path: Path) -> None:
+    """What is saved is what was verified, and not an average that a callback puts into every checkpoint."""
+    compaction, average = ModelCompaction(save_weights_only=False), callbacks.EMAWeightAveraging(decay=0.5)
+    module = seeded(Wrapped)
+    fit(module, tmp_path, ChannelPruning(amount=0.5), compaction, average)
+    assert difference(load_compacted(compaction.checkpoint_path, Wrapped), module) == 0.0
+
+
 def test_model_checkpoint_saves_the_masked_model(tmp_path: Path) -> None:
     """ModelCheckpoint's files are from before the compaction and load into the full class."""
     saver = ModelCheckpoint(dirpath=tmp_path, filename="best", save_last=True)
