@@ -148,7 +148,7 @@ def test_attention_that_returns_its_weights() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers(kind: Callable[..., nn.Module]) -> None:
-    """LSTM and GRU between other layers are compacted exactly, at other lengths too: Torch-Pruning#44, #404."""
+    """LSTM and GRU between other layers, compacted exactly, at other lengths too: Torch-Pruning#44, Torch-Pruning#404."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         steps, _ = m.layer(torch.tanh(m.first(torch.relu(m.front(x)))))
@@ -161,7 +161,7 @@ def test_recurrent_layers(kind: Callable[..., nn.Module]) -> None:
 
 
 def test_one_output_channel_is_no_depthwise_convolution() -> None:
-    """``out_channels=1`` with ``groups=1`` contracts its inputs: Torch-Pruning#126, #179."""
+    """``out_channels=1`` with ``groups=1`` contracts its inputs: Torch-Pruning#126, Torch-Pruning#179."""
     layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 1), nn.ReLU(), nn.Conv2d(1, 4, 3), Mean(), nn.Linear(4, 2)]
     model = randomised(nn.Sequential(*layers))
     plan = check_all(model, image(8), image(11))
@@ -180,7 +180,7 @@ def test_depthwise_convolution_with_a_multiplier() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_transposed_convolution(groups: int) -> None:
-    """Its weight has the inputs first: Torch-Pruning#99, nni PR#3013."""
+    """Its weight has the inputs first: Torch-Pruning#99, nni#3013."""
     up = nn.ConvTranspose2d(8, 6, 4, stride=2, padding=1, groups=groups)
     model = randomised(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), up, nn.ReLU(), Mean(), nn.Linear(6, 2)))
     plan = check_all(model, image(), image(9))
@@ -335,6 +335,8 @@ def test_frozen_layers() -> None:
     engine.ModelSpeedup(small, image(), half(model, image())).speedup_model()
     assert small[0].out_channels == 3 and parameters(small) < parameters(model)
     assert [p.requires_grad for p in small.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert {p.requires_grad for p in small.parameters()} == {True, False}
+    check_exact(model, half(model, image()), image(), image(9))
 
 
 def test_weight_norm() -> None:

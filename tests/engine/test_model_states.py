@@ -20,6 +20,7 @@ from tests.engine.exactness import Masks, parameters
 
 CLASSIFIERS = zoo.names("classification")
 QUICK = [name for name in zoo.FAMILIES if name in CLASSIFIERS]
+DEEP = {"densenet121", "maxvit_t", "swin_v2_t"}  # over a second each
 SMALL = ["shufflenet_v2_x0_5", "squeezenet1_1"]
 
 
@@ -100,7 +101,12 @@ def check(name: str, model: nn.Module) -> None:
     assert facts(model) == before
 
 
-@pytest.mark.parametrize("name", QUICK)
+def test_every_classifier_is_there() -> None:
+    """All 80 of torchvision, and one of each of their files at least in the quick set."""
+    assert len(set(CLASSIFIERS)) == 80 and set(map(zoo.family_of, QUICK)) == set(map(zoo.family_of, CLASSIFIERS))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in DEEP)) for n in QUICK])
 def test_one_of_each_architecture_is_traced(name: str) -> None:
     """On meta, in bf16, with frozen layers, partly in train mode, all at once."""
     model = everything(zoo.on_meta(name))

@@ -55,10 +55,10 @@ def test_pruned_but_not_faster(tmp_path: Path, amount: float) -> None:
 def test_every_reported_trap_has_a_test() -> None:
     """The threads that are known, by project and number, each stand in the docstring of a test."""
     known = """
-        nni#2130 nni#3010 nni#5095 nni#5449 nni#5187 nni#3453 nni#4540 nni#4521 nni#5205
+        nni#2130 nni#3010 nni#5095 nni#5449 nni#5187 nni#3453 nni#4540 nni#4521 nni#5205 nni#3013
         NNCF#986 fasterai#40 fasterai#92
-        Torch-Pruning#125 Torch-Pruning#287 Torch-Pruning#44 Torch-Pruning#126 Torch-Pruning#99 Torch-Pruning#14
-        Torch-Pruning#149
+        Torch-Pruning#14 Torch-Pruning#44 Torch-Pruning#99 Torch-Pruning#125 Torch-Pruning#126 Torch-Pruning#149
+        Torch-Pruning#179 Torch-Pruning#287 Torch-Pruning#404
     """.split()
     files = [Path(__file__), Path(inspect.getfile(test_fixtures))]
     trees = [ast.parse(file.read_text()) for file in files]
