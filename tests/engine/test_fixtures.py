@@ -148,7 +148,7 @@ def test_attention_that_returns_its_weights() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers(kind: Callable[..., nn.Module]) -> None:
-    """LSTM and GRU between other layers, compacted exactly, at other lengths too: Torch-Pruning#44, Torch-Pruning#404."""
+    """LSTM and GRU between other layers, exactly, at other lengths too: Torch-Pruning#44, Torch-Pruning#404."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         steps, _ = m.layer(torch.tanh(m.first(torch.relu(m.front(x)))))
