@@ -7,6 +7,7 @@ or None for a group of which it knows nothing: that one stays whole. Criteria ar
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from engine import Group, importance
 from engine.importance import unit_rows, unit_sums
 from lightning_compress.evidence import Evidence
 from lightning_compress.imports import imported
+from lightning_compress.normalizers import NORMALIZERS, Normalizer, among_kept, lamp_scores
 from lightning_compress.packages import MisconfigurationException
 
 
@@ -30,7 +32,6 @@ class Criterion(Protocol):
 
 
 CriterionSpec = str | Sequence[str] | Mapping[str, float] | Criterion
-Normalizer = Callable[[Tensor], Tensor]
 
 
 def gathering(*kinds: str) -> Callable[[Any], Any]:
@@ -98,7 +99,7 @@ def fpgm(group: Group, evidence: Evidence) -> Tensor | None:
     He et al., "Filter Pruning via Geometric Median", 2019.
     """
     rows = _rows(group, evidence)
-    return _among_kept(rows, group, evidence, importance.fpgm)
+    return among_kept(rows, group, evidence, importance.fpgm)
 
 
 def bn_scale(group: Group, evidence: Evidence) -> Tensor | None:
@@ -140,7 +141,7 @@ def lamp(group: Group, evidence: Evidence) -> Tensor | None:
 
     Lee et al., "Layer-adaptive Sparsity for the Magnitude-based Pruning", 2021, for units in place of single weights.
     """
-    return _lamp(importance.l2(_rows(group, evidence)).square())
+    return lamp_scores(importance.l2(_rows(group, evidence)).square())
 
 
 @gathering("loss_change")
@@ -214,47 +215,6 @@ def _rows(group: Group, evidence: Evidence) -> Tensor:
     return rows
 
 
-def _among_kept(values: Tensor, group: Group, evidence: Evidence, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function to what is not masked yet; the rest is 0."""
-    kept = getattr(evidence, "kept", {}).get(group.name)
-    if kept is None or bool(kept.all()):
-        return function(values)
-    found = values.new_zeros(group.size)
-    found[kept.to(values.device)] = function(values[kept.to(values.device)])
-    return found
-
-
-def _lamp(scores: Tensor) -> Tensor:
-    ranked, order = scores.sort(stable=True)
-    left = ranked.flip(0).cumsum(0).flip(0)
-    found = torch.empty_like(scores)
-    found[order] = ranked / left.clamp(min=torch.finfo(left.dtype).tiny)
-    return found
-
-
-def _scaled(scores: Tensor, size: Tensor) -> Tensor:
-    return scores / size.clamp(min=torch.finfo(scores.dtype).tiny)
-
-
-def _standard(scores: Tensor) -> Tensor:
-    return _scaled(scores - scores.mean(), scores.std(correction=0))
-
-
-def _ranks(scores: Tensor) -> Tensor:
-    return scores.argsort(stable=True).argsort().to(scores.dtype) / len(scores)
-
-
-NORMALIZERS: dict[str, Normalizer] = {
-    "lamp": _lamp,
-    "max": lambda s: _scaled(s, s.abs().max()),
-    "mean": lambda s: _scaled(s, s.abs().mean()),
-    "none": lambda s: s,
-    "norm": lambda s: _scaled(s, torch.linalg.vector_norm(s)),
-    "rank": _ranks,
-    "standard": _standard,
-    "sum": lambda s: _scaled(s, s.abs().sum()),
-}
-
 CRITERIA: dict[str, Criterion] = {
     "apoz": apoz,
     "bn_scale": bn_scale,
@@ -283,13 +243,13 @@ def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
         MisconfigurationException: if there is no such normalisation.
     """
     function = by if callable(by) else NORMALIZERS.get(by) or imported(by, "normalize", NORMALIZERS)
-
-    def scores(group: Group, evidence: Evidence) -> Tensor | None:
-        found = criterion(group, evidence)
-        return None if found is None else _among_kept(found, group, evidence, function)
-
-    marked: Criterion = gathering(*needs(criterion))(scores)
+    marked: Criterion = gathering(*needs(criterion))(partial(_normalized, criterion=criterion, function=function))
     return marked
+
+
+def _normalized(group: Group, evidence: Evidence, criterion: Criterion, function: Normalizer) -> Tensor | None:
+    found = criterion(group, evidence)
+    return None if found is None else among_kept(found, group, evidence, function)
 
 
 def weighted(parts: Iterable[tuple[float, Criterion]]) -> Criterion:
@@ -306,24 +266,33 @@ def weighted(parts: Iterable[tuple[float, Criterion]]) -> Criterion:
         >>> weighted([(1.0, l1), (0.5, l2)])(group, Evidence(net.get_parameter))
         tensor([3.0000, 4.5000], dtype=torch.float64)
     """
-    chosen = list(parts)
-    return _combined([c for _, c in chosen], lambda found: sum(f * s for (f, _), s in zip(chosen, found, strict=True)))
+    factors, criteria = zip(*parts, strict=True)
+    return _combined(criteria, partial(_sum, factors=factors))
+
+
+def _sum(scores: Sequence[Tensor], factors: Sequence[float]) -> Any:
+    return sum(factor * values for factor, values in zip(factors, scores, strict=True))
 
 
 def product(*criteria: Criterion) -> Criterion:
     r"""The product :math:`\prod_i s_i` of criteria; None where one of them is None."""
-    return _combined(criteria, lambda found: torch.stack(found).prod(0))
+    return _combined(criteria, math.prod)
 
 
+# What puts criteria together is no closure: strategies that spawn processes pickle it.
 def _combined(criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Any]) -> Criterion:
-    def scores(group: Group, evidence: Evidence) -> Tensor | None:
-        found = [criterion(group, evidence) for criterion in criteria]
-        known = [s.double() for s in found if s is not None]
-        result: Tensor | None = combine([s.to(known[0].device) for s in known]) if len(known) == len(found) else None
-        return result
-
-    marked: Criterion = gathering(*frozenset().union(*map(needs, criteria)))(scores)
+    marked: Criterion = gathering(*frozenset().union(*map(needs, criteria)))(
+        partial(_together, criteria=tuple(criteria), combine=combine)
+    )
     return marked
+
+
+def _together(
+    group: Group, evidence: Evidence, criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Tensor]
+) -> Tensor | None:
+    found = [criterion(group, evidence) for criterion in criteria]
+    known = [s.double() for s in found if s is not None]
+    return combine([s.to(known[0].device) for s in known]) if len(known) == len(found) else None
 
 
 def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer | None = None) -> Criterion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 import engine
 from lightning_compress import criteria
 from lightning_compress.evidence import Evidence
+from lightning_compress.normalizers import NORMALIZERS
 from lightning_compress.packages import MisconfigurationException
 from tests.lightning_compress.models import Net, seeded
 
@@ -110,24 +112,6 @@ def test_scores_follow_the_channels(net: Net, groups: dict[str, engine.Group], n
     )
 
 
-@pytest.mark.parametrize("by", sorted(criteria.NORMALIZERS))
-def test_normalising_keeps_the_order(net: Net, groups: dict[str, engine.Group], by: str) -> None:
-    """Within a group each normalisation is monotone, and finite where all scores are equal or zero."""
-    raw, found = (f(groups["wide"], evidence(net)) for f in (criteria.l2, criteria.normalized(criteria.l2, by)))
-    assert torch.equal(raw.argsort(), found.argsort())
-    for constant in (0.0, 3.0):
-        flat = criteria.normalized(lambda g, e, c=constant: torch.full((g.size,), c), by)
-        assert torch.isfinite(flat(groups["wide"], evidence(net))).all()
-
-
-def test_mean_of_what_is_left_is_one(net: Net, groups: dict[str, engine.Group]) -> None:
-    """Masked channels do not lower the mean of a group, so that it does not look stronger the more it has lost."""
-    kept = torch.arange(16) > 5
-    found = criteria.normalized(criteria.l1, "mean")(groups["wide"], evidence(net, kept))
-    torch.testing.assert_close(found[kept].mean(), torch.tensor(1.0))
-    assert not found[~kept].any()
-
-
 def test_criteria_combine(net: Net, groups: dict[str, engine.Group]) -> None:
     """Several names are normalised and summed, with factors if given; a product multiplies; None stays None."""
     one, two = (
@@ -140,6 +124,25 @@ def test_criteria_combine(net: Net, groups: dict[str, engine.Group]) -> None:
     product = criteria.product(criteria.l1, criteria.l2)(groups["wide"], evidence(net))
     expected = criteria.l1(groups["wide"], evidence(net)) * criteria.l2(groups["wide"], evidence(net))
     torch.testing.assert_close(product, expected.double())
+
+
+@pytest.mark.parametrize(
+    "spec", [*criteria.CRITERIA, ("l1", "taylor"), {"l2": 2.0, "random": 0.5}], ids=lambda spec: str(spec)
+)
+@pytest.mark.parametrize("by", [None, *NORMALIZERS])
+def test_travels_to_other_processes(net: Net, groups: dict[str, engine.Group], spec: Any, by: str | None) -> None:
+    """Strategies that spawn processes pickle the callbacks, and so their criteria."""
+    criterion = criteria.resolve(spec, normalize=by)
+    other = pickle.loads(pickle.dumps(criterion))
+    assert criteria.needs(other) == criteria.needs(criterion)
+    assert torch.equal(other(groups["wide"], evidence(net)), criterion(groups["wide"], evidence(net)))
+
+
+def test_a_product_travels_too(net: Net, groups: dict[str, engine.Group]) -> None:
+    """The same of what is multiplied."""
+    criterion = criteria.product(criteria.l1, criteria.taylor)
+    other = pickle.loads(pickle.dumps(criterion))
+    assert torch.equal(other(groups["wide"], evidence(net)), criterion(groups["wide"], evidence(net)))
 
 
 def by_position(group: engine.Group, evidence: Evidence) -> Tensor:
