@@ -10,7 +10,7 @@ from engine.follow import compactable
 from engine.graph import Graph, Node, Value
 from engine.groups import Group, Member, dependency_groups, group_masks
 from engine.masks import ZEROS, read_masks
-from engine.ops import RULES
+from engine.ops import HEAD_DIMENSIONS, RULES
 from engine.plan import Plan
 from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
@@ -21,6 +21,7 @@ from engine.speedup import ModelSpeedup
 from engine.tracer import trace
 
 __all__ = [
+    "HEAD_DIMENSIONS",
     "RULES",
     "ZEROS",
     "Certificate",

@@ -82,7 +82,7 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
         return False
     stored = canonical_tensors(model, graph)
     constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants)
-    if any((known != 0)[~keep[slots]].any() for slots, known in only_zeros(structure, constants)):
+    if any((known != 0)[~keep[slots]].any() for slots, known in only_zeros(structure, constants, kept.use)):
         return False
     return not any(
         (constants.along(c.contraction.input, c.contraction.input_dim) != 0)[c.used & ~keep[c.slots]].any()

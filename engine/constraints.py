@@ -5,12 +5,13 @@ A constraint only ever asks to keep more, so that a closure over all of them end
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Constraint", "Equal", "Grouped", "NonEmpty"]
+__all__ = ["Constraint", "Equal", "Grouped", "NonEmpty", "closed"]
 
 
 def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
@@ -146,3 +147,20 @@ class Grouped(Constraint):
         """Each group's inputs and outputs are sites; a single input goes with its whole group, whatever others do."""
         whole = self.inputs is None or self.inputs.size(1) == 1 and self.removable
         return [*([] if self.inputs is None or whole else self.inputs), *self.outputs]
+
+
+def closed(constraints: Sequence[Constraint], keep: Tensor, score: Callable[[], Tensor]) -> Tensor:
+    """Keep more, in place, until all constraints hold.
+
+    Args:
+        constraints: on representatives.
+        keep: bool per slot.
+        score: is asked for the importance of slots where there is a choice.
+    """
+    while True:
+        before = int(keep.sum())
+        for constraint in constraints:
+            if not constraint.holds(keep):
+                keep[constraint.missing(keep, score())] = True
+        if int(keep.sum()) == before:
+            return keep

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.expressions import AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
+from engine.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.graph import Node, Value
 from engine.pins import Pin, is_pinned, pin_of
 from engine.propagate import Structure
 from engine.rule import Demand
 from engine.shrink import Shrunk
 
-__all__ = ["Unmet", "asks_anything", "settle"]
+__all__ = ["Settled", "Unmet", "asks_anything", "one_number", "settle"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,32 +47,76 @@ class Unmet(NamedTuple):
     slots: Tensor
 
 
-def settle(shrunk: Shrunk) -> tuple[list[Pin], list[Unmet]]:
+class Settled(NamedTuple):
+    """What follows from a removal for the sizes in the code.
+
+    Attributes:
+        shrunk: the removal, with the attributes that have to be set for it.
+        pins: the arguments that have to be pinned.
+        unmet: the nodes whose arguments would still be wrong.
+    """
+
+    shrunk: Shrunk
+    pins: tuple[Pin, ...]
+    unmet: tuple[Unmet, ...]
+
+
+def settle(shrunk: Shrunk) -> Settled:
     """Return the arguments that have to be pinned, and the nodes whose arguments would be wrong.
 
     An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
     the code has it. What does not come out right is pinned where the code can be edited: a number that the author wrote
     down, or one that follows the batch or the resolution, is not. One that an earlier compaction has pinned is pinned
-    anew.
+    anew. An argument that cannot be pinned and is an attribute as it stands follows once the attribute is set, if that
+    leaves nothing else wrong.
     """
+    found, wishes = _settled(shrunk)
+    while wishes:
+        given = {name: {**shrunk.given.get(name, {}), **wish} for name, wish in wishes.items()}
+        again, _ = _settled(replace(shrunk, given={**shrunk.given, **given}, _shapes={}, _known={}))
+        wrong = {name for unmet in again.unmet for name in _modules(unmet)} & wishes.keys()
+        if not wrong:
+            return again
+        wishes = {name: wish for name, wish in wishes.items() if name not in wrong}
+    return found
+
+
+def _modules(unmet: Unmet) -> Iterator[str]:
+    """Yield the modules whose attributes have to do with what is wrong."""
+    exprs = [unmet.node.expr] if isinstance(unmet.node, Guard) else list(unmet.node.sizes.values())
+    yield from (leaf.module for expr in exprs for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
+
+
+def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
+    """Settle with attributes as they are; return the attributes too that would have to be others, per module."""
     attribute = _attributes(shrunk)
-    checked, broken = list(_checked(shrunk, attribute)), list(_broken(shrunk, attribute))
-    wanted: dict[tuple[Any, ...], set[int | float]] = {}
+    checked, broken = list(_checked(shrunk, attribute)), tuple(_broken(shrunk, attribute))
     if all(c.met for c in checked):
-        return [], broken
+        return Settled(shrunk, (), broken), {}
+    wanted: dict[tuple[Any, ...], set[int | float]] = {}
     for c in checked:
         wanted.setdefault(c.place, set()).add(c.demand.wanted)
     pins: dict[tuple[Any, ...], Pin] = {}
     unmet: dict[int, Unmet] = {}
+    wishes: dict[str, dict[str, int]] = {}
     for c in checked:
         if not c.met and c.place not in pins:
             pin = _pin(shrunk, c) if len(wanted[c.place]) == 1 else None
             if pin is None:
                 found = Unmet(c.node, _reason(c.node, c.demand, c.expr), _involved(shrunk.structure, c))
                 unmet.setdefault(c.node.index, found)
+                if isinstance(c.expr, AttributeOf) and isinstance(c.demand.wanted, int):
+                    wishes.setdefault(c.expr.module, {})[c.expr.name] = c.demand.wanted
             else:
                 pins[c.place] = pin
-    return list(pins.values()), [*unmet.values(), *broken]
+    for c in checked if wishes else ():
+        if isinstance(c.expr, Apply) and _pin(shrunk, c) is None:  # it is right for some removals only, if at all
+            for leaf in leaves(c.expr):
+                if isinstance(leaf, AttributeOf):
+                    wishes.get(leaf.module, {}).pop(leaf.name, None)
+    return Settled(shrunk, tuple(pins.values()), (*unmet.values(), *broken)), {
+        name: wish for name, wish in wishes.items() if wish
+    }
 
 
 def _attributes(shrunk: Shrunk) -> Callable[[AttributeOf], int]:
@@ -105,8 +150,14 @@ def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator
         values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
         layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
         slots = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
-        if not shrunk.keep[slots].all():  # else the code has changed one of its attributes since
+        if _sets(shrunk, guard.expr) or not shrunk.keep[slots].all():  # else the code has changed one of its attributes since
             yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
+
+
+def _sets(shrunk: Shrunk, expr: Expr) -> bool:
+    """Whether an expression reads an attribute that is set."""
+    found = (leaf for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
+    return any(leaf.name in shrunk.given.get(leaf.module, {}) for leaf in found)
 
 
 def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Value]:
@@ -118,6 +169,8 @@ def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Va
 
 
 def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
+    if math.isnan(checked.found):  # computing it would fail, before it gets to where it is pinned
+        return None
     structure, node = shrunk.structure, checked.node
     sources = list(leaves(checked.expr))
     fixed = all(not isinstance(s, ShapeOf) or structure.along(s.value, s.dim) is not None for s in sources)
@@ -167,6 +220,26 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
         if node.module == leaf.module:
             attributes = structure.rules.rule(node.op).attributes(node, lambda value: value.shape)
             yield from (*node.inputs, *node.outputs) if leaf.name in attributes else ()
+
+
+def one_number(structure: Structure) -> Iterator[Tensor]:
+    """Yield slots, ``(uses, size)``, of dimensions whose sizes come from one number in the code, and so stay equal.
+
+    That is an argument of a call that runs several times, or an attribute where calls cannot be pinned one by one.
+    """
+    whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
+    uses: dict[tuple[Any, ...], dict[bytes, Tensor]] = {}
+    for node in structure.graph.nodes:
+        for demand in _demands(node, whole):
+            slots = None if demand.dim is None else structure.along(node.output, demand.dim)
+            if slots is None or bool(structure.frozen[slots].all()):
+                continue
+            owner, expr = structure.graph.types[node.module], node.sizes.get(demand.argument)
+            pinned = pin_of(node, demand.argument, demand.wanted, owner) is not None
+            by_name = isinstance(expr, AttributeOf) and not pinned
+            key = (expr, len(slots)) if by_name else (node.module, node.site, demand.argument, len(slots))
+            uses.setdefault(key, {})[slots.numpy().tobytes()] = slots
+    yield from (torch.stack(list(found.values())) for found in uses.values() if len(found) > 1)
 
 
 def asks_anything(structure: Structure) -> bool:

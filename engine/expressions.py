@@ -93,7 +93,10 @@ UNARY: dict[str, Callable[[Any], Any]] = {function.__name__: function for functi
 
 
 def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:
-    """Return the value of an expression under new shapes and attributes: an int, or a float after ``/`` or ``**``."""
+    """Return the value of an expression under new shapes and attributes: an int, or a float after ``/`` or ``**``.
+
+    It is NaN where a division by zero would raise.
+    """
     if isinstance(expr, ShapeOf):
         return shape(expr.value)[expr.dim]
     if isinstance(expr, AttributeOf):
@@ -102,7 +105,10 @@ def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: C
         return UNARY[expr.symbol](evaluate(expr.left, shape, attribute))
     if isinstance(expr, Apply):
         left, right = (evaluate(e, shape, attribute) for e in (expr.left, expr.right))
-        return _BINARY[expr.symbol](left, right)
+        try:
+            return _BINARY[expr.symbol](left, right)
+        except ZeroDivisionError:
+            return math.nan
     return expr
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.constraints import closed
 from engine.graph import Value
 from engine.isolated import Call, Tensors, run
-from engine.keep import closed
 from engine.propagate import Structure
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
@@ -174,7 +174,7 @@ def _refusal(structure: Structure, combination: Pattern, gone: Sequence[int]) ->
         return structure.slots.why(slots) or "it has no slots"
     keep = torch.ones(len(structure.roots), dtype=torch.bool)
     keep[slots] = False
-    keep = closed(structure, keep, lambda: torch.zeros(len(structure.roots)))
+    keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
     shrunk = Shrunk(structure, keep)
     for value, (dim,) in made.items():
         stays = shrunk.indices(value, dim)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from engine.constants import Constants
+from engine.constraints import closed
 from engine.contraction import Contraction
 from engine.demands import settle
 from engine.errors import RuleError
@@ -27,7 +28,7 @@ from engine.shrink import Shrunk
 from engine.structure import readers_of_zeros
 from engine.use import Use
 
-__all__ = ["Consumer", "Kept", "alive", "closed", "consumers", "decide", "only_zeros"]
+__all__ = ["Consumer", "Kept", "alive", "consumers", "decide", "only_zeros"]
 
 # A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
 _NOT_TINY = 1e-3
@@ -184,17 +185,6 @@ def alive(structure: Structure, found: tuple[Consumer, ...]) -> Tensor:
     return keep
 
 
-def closed(structure: Structure, keep: Tensor, score: Callable[[], Tensor]) -> Tensor:
-    """Keep more until all constraints hold; ``score`` is asked for the importance of slots where there is a choice."""
-    while True:
-        before = int(keep.sum())
-        for constraint in structure.constraints:
-            if not constraint.holds(keep):
-                keep[constraint.missing(keep, score())] = True
-        if int(keep.sum()) == before:
-            return keep
-
-
 @dataclass(frozen=True, eq=False)
 class _Norm:
     """A norm over channels: the slot and the constant of each, NaN where it varies."""
@@ -225,10 +215,14 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
     return list(found.values())
 
 
-def only_zeros(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield slots of which only those may go that are zero at a reader, with their constants, NaN where they vary."""
+def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield slots of which only those may go that are zero at a reader, with their constants, NaN where they vary.
+
+    What is not used, as it meets nothing but zeros, counts as zero.
+    """
     for _, span, slots in readers_of_zeros(structure):
-        yield slots, constants.along(span.input, span.dim)
+        known = constants.along(span.input, span.dim)
+        yield slots, torch.where(use.along(span.input, span.dim), known, 0.0)
 
 
 def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
@@ -276,25 +270,22 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     norms = _norms(structure, constants, use)
     for norm in norms:
         keep[norm.slots[norm.constants.isnan()]] = True
-    for slots, known in only_zeros(structure, constants):
+    for slots, known in only_zeros(structure, constants, use):
         keep[slots[known != 0]] = True
     score = functools.partial(torch.zeros, len(keep))
     carriers: list[int] = []
     reasons: list[str] = []
     while True:
-        keep = closed(structure, keep, score)
+        keep = closed(structure.constraints, keep, score)
         chosen = _cover([need for consumer in found for need in consumer.needs(keep)])
         carriers += chosen
         keep[chosen] = True
         if chosen:
             continue
-        shrunk = Shrunk(structure, keep)
-        pins, unmet = settle(shrunk)
+        shrunk, pins, unmet = settle(Shrunk(structure, keep))
         if not unmet:
             carried = torch.tensor(sorted(carriers), dtype=torch.long)
-            return Kept(
-                shrunk, carried, found, constants, use, tuple(_widened(norms, keep)), tuple(pins), tuple(reasons)
-            )
+            return Kept(shrunk, carried, found, constants, use, tuple(_widened(norms, keep)), pins, tuple(reasons))
         before = int(keep.sum())
         for _, reason, slots in unmet:
             keep[slots] = True

@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import linecache
 import textwrap
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -27,14 +27,17 @@ from engine.exchange import derived, namespace
 from engine.graph import Node
 from engine.sites import Site
 
-__all__ = ["DIVISOR", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
+__all__ = ["DIVISOR", "SCALE", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
 
 DIVISOR = ("divisor", 0)
 """The demand for what a mean divides by, which is no argument."""
-_MEAN = "mean"
+SCALE = ("scale", 0)
+"""The demand for what attention multiplies its scores by, which is an argument that most leave out."""
+_MEAN, _SCALE = "mean", "scale"
+_ATTENTION = "scaled_dot_product_attention"
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
@@ -50,7 +53,8 @@ class Pin:
         method: name of that method, or of the one that calls the function.
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
-        operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided.
+        operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided;
+            ``scale`` for a call that is given a scale by its name.
         position: which size argument of a call, or which side of an operator.
         value: what it becomes.
     """
@@ -94,6 +98,8 @@ def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: typ
     pin = None
     if argument == DIVISOR:
         pin = _template(site, _MEAN, 0, owner) if site.function == "mean" else None  # type: ignore[arg-type]
+    elif argument == SCALE and site.function == _ATTENTION:
+        pin = _template(site, _SCALE, 0, owner)  # type: ignore[arg-type]
     elif site.function in _OPERATORS:
         side = 0 if site.reflected else 1
         pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
@@ -177,9 +183,9 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
     calls = [node for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.BinOp))]
     places = {(_kind(call), call.end_lineno, call.end_col_offset): call for call in calls}
     for pin in pins:
-        kind = "" if pin.operator == _MEAN else pin.operator
+        kind = "" if pin.operator in _ON_CALLS else pin.operator
         call = places.get((kind, pin.line + 1, pin.column - parsed[1]))
-        if call is None or not (_divide if pin.operator == _MEAN else _set)(call, pin):
+        if call is None or not _ON_CALLS.get(pin.operator, _set)(call, pin):
             return None
     return ast.fix_missing_locations(tree)
 
@@ -204,6 +210,18 @@ def _divide(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
     call.func = ast.copy_location(ast.Attribute(total, "div", ast.Load()), call)
     call.args, call.keywords = [ast.copy_location(ast.Constant(pin.value), call)], []
     return True
+
+
+def _rescale(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
+    """Give a call of attention its scale by name; return whether that was possible."""
+    if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords) or len(call.args) > 6:
+        return False
+    others = [keyword for keyword in call.keywords if keyword.arg != "scale"]
+    call.keywords = [*others, ast.copy_location(ast.keyword("scale", ast.Constant(pin.value)), call)]
+    return True
+
+
+_ON_CALLS: Mapping[str, Callable[[ast.Call | ast.BinOp, Pin], bool]] = {_MEAN: _divide, _SCALE: _rescale}
 
 
 def _kind(node: ast.Call | ast.BinOp) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from engine.constraints import closed
 from engine.count import Counter
 from engine.demands import settle
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group
-from engine.keep import closed
 from engine.ops import RULES
 from engine.rule import Registry
 from engine.shrink import Shrunk
@@ -82,8 +82,8 @@ class Predictor:
 
     def _settled(self, stays: Tensor) -> Shrunk:
         while True:
-            shrunk = Shrunk(self._structure, closed(self._structure, stays, self._no_preference))
-            unmet = settle(shrunk)[1]
+            shrunk = Shrunk(self._structure, closed(self._structure.constraints, stays, self._no_preference))
+            unmet = settle(shrunk).unmet
             before = int(stays.sum())
             for _, _, slots in unmet:
                 stays[slots] = True

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from engine.build import canonical_tensors
 from engine.constants import Constants
+from engine.constraints import closed
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, groups_of
-from engine.keep import alive, closed, consumers
+from engine.keep import alive, consumers
 from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
 from engine.ops import RULES
 from engine.propagate import Structure
@@ -228,7 +229,7 @@ def fix_mask_conflict(
     canonical = canonical_masks(given, model)
     problem = _Problem(model, structure_for(model, dummy_input, graph, rules), canonical)
     keep = _POLICIES[policy](problem) | ~problem.structure.free()
-    keep = closed(problem.structure, keep, lambda: problem.importance)
+    keep = closed(problem.structure.constraints, keep, lambda: problem.importance)
     repaired = _stored(_extended(problem, keep), given, model)
     for module, entries in given.items():
         for key, mask in entries.items():

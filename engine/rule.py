@@ -34,12 +34,14 @@ class Demand:
         given: the number that was passed.
         wanted: what it has to become.
         expr: where the op itself takes the number from, for one that is no argument (what a mean divides by).
+        dim: the dimension of the output whose size the number is, for one that is.
     """
 
     argument: tuple[str, int]
     given: int | float
     wanted: int | float
     expr: Expr | None = None
+    dim: int | None = None
 
 
 @dataclass(frozen=True)

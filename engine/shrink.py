@@ -21,10 +21,12 @@ class Shrunk:
     Attributes:
         structure: the slots.
         keep: bool per slot, read at representatives.
+        given: integer attributes, per module, that are set to what the code needs.
     """
 
     structure: Structure
     keep: Tensor
+    given: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -87,7 +89,7 @@ class Shrunk:
 
     def attributes(self) -> Mapping[str, Mapping[str, int]]:
         """Return, per module, the integer attributes that change, with their new values."""
-        changed: dict[str, dict[str, int]] = {}
+        changed = {module: dict(values) for module, values in self.given.items()}
         for node, before in self.structure.attributes:
             after = self.structure.rules.rule(node.op).attributes(node, self.shape)
             news = {k: after[k] for k, old in before.items() if old != after[k]}

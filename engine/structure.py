@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from engine.arrays import support
 from engine.clusters import clusters
 from engine.constants import Constants
-from engine.demands import asks_anything, settle
+from engine.constraints import Equal, closed
+from engine.demands import asks_anything, one_number, settle
 from engine.errors import RuleError
 from engine.graph import Graph, Node
 from engine.propagate import Structure, propagate
@@ -45,6 +47,8 @@ def structure_of(graph: Graph, rules: Registry) -> Structure:
 def _structure(graph: Graph, rules: Registry) -> Structure:
     structure = propagate(graph, rules)
     if asks_anything(structure):
+        equal = tuple(Equal(rows) for rows in one_number(structure))
+        structure = replace(structure, constraints=structure.constraints + equal)
         _freeze(structure, _without_sizes)
     if any(True for _ in readers_of_zeros(structure)):
         _freeze(structure, _not_zero)
@@ -69,7 +73,7 @@ def _freeze(structure: Structure, wrong: Any) -> None:
     group = clusters(structure)
     for part in (_first_half, functools.partial(_first_half, largest=1)):
         while True:
-            keep = ~part(structure, group)
+            keep = closed(structure.constraints, ~part(structure, group), functools.partial(torch.zeros, len(group)))
             found = list(wrong(structure, keep))
             if not found:
                 break
@@ -83,7 +87,7 @@ def _freeze(structure: Structure, wrong: Any) -> None:
 
 def _without_sizes(structure: Structure, keep: Tensor) -> Found:
     """An argument in the code would not follow."""
-    for node, reason, slots in settle(Shrunk(structure, keep))[1]:
+    for node, reason, slots in settle(Shrunk(structure, keep)).unmet:
         gone = slots[~keep[slots]]
         if not len(gone):
             raise RuleError(f"The rule of {node!r} asks for a size that differs from the recorded one. {reason}")
@@ -104,8 +108,12 @@ def _not_zero(structure: Structure, keep: Tensor) -> Found:
 
 
 def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
-    """Return compact masks of all that puts the removed slots out; what reads them need not be masked."""
+    """Return compact masks of all that puts the removed slots out; what only reads them need not be masked."""
     reading = {c.weight.index: 0 if c.transposed else 1 for _, c in structure.contractions() if not c.depthwise}
+    for node in structure.graph.nodes:
+        if any(True for _ in structure.rules.rule(node.op).produces(node)):
+            for table in node.inputs:
+                reading.pop(table.index, None)  # it may be the weight of the last layer too
     masks: dict[str, Tensor] = {}
     for name, value in structure.graph.stored.items():
         for layer in structure.of(value):

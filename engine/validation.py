@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from engine.constants import Constants
+from engine.constraints import closed
 from engine.errors import PlanError, RuleError
 from engine.expressions import AttributeOf, evaluate
 from engine.graph import Node, Value
 from engine.isolated import Call, run
-from engine.keep import closed
 from engine.propagate import Labels, Structure, resolve
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
@@ -116,7 +116,7 @@ def _check_labels(call: Call, pattern: Pattern, rules: Registry, generator: torc
     for subset in subsets(len(slots) + 1, generator):  # the last index stands for nothing, so that all may go
         keep = torch.ones(len(structure.roots), dtype=torch.bool)
         keep[slots[[i for i in subset if i < len(slots)]]] = False
-        keep = closed(structure, keep, lambda: torch.zeros(len(structure.roots)))
+        keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
         shrunk = Shrunk(structure, keep)
         if not keep[slots].all() and all(0 not in shrunk.shape(v) for v in values):  # in a network something stays
             _compare_cut(call, shrunk, spans, rules, generator)

@@ -3,6 +3,7 @@
 from engine.ops import (
     attention,
     contraction,
+    dimensions,
     indexing,
     join,
     norm,
@@ -20,27 +21,29 @@ from engine.ops import (
 )
 from engine.rule import Registry
 
-__all__ = ["RULES"]
+__all__ = ["HEAD_DIMENSIONS", "RULES"]
 
-RULES = Registry(
-    rule
-    for family in (
-        attention,
-        contraction,
-        indexing,
-        join,
-        norm,
-        opaque,
-        order,
-        pointwise,
-        recurrent,
-        sampling,
-        shape,
-        shuffle,
-        slicing,
-        span,
-        spatial,
-        write,
-    )
-    for rule in family.RULES
+_FAMILIES = (
+    attention,
+    contraction,
+    indexing,
+    join,
+    norm,
+    opaque,
+    order,
+    pointwise,
+    recurrent,
+    sampling,
+    shape,
+    shuffle,
+    slicing,
+    span,
+    spatial,
+    write,
+)
+
+RULES = Registry(rule for family in _FAMILIES for rule in family.RULES)
+
+HEAD_DIMENSIONS = Registry(
+    rule for family in _FAMILIES for rule in (dimensions if family is attention else family).RULES
 )

@@ -19,7 +19,7 @@ from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes
 from engine.use import Use
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "letters_of"]
 
 
 def _pass_batch(labels: Labels, value: Value, target: Value, inner: int, reason: str) -> None:
@@ -84,7 +84,7 @@ def _product_macs(node: Node, shapes: Shapes) -> int:
 # ---------------------------------------------------------------- einsum
 
 
-def _terms(node: Node) -> tuple[list[str], str] | None:
+def letters_of(node: Node) -> tuple[list[str], str] | None:
     """Return the letters of each operand and of the result; None for an ellipsis or a letter that repeats."""
     inputs, _, output = node.args["equation"].replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -97,7 +97,7 @@ def _terms(node: Node) -> tuple[list[str], str] | None:
 
 def _einsum_labels(node: Node, labels: Labels) -> None:
     """Letters of the result are tied between operands, all others are contracted and stay whole."""
-    parsed = _terms(node)
+    parsed = letters_of(node)
     if parsed is None:
         for value in (*node.inputs, *node.outputs):
             labels.freeze(value, f"{node!r} is too intricate")
@@ -125,7 +125,7 @@ def _into_result(array: Tensor, term: str, output: str) -> Tensor:
 
 def _einsum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     """Zero where an operand is zero along all that is contracted."""
-    parsed = _terms(node)
+    parsed = letters_of(node)
     if parsed is None:
         return None
     result = torch.full([1] * node.output.ndim, math.nan, dtype=torch.float64)
@@ -140,7 +140,7 @@ def _einsum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | No
 def _einsum_macs(node: Node, shapes: Shapes) -> int:
     """The product of all sizes, for two operands."""
     terms = node.args["equation"].replace(" ", "").partition("->")[0].split(",")
-    if len(terms) < 2 or _terms(node) is None:
+    if len(terms) < 2 or letters_of(node) is None:
         return 0
     sizes = {
         c: n for term, v in zip(terms, node.args["tensors"], strict=True) for c, n in zip(term, shapes(v), strict=True)

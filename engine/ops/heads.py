@@ -6,23 +6,31 @@ channels, its class is exchanged for a subclass that computes the same from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import TypeIs
 
 from engine.errors import PlanError
+from engine.graph import Node
+from engine.rule import Shapes
 
-__all__ = ["HeadwiseAttention", "headwise", "headwise_for_good", "shape_free"]
+__all__ = ["HeadwiseAttention", "head_sizes", "headwise", "headwise_for_good", "shape_free"]
 
 
 class HeadwiseAttention(nn.MultiheadAttention):
     """Multi-head attention of any number of heads; parameters and state-dict keys are those of its base class.
 
     It is written in what TorchScript reads.
+
+    Attributes:
+        scale: what scores are multiplied by: that of heads as wide as they were made.
     """
+
+    scale: float
 
     def forward(
         self,
@@ -43,11 +51,11 @@ class HeadwiseAttention(nn.MultiheadAttention):
         drop = self.dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
-            scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+            scores = (q * self.scale) @ k.transpose(-2, -1)
             weights = (scores if mask is None else scores + mask).softmax(-1)
             y = F.dropout(weights, drop, drop > 0) @ v
         else:
-            y = F.scaled_dot_product_attention(q, k, v, mask, drop)
+            y = F.scaled_dot_product_attention(q, k, v, mask, drop, scale=self.scale)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
@@ -93,7 +101,7 @@ def _additive(mask: Tensor, q: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
 
 
-def shape_free(module: nn.Module) -> bool:
+def shape_free(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:
     """Whether a module can take the form: plain multi-head attention with one width and no extra keys."""
     return (
         type(module) is nn.MultiheadAttention
@@ -103,19 +111,38 @@ def shape_free(module: nn.Module) -> bool:
     )
 
 
+def _scale(module: nn.MultiheadAttention) -> float:
+    return float(module.head_dim**-0.5)
+
+
+def head_sizes(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    """Return the attributes of a module in this form, where the node splits its heads.
+
+    Args:
+        node: a call of `Tensor.unflatten`.
+        shapes: gives the shape that a value will have.
+    """
+    if node.site is None or node.site.code is not HeadwiseAttention._heads.__code__:
+        return {}
+    return dict(zip(("num_heads", "head_dim"), shapes(node.output)[-2:], strict=True))
+
+
 def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return what gives a module the form once its parameters are small, and what takes it back.
 
     Raises:
         PlanError: where the module is no plain multi-head attention.
     """
-    if not shape_free(module) or not isinstance(module, nn.MultiheadAttention):
+    if not shape_free(module):
         raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) is no plain attention.")
     before = {key: getattr(module, key) for key in ("num_heads", "embed_dim", "kdim", "vdim", "_qkv_same_embed_dim")}
+
+    scale = _scale(module)
 
     def redo() -> None:
         width, inner = module.out_proj.weight.shape
         module.__class__ = HeadwiseAttention
+        vars(module)["scale"] = scale
         module.num_heads, module.embed_dim = inner // module.head_dim, width
         module.kdim = module.vdim = module.in_proj_weight.shape[1]
         module._qkv_same_embed_dim = False  # an encoder layer's fused path would read sizes of its own
@@ -123,6 +150,7 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
     def undo() -> None:
         module.__class__ = nn.MultiheadAttention
         vars(module).update(before)
+        del vars(module)["scale"]
 
     return redo, undo
 
@@ -133,8 +161,10 @@ def headwise(model: nn.Module) -> Iterator[frozenset[str]]:
     found = {name: m for name, m in model.named_modules() if shape_free(m)}
     for module in found.values():
         module.__class__ = HeadwiseAttention
+        vars(module)["scale"] = _scale(module)
     try:
         yield frozenset(found)
     finally:
         for module in found.values():
             module.__class__ = nn.MultiheadAttention
+            del vars(module)["scale"]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from engine.arrays import support, view_array
 from engine.constants import Constants
 from engine.graph import Node, Value
+from engine.ops.heads import head_sizes
 from engine.ops.samples import Apply, chain
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Sample, Shapes
@@ -228,7 +229,7 @@ def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> I
     wanted = shapes(node.output)
     for position, given in enumerate(node.args[argument]):
         if given != -1:
-            yield Demand((argument, position), given, wanted[first + position])
+            yield Demand((argument, position), given, wanted[first + position], dim=first + position)
 
 
 def through(name: str, f: Callable[[Tensor], Tensor], after: int = 8) -> Sample:
@@ -317,6 +318,7 @@ RULES = [
         _view,
         _view_labels,
         demands=lambda n, k, s: size_demands("sizes", n, s, n.args["dim"] % source_of(n).ndim),
+        attributes=head_sizes,
     ),
     shape_rule(_PERMUTED, _permuted, samples=_move_samples),
     shape_rule(["roll"], _permuted, _rolled_labels),

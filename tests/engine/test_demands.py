@@ -46,7 +46,10 @@ FOLLOWS: dict[str, Callable[[Sized, Tensor], Tensor]] = {
 }
 STAYS: dict[str, Callable[[Sized, Tensor], Tensor]] = {
     "literal": lambda m, x: x.view(-1, 8, 36).mean(2),
-    "own attribute": lambda m, x: x.view(x.shape[0], m.width, -1).mean(2),
+    "an attribute that is a factor too": lambda m, x: x.view(x.shape[0], m.width, -1).mean(2) * m.width,
+    "an attribute that is counted to": lambda m, x: (
+        x.view(x.shape[0], m.width, -1).mean(2) + sum(0.1 * x[:, i % 2].mean() for i in range(m.width))
+    ),
     "batch by a literal": lambda m, x: x.mean((2, 3)).reshape(2, 8),
     "copied number": lambda m, x: x.view(x.shape[0], int(str(x.shape[1])), -1).mean(2),
 }
@@ -72,15 +75,23 @@ def test_what_does_not_follow_stays(name: str) -> None:
     assert "stem.weight" not in plan.slices
 
 
+def test_an_attribute_is_set() -> None:
+    """Where the call cannot be edited and takes its size from an attribute, that follows; no other does."""
+    model = randomised(Sized(lambda m, x: x.view(x.shape[0], m.width, -1).mean(2)))
+    assert engine.not_safe_to_prune(model, image()) == []
+    plan = check_exact(model, dead(model, {"stem": [0, 4]}, bias=True), image(), image(9))
+    assert plan.attributes[""] == {"width": 6} and not plan.pins
+
+
 def test_unmet_demands_name_the_node() -> None:
     """One reason per node, with the expression as the code has it."""
-    model = Sized(STAYS["own attribute"])
+    model = Sized(STAYS["an attribute that is a factor too"])
     graph = engine.trace(model, image().float())
     structure = structure_of(graph, engine.RULES)
     keep = torch.ones(len(structure.roots), dtype=torch.bool)
-    assert list(settle(Shrunk(structure, keep))[1]) == []
+    assert settle(Shrunk(structure, keep)).unmet == ()
     keep[structure.along(graph.stored["stem.weight"], 0)[:2]] = False
-    ((node, reason, slots),) = settle(Shrunk(structure, keep))[1]
+    ((node, reason, slots),) = settle(Shrunk(structure, keep)).unmet
     assert node.op == "view" and "width = 8" in reason
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.constants import Constants
-from engine.keep import _cover, alive, closed, consumers, decide
+from engine.constraints import closed
+from engine.keep import _cover, alive, consumers, decide
 from engine.use import Use
 from tests.engine.exactness import KINDS, check_exact, masked, norm_outputs, randomised, relative_error, run
 from tests.engine.nets import Mean, Net, analysis_of, constants_of, dead, image, plain, residual_net, structure
@@ -97,7 +98,7 @@ def test_closing_ends_and_only_adds() -> None:
     keep = torch.zeros(len(found.roots), dtype=torch.bool)
     keep[found.along(found.graph.stored["0.weight"], 0)[0]] = True
     before = keep.clone()
-    after = closed(found, keep, lambda: torch.zeros(len(keep)))
+    after = closed(found.constraints, keep, lambda: torch.zeros(len(keep)))
     assert (after | ~before).all()
     assert all(len(c.missing(after, torch.zeros(len(after)))) == 0 for c in found.constraints)
 
