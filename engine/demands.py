@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +73,7 @@ def settle(shrunk: Shrunk) -> Settled:
     found, wishes = _settled(shrunk)
     while wishes:
         given = {name: {**shrunk.given.get(name, {}), **wish} for name, wish in wishes.items()}
-        again, _ = _settled(replace(shrunk, given={**shrunk.given, **given}, _shapes={}, _known={}))
+        again, _ = _settled(Shrunk(shrunk.structure, shrunk.keep, {**shrunk.given, **given}))
         wrong = {name for unmet in again.unmet for name in _modules(unmet)} & wishes.keys()
         if not wrong:
             return again
@@ -150,7 +150,9 @@ def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator
         values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
         layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
         slots = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
-        if _sets(shrunk, guard.expr) or not shrunk.keep[slots].all():  # else the code has changed one of its attributes since
+        if (
+            _sets(shrunk, guard.expr) or not shrunk.keep[slots].all()
+        ):  # else the code has changed one of its attributes since
             yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
 
 

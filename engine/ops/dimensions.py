@@ -16,12 +16,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from engine.expressions import Apply, ShapeOf
 from engine.graph import Node, Value
 from engine.ops import attention
 from engine.pins import SCALE
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Shapes, Statistic
-from engine.expressions import Apply, ShapeOf
 from engine.use import Use
 
 __all__ = ["RULES"]
