@@ -48,7 +48,7 @@ STAYS: dict[str, Callable[[Sized, Tensor], Tensor]] = {
     "literal": lambda m, x: x.view(-1, 8, 36).mean(2),
     "an attribute that is a factor too": lambda m, x: x.view(x.shape[0], m.width, -1).mean(2) * m.width,
     "an attribute that is counted to": lambda m, x: (
-        x.view(x.shape[0], m.width, -1).mean(2) + sum(x.mean() for _ in range(m.width))
+        sum(x for _ in range(m.width)).view(x.shape[0], m.width, -1).mean(2)
     ),
     "batch by a literal": lambda m, x: x.mean((2, 3)).reshape(2, 8),
     "copied number": lambda m, x: x.view(x.shape[0], int(str(x.shape[1])), -1).mean(2),
