@@ -9,6 +9,7 @@
 #   make breadth   exactness on all 109 models of torchvision (an hour; resumes where it stopped), then the page about it
 #   make breadth-quick  the same for one model of each architecture (a quarter of an hour)
 #   make property  500 random networks under random masks
+#   make bench     speed, memory, growth and latency beside Torch-Pruning, then docs/benchmarks.md (a quarter of an hour)
 #   make gpu       the tests that need CUDA, then a table of latencies
 #   make clean     remove .venv and the caches
 
@@ -17,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo example docs test lint slow breadth property gpu clean
+.PHONY: demo example docs test lint slow breadth breadth-quick property bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-demo
@@ -49,6 +50,9 @@ slow: $(VENV)/.stamp-dev
 property: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q tests/engine/test_properties.py --hypothesis-profile=thorough
 
+bench: $(VENV)/.stamp-bench
+	$(BIN)/python benchmarks/speed.py --fresh $(ARGS)
+
 # A CUDA machine often brings its own torch and no way to install another: without a .venv that one is used as it is.
 ifeq ($(MAKECMDGOALS)$(wildcard $(VENV)),gpu)
 GPU_PYTHON := $(shell $(PYTHON) -c "import torch, pytest, pytorch_lightning" 2>/dev/null && echo $(PYTHON))
@@ -71,6 +75,10 @@ $(VENV)/.stamp-demo: pyproject.toml $(VENV)/.stamp-venv
 
 $(VENV)/.stamp-docs: pyproject.toml $(VENV)/.stamp-venv
 	$(PIP) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.stamp-bench: pyproject.toml $(VENV)/.stamp-venv
+	$(PIP) --editable '.[bench]'
 	@touch $@
 
 # dev holds all that examples needs, so this stands for both.

@@ -181,7 +181,6 @@ def _roles(structure: Structure) -> Any:
     weights: dict[int, Contraction] = {}
     biases: set[int] = set()
     norms: set[int] = set()
-    tables: set[int] = set()
     for node in structure.graph.nodes:
         c = structure.rules.contraction(node)
         if c is not None:
@@ -190,11 +189,9 @@ def _roles(structure: Structure) -> Any:
             biases |= set() if c.bias is None else {c.bias.index}
         elif structure.rules.rule(node.op).normalises:
             norms |= {v.index for v in node.inputs if v.stored}
-        elif any(True for _ in structure.rules.rule(node.op).produces(node)):
-            tables |= {v.index for v in node.inputs if v.stored}
 
     def role(value: Value, layer: Tensor) -> str:
-        if value.index in tables or value.index in biases:  # a table that is tied to the last layer too
+        if value.index in structure.tables or value.index in biases:  # a table that is tied to the last layer too
             return "out"
         if value.index in weights:
             c = weights[value.index]

@@ -294,6 +294,12 @@ class Structure:
         return Layers(self.layers)
 
     @functools.cached_property
+    def tables(self) -> frozenset[int]:
+        """Indices of stored values that an op other than a contraction puts channels out from: embeddings."""
+        put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.rule(n.op).produces(n)))
+        return frozenset(v.index for node in put_out for v in node.inputs if v.stored)
+
+    @functools.cached_property
     def attributes(self) -> list[tuple[Node, Mapping[str, int]]]:
         """The nodes whose sizes are attributes of their module, with these attributes as recorded."""
         found: list[tuple[Node, Mapping[str, int]]] = []

@@ -273,6 +273,8 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
     found = set()
     for _, c in structure.contractions():
         for value in structure.graph.sources(c.weight) if not c.depthwise else ():
+            if value.index in structure.tables:  # an embedding that is tied to the last layer puts them out as well
+                continue
             for layer in structure.of(value):
                 rows = layer.size(0) > 1 and all(n == 1 for n in layer.shape[1:])
                 if rows == c.transposed:

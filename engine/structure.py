@@ -118,7 +118,8 @@ def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
     for name, value in structure.graph.stored.items():
         for layer in structure.of(value):
             stays = keep[layer]
-            if support(layer) != (reading.get(value.index),) and not stays.all():
+            reads = support(layer) == (reading.get(value.index),) and value.index not in structure.tables
+            if not reads and not stays.all():
                 masks[name] = stays & masks[name] if name in masks else stays
     return masks
 

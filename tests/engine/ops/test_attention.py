@@ -283,6 +283,21 @@ def test_a_language_model(kind: str, fused: bool) -> None:
         assert plan.slices["blocks.1.down.weight"].shape == (8, 6) and plan.slices["embed.weight"].shape == (11, 8)
 
 
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_language_model_whose_table_is_tied_to_its_head(repaired: bool) -> None:
+    """The residual stream goes: the table puts its columns out, though the head reads them."""
+    model = Language()
+    model.head.weight = model.embed.weight
+    model = randomised(model)
+    groups = [g for g in engine.dependency_groups(model, sentence()) if g.reason is None]
+    masks = engine.group_masks(groups, halves(groups))
+    if repaired:  # from what one layer of each group says
+        masks = {g.layers[-1]: {"weight": masks[g.layers[-1]]["weight"]} for g in groups}
+        masks = engine.fix_mask_conflict(masks, model, sentence(), "intersection")
+    plan = check_exact(model, masks, sentence(), sentence(1, 9, seed=1))
+    assert plan.slices["embed.weight"].shape == (11, 8)
+
+
 def halves(groups: Iterable[engine.Group]) -> dict[str, Tensor]:
     """Keep every other unit."""
     return {g.name: torch.arange(g.size) % 2 == 0 for g in groups}
