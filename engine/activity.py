@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.contraction import Contraction
 from engine.errors import TraceError
 from engine.graph import Graph, Node, Value
 from engine.groups import Group
 from engine.importance import unit_sums
 from engine.ops import RULES
 from engine.ops.heads import headwise
+from engine.propagate import Structure
 from engine.rule import Registry
 from engine.signature import signature
 from engine.structure import structure_of
@@ -72,7 +74,7 @@ class ActivityMeter:
         self.groups = list(groups)
         self._opaque = graph.opaque
         self._readers = []
-        for node, c in structure.contractions():
+        for node, c in _readers(structure):
             slots = structure.along(c.input, c.input_dim)
             if node.path == "eval":
                 units = {} if slots is None or c.depthwise else self._units(slots)
@@ -118,6 +120,15 @@ class ActivityMeter:
                 f"input: {watch.waiting[-1].node!r} is not reached, so what its channels carry cannot be measured."
             )
         return Activity(*({name: total[row] for name, total in sums.items()} for row in range(3)))
+
+
+def _readers(structure: Structure) -> Iterator[tuple[Node, Contraction]]:
+    """Yield the first contraction of each node, which reads what the node is given; what happens inside is not seen."""
+    last: Node | None = None
+    for node, c in structure.contractions():
+        if node is not last:
+            yield node, c
+        last = node
 
 
 def _argument(node: Node, value: Value) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Constraint", "Equal", "Grouped", "NonEmpty", "closed"]
+__all__ = ["Constraint", "Equal", "Fewer", "Grouped", "NonEmpty", "closed"]
 
 
 def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
@@ -96,6 +96,32 @@ class Equal(Constraint):
     def sites(self) -> list[Tensor]:
         """Each piece is a site."""
         return list(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Fewer(Constraint):
+    """Less is kept of some slots than of others: a projection of recurrent units is known by its being smaller.
+
+    Attributes:
+        few: labels, shape (few,).
+        many: labels, shape (many,), of which there are more.
+    """
+
+    few: Tensor
+    many: Tensor
+
+    def holds(self, keep: Tensor) -> bool:
+        """Whether fewer of the few are kept than of the many."""
+        return int(keep[self.few].sum()) < int(keep[self.many].sum())
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Ask for more of the many."""
+        kept = keep[self.many][None]
+        return _fill(self.many[None], kept, keep[self.few].sum() + 1 - kept.sum(1), score)
+
+    def resolve(self, roots: Tensor) -> Fewer:
+        """Return the constraint on representatives."""
+        return replace(self, few=roots[self.few], many=roots[self.many])
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ class Contraction:
     """How a node contracts.
 
     Attributes:
-        input, weight, bias, output: the values involved.
+        input, weight, bias, output: the values involved. Inside of a larger op the weight stands for an input or output
+            that is no value of its own.
         input_dim, output_dim: the channel dimension of input and output.
         groups: number of groups.
         transposed: whether the weight has its inputs first, as transposed convolutions have.
@@ -37,6 +38,11 @@ class Contraction:
     groups: int
     transposed: bool
     bordered: bool
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the input is no value of its own, so that the weight stands for it."""
+        return self.input is self.weight
 
     @property
     def outputs(self) -> int:

@@ -220,7 +220,7 @@ class Counter:
             flops = self._flops(node)
             if owner is not None:
                 found.setdefault(owner, custom.rows[owner])
-            elif node.path == "eval" and (flops or self.rules.contraction(node) is not None):
+            elif node.path == "eval" and (flops or self.rules.contractions(node)):
                 self._add(found.setdefault(node.module, {column: [] for column in _COLUMNS}), node, flops, names)
         return {**found, **custom.rows}
 

@@ -61,10 +61,10 @@ class Fakes:
     Example:
         >>> fakes = Fakes()
         >>> x = fakes.of(torch.zeros(2, 3))
-        >>> for _ in range(2):
-        ...     y = fakes.run(torch.ops.aten.mm.default, (x, fakes.of(torch.zeros(3, 5))), {})
+        >>> with fakes.mode:
+        ...     y = x @ x.mT
         >>> y.shape, y.device
-        (torch.Size([2, 5]), device(type='cpu'))
+        (torch.Size([2, 2]), device(type='cpu'))
     """
 
     def __init__(self) -> None:

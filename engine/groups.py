@@ -134,9 +134,8 @@ def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
     """(module, slots that it puts out) per contraction or table, in order of execution."""
     found = []
     for node in structure.graph.nodes:
-        c = structure.rules.contraction(node)
-        produced = structure.rules.rule(node.op).produces(node)
-        places = [(c.output, c.output_dim)] if c is not None else [(p.input, p.dim) for p in produced]
+        places = [(c.output, c.output_dim) for c in structure.rules.contractions(node)]
+        places += [(p.input, p.dim) for p in structure.rules.rule(node.op).produces(node)]
         for value, dim in places:
             made = structure.along(value, dim)
             if made is not None:
@@ -182,12 +181,14 @@ def _roles(structure: Structure) -> Any:
     biases: set[int] = set()
     norms: set[int] = set()
     for node in structure.graph.nodes:
-        c = structure.rules.contraction(node)
-        if c is not None:
+        contractions = structure.rules.contractions(node)
+        for c in contractions:
             for source in structure.graph.sources(c.weight):
                 weights.setdefault(source.index, c)
             biases |= set() if c.bias is None else {c.bias.index}
-        elif structure.rules.rule(node.op).normalises:
+        if contractions:
+            continue
+        if structure.rules.rule(node.op).normalises:
             norms |= {v.index for v in node.inputs if v.stored}
 
     def role(value: Value, layer: Tensor) -> str:

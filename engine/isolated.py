@@ -90,7 +90,7 @@ def calls_of(model: nn.Module, example: Tensor, ops: Collection[str]) -> Iterato
     seen: set[str] = set()
     for node in graph.nodes:
         kind = f"{node.op} { {name: _kind(item) for name, item in node.args.items()} }"
-        known = node.outputs[0].index in tensors and all(v.index in tensors for v in node.inputs)
+        known = bool(node.outputs) and all(v.index in tensors for v in (*node.outputs, *node.inputs))
         if node.op in ops and known and kind not in seen:
             seen.add(kind)
             yield _isolated(graph, node, tensors, example.size(0))

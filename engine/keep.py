@@ -115,7 +115,7 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
     found = []
     for node, c in structure.contractions():
         slots = structure.along(c.input, c.input_dim)
-        if slots is None or c.depthwise:
+        if slots is None or c.depthwise or c.hidden:
             continue
         wanted = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
         used = torch.from_numpy(constants.links(c).feeding(wanted.numpy()).reshape(-1))
@@ -130,9 +130,8 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
 
 def _foldable(structure: Structure, c: Contraction, readers: list[Node]) -> bool:
     """A tied embedding or a transposed use of the same weight would see what is folded into it."""
-    contractions = [structure.rules.contraction(reader) for reader in readers]
-    alike = all(other is not None and other.weight is c.weight for other in contractions)
-    return c.weight.stored and alike and len({other.transposed for other in contractions if other is not None}) == 1
+    same = [[o for o in structure.rules.contractions(reader) if o.weight is c.weight] for reader in readers]
+    return c.weight.stored and all(same) and len({other.transposed for found in same for other in found}) == 1
 
 
 def _merged(found: list[Consumer]) -> Iterator[Consumer]:
@@ -149,8 +148,13 @@ def _merged(found: list[Consumer]) -> Iterator[Consumer]:
 def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) -> Value | None:
     """The bias; or else the running mean of the norm that alone reads the output, at each call of the weight."""
     if c.bias is not None:
-        weights = {reader.args.get("weight") for reader in users[c.bias.index]}
-        return c.bias if c.bias.stored and len(weights) == 1 else None
+        calls = [
+            {o.weight for o in structure.rules.contractions(reader) if o.bias is c.bias}
+            for reader in users[c.bias.index]
+        ]
+        return c.bias if c.bias.stored and all(weights == {c.weight} for weights in calls) else None
+    if c.output is c.weight:  # what it puts out is met by more inside
+        return None
     outputs = {v.index for v in structure.graph.outputs}
     means: set[Value] = set()
     norms: list[Node] = []
@@ -166,10 +170,15 @@ def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) ->
     return mean if not means and users[mean.index] == norms else None
 
 
-def alive(structure: Structure, found: tuple[Consumer, ...]) -> Tensor:
+def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:
     """Return a bool per slot: frozen, not born at a contraction, or used by a contraction where it varies."""
     keep = ~structure.free()
     keep &= structure.roots == torch.arange(len(structure.roots))
+    for node in structure.graph.nodes:
+        for value, dim, needed in structure.rules.rule(node.op).needs(node, use):
+            slots = structure.along(value, dim)
+            if slots is not None:
+                keep[slots[needed]] = True
     calls: dict[tuple[int, bool], list[Consumer]] = {}
     for consumer in found:
         needed = consumer.used & consumer.constants.isnan()
@@ -266,7 +275,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         A choice that loses nothing: whatever is removed is unused, or a constant that is folded.
     """
     found = consumers(structure, constants, use)
-    keep = alive(structure, found)
+    keep = alive(structure, found, use)
     norms = _norms(structure, constants, use)
     for norm in norms:
         keep[norm.slots[norm.constants.isnan()]] = True

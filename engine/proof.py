@@ -238,5 +238,5 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
 def _computes(node: Node, analysis: Analysis) -> bool:
     rules = analysis.structure.rules
     wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
-    computes = rules.rule(node.op).normalises or rules.rule(node.op).contraction is not None
+    computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
     return computes and node.module not in wide and node.path != "other"

@@ -34,6 +34,7 @@ class Labels:
         self.slots = Slots()
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []
+        self.ragged: list[Tensor] = []  # rows that keep equally many, so that a tensor of them need be no product
         self._layers: dict[int, list[Tensor]] = {}
         self._meetings: list[tuple[Tensor, Tensor]] = []
         self._outputs: dict[tuple[int, bool], Tensor] = {}
@@ -233,7 +234,16 @@ class Labels:
             if value.stored:
                 continue
             for layer in self.layers(value):
-                self._rectangle(layer)
+                if not self.is_ragged(layer):
+                    self._rectangle(layer)
+
+    def is_ragged(self, layer: Tensor) -> bool:
+        """Whether a layer is made of whole rows that keep equally many, each its own."""
+        if not self.ragged or len(support(layer)) < 2:
+            return False
+        return _is_made_of(
+            {tuple(row) for rows in self.ragged for row in self.slots.find(rows).tolist()}, self.slots.find(layer)
+        )
 
     def _rectangle(self, layer: Tensor) -> None:
         while len(support(layer)) > 1:
@@ -244,6 +254,10 @@ class Labels:
                 return
             dim = min(free, key=root.size)
             self.slots.union(root, root.narrow(dim, 0, 1))
+
+
+def _is_made_of(rows: Collection[tuple[int, ...]], layer: Tensor) -> bool:
+    return all(tuple(row) in rows for row in layer.reshape(-1, layer.size(support(layer)[-1])).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,6 +273,7 @@ class Structure:
         born: per slot, whether it is an output of a contraction; nothing else is ever removed.
         slots: the union-find, for reasons.
         unsafe: per slot, whether a size written in the code does not follow when it goes.
+        ragged: rows that keep equally many, each its own; tensors of them are no products.
     """
 
     graph: Graph
@@ -270,6 +285,7 @@ class Structure:
     born: Tensor
     slots: Slots
     unsafe: Tensor
+    ragged: frozenset[tuple[int, ...]] = frozenset()
 
     def of(self, value: Value) -> tuple[Tensor, ...]:
         """Return the layers of a value."""
@@ -278,8 +294,11 @@ class Structure:
     def along(self, value: Value, dim: int) -> Tensor | None:
         """Return the slots along one dimension, shape ``(size,)``, or None."""
         for layer in self.of(value):
-            if dim in support(layer):
-                for other in support(layer):
+            touched = support(layer)
+            if dim in touched:
+                if self.ragged and dim != touched[-1] and _is_made_of(self.ragged, layer):
+                    continue  # every row keeps something
+                for other in touched:
                     layer = layer if other == dim else layer.narrow(other, 0, 1)
                 return layer.reshape(-1)
         return None
@@ -317,8 +336,7 @@ class Structure:
 
     @functools.cached_property
     def _contractions(self) -> list[tuple[Node, Contraction]]:
-        found = ((node, self.rules.contraction(node)) for node in self.graph.nodes)
-        return [(node, c) for node, c in found if c is not None]
+        return [(node, c) for node in self.graph.nodes for c in self.rules.contractions(node)]
 
 
 def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
@@ -352,6 +370,7 @@ def resolve(labels: Labels) -> Structure:
         born=born,
         slots=labels.slots,
         unsafe=torch.zeros(len(roots), dtype=torch.bool),
+        ragged=frozenset(tuple(row) for rows in labels.ragged for row in roots[rows].tolist()),
     )
 
 

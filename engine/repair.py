@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -108,7 +109,7 @@ class _Problem:
         self.masks = masks
         self.constants = Constants(graph, rules, canonical_tensors(model, graph), masks, repaired=True)
         use = Use(self.structure, self.constants)
-        self.needed = alive(self.structure, consumers(self.structure, self.constants, use))
+        self.needed = alive(self.structure, consumers(self.structure, self.constants, use), use)
         slots = len(self.structure.roots)
         self.voted, self.closed = torch.zeros(slots, dtype=torch.long), torch.zeros(slots, dtype=torch.long)
         seen: set[int] = set()
@@ -346,8 +347,13 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
         slots = structure.along(c.output, c.output_dim)
         if slots is not None:
             macs = structure.rules.rule(node.op).macs(node, lambda value: value.shape) if node.path == "eval" else 0
+            share = (
+                macs
+                * math.prod(c.weight.shape)
+                / sum(math.prod(o.weight.shape) for o in structure.rules.contractions(node))
+            )
             own = found.setdefault(node.module, {})
             earlier = own[c.weight.index].macs if c.weight.index in own else 0.0
             before = problem.constants.links(c).outputs().reshape(-1)
-            own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + macs / batch / len(slots))
+            own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + share / batch / len(slots))
     return {module: list(own.values()) for module, own in found.items()}

@@ -114,6 +114,14 @@ def _no_channels(node: Node) -> Iterable[Statistic]:
     return ()
 
 
+def _no_contractions(node: Node) -> Sequence[Contraction]:
+    return ()
+
+
+def _no_needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
+    return ()
+
+
 def _no_samples() -> Iterable[Sample]:
     return ()
 
@@ -136,6 +144,9 @@ class Rule:
         demands: what its numbers have to become when slots are removed; by default they stay what they are.
         attributes: integer attributes that the owner module needs under given shapes (``out_channels`` …).
         contraction: how the op contracts channels with a weight, for those that do.
+        inner: for an op that contracts several times inside (a recurrent layer), each of these. Where input or output
+            are no values of their own, the weight stands for them: its columns and rows have the same slots.
+        needs: what such an op cannot do without beside what it is given: of a dimension of a value, which indices.
         produces: channels that an op other than a contraction puts out from parameters of its own (a table's columns).
         absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
             can.
@@ -168,6 +179,8 @@ class Rule:
     demands: Callable[[Node, Callable[[Value, int], Tensor | None], Shapes], Iterable[Demand]] = as_recorded
     attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
     contraction: Callable[[Node], Contraction] | None = None
+    inner: Callable[[Node], Sequence[Contraction]] = _no_contractions
+    needs: Callable[[Node, Use], Iterable[tuple[Value, int, Tensor]]] = _no_needs
     produces: Callable[[Node], Iterable[Statistic]] = _no_channels
     absorbs: Callable[[Node], Value | None] | None = None
     statistic: Callable[[Node], Statistic | None] | None = None
@@ -261,3 +274,12 @@ class Registry(Mapping[str, Rule]):
         """
         rule = self.rule(node.op)
         return None if rule.contraction is None else rule.contraction(node)
+
+    def contractions(self, node: Node) -> Sequence[Contraction]:
+        """Return how a node contracts channels with weights: once, several times inside, or not at all.
+
+        Args:
+            node: a node of a graph.
+        """
+        rule = self.rule(node.op)
+        return rule.inner(node) if rule.contraction is None else (rule.contraction(node),)

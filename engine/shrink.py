@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from engine.arrays import support
 from engine.graph import Value
 from engine.propagate import Structure
 
@@ -79,12 +80,11 @@ class Shrunk:
         return tuple(sizes)
 
     def _joint_sizes(self, value: Value, mask: Tensor) -> tuple[int, ...]:
-        sizes = list(value.shape)
-        for dim in (d for d, n in enumerate(mask.shape) if n > 1):
+        sizes, dims = list(value.shape), support(mask)
+        for dim in dims:
             sizes[dim] = int(mask.movedim(dim, 0).reshape(mask.size(dim), -1).any(1).sum())
-        if value.stored and mask.ndim > 1 and mask.size(0) > 1 and mask.size(1) > 1:
-            # rows of a grouped weight keep other columns each, but equally many
-            sizes[1] = int(mask.flatten(1).sum(1).max())
+        if len(dims) > 1:  # rows of a grouped weight keep other columns each, but equally many; so do states of layers
+            sizes[dims[-1]] = int(mask.sum(dims[-1]).max())
         return tuple(sizes)
 
     def attributes(self) -> Mapping[str, Mapping[str, int]]:

@@ -23,14 +23,13 @@ from torch import Tensor
 
 from engine.constants import Constants
 from engine.constraints import closed
-from engine.errors import PlanError, RuleError
+from engine.errors import RuleError
 from engine.expressions import AttributeOf, evaluate
 from engine.graph import Node, Value
 from engine.isolated import Call, run
 from engine.propagate import Labels, Structure, resolve
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
-from engine.slices import slice_from_mask
 from engine.use import Use
 
 __all__ = ["Pattern", "check_call", "close", "combinations", "structure_of_call", "subsets"]
@@ -124,9 +123,9 @@ def _check_labels(call: Call, pattern: Pattern, rules: Registry, generator: torc
 
 def _zeroed(call: Call, rules: Registry) -> Iterator[tuple[Value, int]]:
     """Yield what may only be cut where it is zero, or has been folded: (value, dimension)."""
-    c = rules.contraction(call.node)
-    if c is not None:
-        yield c.input, c.input_dim
+    for c in rules.contractions(call.node):
+        if not c.hidden:
+            yield c.input, c.input_dim
     for span in rules.rule(call.node.op).only_zeros(call.node):
         yield span.input, span.dim
 
@@ -135,6 +134,8 @@ def _compare_cut(
     call: Call, shrunk: Shrunk, spans: Sequence[tuple[Value, int]], rules: Registry, generator: torch.Generator
 ) -> None:
     node, full = call.node, call.random(generator)
+    if rules.rule(node.op).contraction is None and rules.contractions(node):  # a unit inside is zero without its rows
+        full.update((v.index, full[v.index] * m) for v in call.inputs if (m := shrunk.mask(v)) is not None)
     for value, dim in spans:
         stays = shrunk.indices(value, dim)
         if stays is not None:
@@ -147,7 +148,7 @@ def _compare_cut(
         parts = {v.index: _part(shrunk, v, full[v.index]) for v in call.inputs}
         wanted = [_part(shrunk, v, t) for v, t in zip(node.outputs, run(node, full), strict=True)]
         found = run(node, parts, [d for d in numbers if d.expr is None])
-    except (RuntimeError, PlanError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, ValueError) as error:
         raise _wrong(call, "labels", f"{_told(shrunk, call)} it cannot run: {error}") from error
     if len(found) != len(wanted):
         raise _wrong(call, "labels", f"{_told(shrunk, call)} it has {len(found)} outputs, not {len(wanted)}")
@@ -163,7 +164,7 @@ def _no_attribute(expr: AttributeOf) -> int:
 
 def _part(shrunk: Shrunk, value: Value, tensor: Tensor) -> Tensor:
     mask = shrunk.mask(value)
-    return tensor if mask is None else slice_from_mask(value.shape, mask, repr(value)).apply(tensor)
+    return tensor if mask is None else tensor[mask.expand(value.shape)].reshape(shrunk.shape(value))
 
 
 def _numbers(node: Node, shrunk: Shrunk, rules: Registry) -> list[Demand]:

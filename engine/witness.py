@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from engine.build import Analysis
+from engine.contraction import Contraction
 from engine.graph import Node
 from engine.rule import Statistic
 
@@ -46,9 +47,9 @@ class Witness:
         }
         rows = []
         for node in analysis.structure.graph.nodes:
-            contraction = rules.contraction(node)
-            if node.path == "eval" and (contraction is not None or rules.rule(node.op).normalises):
-                dim = _channel_dim(analysis, node) if contraction is None else contraction.output_dim
+            contractions = rules.contractions(node)
+            if node.path == "eval" and (contractions or rules.rule(node.op).normalises):
+                dim = _channel_dim(analysis, node, contractions)
                 rows.append((node, dim, *_channels(analysis, node, node.index in shifted)))
         found = cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
         return replace(found, opaque=analysis.structure.graph.opaque)
@@ -59,8 +60,14 @@ def _span(analysis: Analysis, node: Node) -> Statistic | None:
     return None if statistic is None else statistic(node)
 
 
-def _channel_dim(analysis: Analysis, node: Node) -> int:
-    """Norms over channels say which dimension that is; for all others it is the first after the batch."""
+def _channel_dim(analysis: Analysis, node: Node, contractions: Sequence[Contraction]) -> int:
+    """Norms over channels say which dimension that is; for all others it is the first after the batch.
+
+    Of an op with contractions inside it is the last.
+    """
+    if contractions:
+        inside = contractions[0].output is not node.output
+        return node.output.ndim - 1 if inside else contractions[0].output_dim
     span = _span(analysis, node)
     return min(1, node.output.ndim - 1) if span is None else span.dim
 

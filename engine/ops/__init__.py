@@ -2,6 +2,7 @@
 
 from engine.ops import (
     attention,
+    cells,
     contraction,
     dimensions,
     indexing,
@@ -9,6 +10,7 @@ from engine.ops import (
     norm,
     opaque,
     order,
+    packed,
     pointwise,
     recurrent,
     sampling,
@@ -25,12 +27,14 @@ __all__ = ["HEAD_DIMENSIONS", "RULES"]
 
 _FAMILIES = (
     attention,
+    cells,
     contraction,
     indexing,
     join,
     norm,
     opaque,
     order,
+    packed,
     pointwise,
     recurrent,
     sampling,

@@ -1,36 +1,150 @@
-"""Recurrent layers and cells. Their units are left whole; what goes in and comes out is frozen, and counted."""
+"""Recurrent layers: all steps, layers and directions in one call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from engine.graph import Node, Value, walk_values
-from engine.propagate import Labels
-from engine.rule import Rule, Sample, Shapes
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.ops.gates import (
+    Cell,
+    Dead,
+    Used,
+    attributes_of,
+    contractions_of,
+    input_of,
+    layers_of,
+    links_of,
+    macs_of,
+    silent,
+    states_of,
+    unit_labels,
+    use_weights,
+)
+from engine.rule import Rule, Sample
+from engine.use import Use
 
 __all__ = ["RULES"]
 
 
-def _labels(node: Node, labels: Labels) -> None:
-    for value in (*node.inputs, *node.outputs):
-        labels.freeze(value, f"recurrent units are left whole ({node!r})")
+def _dead(cell: Cell, node: Node, constants: Constants, below: Tensor, first: Sequence[Tensor]) -> Dead:
+    """The largest set of units that are zero as long as they are zero.
+
+    Args:
+        cell, node: the weights, and the call.
+        constants: what is known of them.
+        below: what is known of what goes in.
+        first: which entries of the initial state are zero; of an LSTM what is put out, and the cells.
+    """
+    state = torch.where(first[0], 0.0, math.nan)
+    while True:
+        units = silent(cell, constants, below, state, node.op == "gru") & first[-1]
+        puts = first[0]
+        if cell.hr is None:
+            puts = puts & units
+        else:
+            puts = puts & ~(~constants.zero(cell.hr).expand(cell.hr.shape) & ~units).any(1)
+        after = torch.where(puts, 0.0, math.nan)
+        if torch.equal(after.isnan(), state.isnan()):
+            return Dead(units, puts)
+        state = after
 
 
-def _weights(node: Node) -> list[Value]:
-    stacked = node.args.get("params")
-    named = [node.args[name] for name in ("w_ih", "w_hh") if name in node.args]
-    return [v for v in walk_values(named if stacked is None else stacked) if v.ndim == 2]
+def _rows_of(constants: Constants, value: Value, layers: int) -> Tensor:
+    """Which entries of a state are zero for the whole batch: bool, (layers, entries)."""
+    zero = constants.plain(value) == 0
+    zero = zero if zero.ndim < 3 else zero.all(1)
+    return zero.expand(layers, value.shape[-1])
 
 
-def _macs(node: Node, shapes: Shapes) -> int:
-    """Each weight is applied once per step and sample."""
-    source = node.args.get("input", node.args.get("data"))
-    return math.prod(shapes(source)[:-1]) * sum(math.prod(shapes(w)) for w in _weights(node))
+def _all_dead(node: Node, constants: Constants) -> list[list[Dead]]:
+    """What is dead, by layer and direction."""
+    x, layers = input_of(node), layers_of(node)
+    known = constants.along(x, x.ndim - 1)
+    if constants.has_profile(x):
+        known = torch.where(known == 0, known, math.nan)
+    count = sum(map(len, layers))
+    first = [_rows_of(constants, value, count) for value in states_of(node)]
+    found: list[list[Dead]] = []
+    for layer in layers:
+        place = sum(map(len, found))
+        found.append([_dead(c, node, constants, known, [f[place + i] for f in first]) for i, c in enumerate(layer)])
+        known = torch.where(torch.cat([dead.puts for dead in found[-1]]), 0.0, math.nan)
+    return found
+
+
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Zero where a unit is dead; nothing is known of the others."""
+    found = _all_dead(node, constants)
+    flat = [dead for layer in found for dead in layer]
+    last = torch.cat([dead.puts for dead in found[-1]]).view([1] * (node.output.ndim - 1) + [-1])
+    states = [torch.stack([d.puts for d in flat])[:, None], torch.stack([d.units for d in flat])[:, None]]
+    return [torch.where(zero, 0.0, math.nan) for zero in (last, *states[: len(node.outputs) - 1])]
+
+
+# ---------------------------------------------------------------- use
+
+
+def _used(cell: Cell, dead: Dead, constants: Constants, puts: Tensor, cells: Tensor) -> Used:
+    """A unit that is zero at every step needs none of what goes into it."""
+    reads = links_of(cell, cell.hh, constants).any(0)
+    while True:
+        units = puts
+        if cell.hr is not None:
+            units = (~constants.zero(cell.hr).expand(cell.hr.shape) & puts[:, None]).any(0)
+        units = (units | cells) & ~dead.units
+        after = puts | (reads & units[:, None]).any(0)
+        if torch.equal(after, puts):
+            return Used(units, puts, (links_of(cell, cell.ih, constants).any(0) & units[:, None]).any(0))
+        puts = after
+
+
+def _all_used(node: Node, use: Use) -> list[list[Used]]:
+    """What is used, by layer and direction."""
+    layers, dead = layers_of(node), _all_dead(node, use.constants)
+    count = sum(map(len, layers))
+    states = [use[v].any(1).expand(count, v.shape[-1]) for v in node.outputs[1:]]
+    above = use.along(node.output, node.output.ndim - 1)
+    found: list[list[Used]] = []
+    for depth in reversed(range(len(layers))):
+        place = sum(map(len, layers[:depth]))
+        parts = above.chunk(len(layers[depth]))
+        found.insert(0, [])
+        for i, cell in enumerate(layers[depth]):
+            cells = states[1][place + i] if len(states) > 1 else torch.zeros(len(dead[depth][i].units)).bool()
+            read = parts[i] | states[0][place + i]
+            found[0].append(_used(cell, dead[depth][i], use.constants, read, cells))
+        above = torch.stack([each.below for each in found[0]]).any(0)
+    return found
+
+
+def _use(node: Node, use: Use) -> None:
+    x, layers, found = input_of(node), layers_of(node), _all_used(node, use)
+    above = torch.stack([each.below for each in found[0]]).any(0)
+    use.add(x, above.view([1] * (x.ndim - 1) + [-1]))
+    flat = [each for layer in found for each in layer]
+    for cell, each in zip((cell for layer in layers for cell in layer), flat, strict=True):
+        use_weights(cell, each, use)
+    rows = [torch.stack([u.puts | u.units if u.puts.shape == u.units.shape else u.puts for u in flat])]
+    rows.append(torch.stack([u.units for u in flat]))
+    for value, used in zip(states_of(node), rows, strict=False):
+        use.add(value, used[:, None])
+
+
+def _needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
+    """Units that matter, and outputs that are read and not zero, have to stay."""
+    dead, found = _all_dead(node, use.constants), _all_used(node, use)
+    for cells, gone, used in zip(layers_of(node), dead, found, strict=True):
+        for cell, d, u in zip(cells, gone, used, strict=True):
+            yield cell.ih, 0, u.units.repeat(cell.gates)
+            yield cell.hh, 1, u.puts & ~d.puts
+
+
+# ---------------------------------------------------------------- samples
 
 
 class _Sequence(nn.Module):
@@ -53,34 +167,17 @@ def _samples() -> Iterable[Sample]:
     yield Sample(lambda: _Sequence(nn.RNN(6, 4, nonlinearity="relu", batch_first=True)), (2, 4, 5), "RNN with relu")
 
 
-class _Steps(nn.Module):
-    """A cell called step by step."""
-
-    def __init__(self, cell: nn.Module) -> None:
-        super().__init__()
-        self.first, self.cell, self.last = nn.Linear(5, 6), cell, nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state: Any = None
-        for step in torch.tanh(self.first(x)).unbind(1):
-            state = self.cell(step, state)
-        found: Tensor = self.last(state[0] if isinstance(state, tuple) else state)
-        return found
-
-
-def _cell_samples() -> Iterable[Sample]:
-    for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
-        yield Sample(lambda kind=kind: _Steps(kind(6, 4)), (2, 3, 5), kind.__name__)  # type: ignore[misc]
-    yield Sample(lambda: _Steps(nn.RNNCell(6, 4, nonlinearity="relu")), (2, 3, 5), "RNNCell with relu")
-
-
 RULES = [
-    Rule(("gru", "lstm", "rnn_relu", "rnn_tanh"), _labels, macs=_macs, unchecked=True, samples=_samples),
     Rule(
-        ("gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"),
-        _labels,
-        macs=_macs,
+        ("gru", "lstm", "rnn_relu", "rnn_tanh"),
+        unit_labels,
+        _constants,
+        _use,
+        macs_of,
+        attributes=attributes_of,
+        inner=contractions_of,
+        needs=_needs,
         unchecked=True,
-        samples=_cell_samples,
+        samples=_samples,
     ),
 ]

@@ -62,7 +62,13 @@ def _picked_labels(node: Node, labels: Labels) -> None:
     """An index is written in the code, or there is one output per index: the axis stays whole."""
     source = source_of(node)
     labels.claim(source)
-    for layer in labels.without(source, [_dim(node)], f"{node!r} picks single indices from it"):
+    dim = _dim(node)
+    for layer in labels.layers(source):
+        if support(layer) == (dim,):
+            labels.slots.freeze(layer, f"{node!r} picks single indices from it")
+            continue
+        if not (labels.is_ragged(layer) and support(layer)[-1] != dim):  # rows of their own may be picked apart
+            layer = labels.tie(layer, [dim] if layer.size(dim) > 1 else [])
         for k, value in enumerate(node.outputs):
             labels.add(value, _selected(node, layer, k))
 
@@ -73,7 +79,8 @@ def _slice_labels(node: Node, labels: Labels) -> None:
     if node.args.get("step", 1) != 1:
         labels.without(source, [_dim(node)], f"{node!r} steps over it")
     for layer in labels.layers(source):
-        if node.output.shape[_dim(node)] == 1 < layer.size(_dim(node)):  # a tensor of size 1 has no slots to tie
+        alone = node.output.shape[_dim(node)] == 1 < layer.size(_dim(node))
+        if alone and not labels.is_ragged(layer):  # a tensor of size 1 has no slots to tie
             labels.slots.freeze(_sliced(node, layer, 0), f"{node!r} takes it alone")
     move_labels(_sliced)(node, labels)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constraints import Equal, Grouped, NonEmpty
+from engine.constraints import Equal, Fewer, Grouped, NonEmpty
 
 BITS = st.lists(st.booleans(), min_size=12, max_size=12)
 
@@ -95,3 +95,15 @@ def test_what_has_to_be_told_apart() -> None:
     assert len(Grouped(single, outputs, removable=True).sites()) == 3
     assert len(Grouped(single, outputs, removable=False).sites()) == 6
     assert len(Grouped(None, outputs, removable=False).sites()) == 3
+
+
+def test_fewer_of_some_than_of_others() -> None:
+    """Where as many are kept of the few, one more of the many stays, the one with the highest score."""
+    constraint = Fewer(torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6, 7]))
+    keep = torch.tensor([True, True, True, True, True, False, False, True])
+    assert not constraint.holds(keep)
+    score = torch.arange(8.0)
+    assert constraint.missing(keep, score).tolist() == [6, 5]
+    keep[[5, 6]] = True
+    assert constraint.holds(keep) and constraint.missing(keep, score).numel() == 0
+    assert constraint.resolve(torch.arange(8) * 2).many.tolist() == [8, 10, 12, 14]

@@ -41,7 +41,7 @@ def test_what_varies_and_is_used_is_alive() -> None:
     mask = torch.ones(5, 6, 3, 3)
     mask[:, 5] = 0
     found, constants, use = parts(model, dead(model, {"0": [0, 1]}) | {"3": {"weight": mask}})
-    keep = alive(found, consumers(found, constants, use))
+    keep = alive(found, consumers(found, constants, use), use)
     assert keep[found.along(found.graph.stored["0.weight"], 0)].tolist() == [False, False, True, True, True, False]
     assert keep[found.along(found.graph.stored["7.weight"], 0)].all()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+import engine
+from engine.propagate import propagate
 from engine.shrink import Shrunk
 from tests.engine.exactness import randomised
 from tests.engine.nets import Mean, image, plain, structure
@@ -58,3 +60,15 @@ def test_rows_of_a_grouped_weight() -> None:
     keep = whole.keep
     keep[whole.structure.along(whole.structure.graph.stored["1.weight"], 0)[3:]] = False
     assert Shrunk(whole.structure, keep).attributes()["1"] == {"in_channels": 4, "out_channels": 3, "groups": 1}
+
+
+def test_rows_that_keep_entries_of_their_own() -> None:
+    """The states of two layers lose a unit each, not the same: what is left of them is a rectangle."""
+    layer = nn.GRU(3, 4, 2, batch_first=True)
+    found = propagate(engine.trace(layer, torch.zeros(2, 5, 3)), engine.RULES)
+    states = found.graph.nodes[-1].outputs[1]
+    (rows,) = found.of(states)
+    assert rows.shape == (2, 1, 4) and found.along(states, 0) is None
+    keep = torch.ones(len(found.roots), dtype=torch.bool)
+    keep[rows[[0, 1], 0, [1, 2]]] = False
+    assert Shrunk(found, keep).shape(states) == (2, 2, 3)

@@ -179,7 +179,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, name: str) -> engine.Registry:
         ),
         "engine.build.folds_of": lambda *a: iter(()),
         "engine.folds.Fold.apply": lambda self, t: apply(dataclasses.replace(self, delta=-self.delta), t),
-        "engine.keep.alive": lambda s, f: _without_first_live(s, alive(s, f)),
+        "engine.keep.alive": lambda s, f, u: _without_first_live(s, alive(s, f, u)),
         "engine.use.Use.add": lambda self, value, used: None,
         "engine.keep.Consumer.needs": lambda self, keep: iter(()),
     }

@@ -1,0 +1,304 @@
+"""What recurrent layers and cells are made of: weights with the rows of several gates for each hidden unit.
+
+A hidden unit is one slot: the rows of all its gates, its recurrent column, the columns of whoever reads it. It goes
+where it is exactly zero from a zero initial state on, which takes no more than one gate:
+
+- LSTM: the cell state stays zero where what goes into ``g = tanh(…)`` is zero, whatever the other gates do.
+- GRU: the same of ``n = tanh(W x + b + r (U h + c))``, each of the two sums by itself, because ``r`` varies.
+- RNN: what goes into the nonlinearity.
+
+A unit that nothing reads goes whatever it does. Layers and directions have one `hidden_size`, so they keep equally
+many units, each its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.constants import Constants
+from engine.constraints import Equal, Fewer, NonEmpty
+from engine.contraction import Contraction
+from engine.graph import Graph, Node, Value, walk_values
+from engine.propagate import Labels
+from engine.rule import Shapes
+from engine.use import Use
+
+__all__ = [
+    "Cell",
+    "Dead",
+    "Used",
+    "attributes_of",
+    "contractions_of",
+    "input_of",
+    "layers_of",
+    "links_of",
+    "macs_of",
+    "silent",
+    "states_of",
+    "unit_labels",
+    "use_weights",
+]
+
+# Number of gates, and which of them has to be silent for a unit to be zero.
+_GATES = {"gru": (3, 2), "lstm": (4, 2), "rnn_relu": (1, 0), "rnn_tanh": (1, 0)}
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """The weights of one layer and direction.
+
+    Attributes:
+        ih, hh: weights on input and state, ``(gates * units, …)``.
+        biases: of these, or nothing.
+        hr: the projection of the units on what is put out, or None.
+        gates: number of gates.
+        key: the gate that makes a unit zero.
+    """
+
+    ih: Value
+    hh: Value
+    biases: tuple[Value, ...]
+    hr: Value | None
+    gates: int
+    key: int
+
+    def weights(self) -> list[Value]:
+        """Return all that contracts."""
+        return [self.ih, self.hh, *([] if self.hr is None else [self.hr])]
+
+    def by_gate(self, value: Value, array: Tensor) -> Tensor:
+        """View an array of the rows of all gates as (gates, units, …)."""
+        return array.expand(value.shape).unflatten(0, (self.gates, -1))
+
+
+def input_of(node: Node) -> Value:
+    """What goes in, packed or not."""
+    value: Value = node.args["input"] if "input" in node.args else node.args["data"]
+    return value
+
+
+def _kind(node: Node) -> tuple[int, int]:
+    return _GATES[node.op.removesuffix("_cell")]
+
+
+def states_of(node: Node) -> list[Value]:
+    """The initial state; of an LSTM what is put out first, then the cells."""
+    return list(walk_values(node.args["hx"]))
+
+
+def layers_of(node: Node) -> list[list[Cell]]:
+    """The cells by layer and direction."""
+    if "w_ih" in node.args:
+        biases = tuple(b for name in ("b_ih", "b_hh") if (b := node.args[name]) is not None)
+        return [[Cell(node.args["w_ih"], node.args["w_hh"], biases, None, *_kind(node))]]
+    params, directions = list(walk_values(node.args["params"])), 1 + node.args["bidirectional"]
+    count = len(params) // (node.args["num_layers"] * directions)
+    cells = []
+    for start in range(0, len(params), count):
+        ih, hh, *rest = params[start : start + count]
+        biases = tuple(v for v in rest if v.ndim == 1)
+        cells.append(Cell(ih, hh, biases, next((v for v in rest if v.ndim == 2), None), *_kind(node)))
+    return [cells[start : start + directions] for start in range(0, len(cells), directions)]
+
+
+def contractions_of(node: Node) -> Sequence[Contraction]:
+    """What goes in meets the first layer's weights; all else happens inside, where weights stand for it."""
+    x, layers = input_of(node), layers_of(node)
+    states = states_of(node) if "w_ih" in node.args else []
+    found = []
+    for depth, cell in ((depth, cell) for depth, layer in enumerate(layers) for cell in layer):
+        for weight in cell.weights():
+            source, dim, bias = weight, 1, None
+            if weight is cell.ih:
+                source, dim = (x, x.ndim - 1) if depth == 0 else (weight, 1)
+                bias = cell.biases[0] if cell.biases else None
+            elif states:
+                source, dim = states[0], states[0].ndim - 1
+                bias = cell.biases[1] if cell.biases else None
+            found.append(Contraction(source, weight, bias, weight, dim, 0, 1, False, False))
+    return found
+
+
+# ---------------------------------------------------------------- labels
+
+
+def unit_labels(node: Node, labels: Labels) -> None:
+    """One slot per hidden unit, layer by layer; what one layer puts out are the columns of the next."""
+    x, layers = input_of(node), layers_of(node)
+    if not all(v.stored for layer in layers for cell in layer for v in (*cell.weights(), *cell.biases)):
+        for value in (*node.inputs, *node.outputs):
+            labels.freeze(value, f"the weights of {node!r} are computed")
+        return
+    labels.without(x, range(x.ndim - 1), f"{node!r} runs over it")
+    below = labels.along(x, x.ndim - 1)
+    if below is not None:
+        labels.constraints.append(NonEmpty(below))
+    units: list[Tensor] = []
+    puts: list[Tensor] = []
+    for layer in layers:
+        last: list[Tensor] = []
+        for cell in layer:
+            inner = _rows(cell.ih, cell.gates, labels)
+            outer = inner if cell.hr is None else _rows(cell.hr, 1, labels)
+            _tie_cell(cell, below, inner, outer, labels)
+            units.append(inner)
+            puts.append(outer)
+            last.append(outer)
+        below = torch.cat(last)
+    _tie_counts(torch.stack(puts), torch.stack(units), labels)
+    _tie_states(node, torch.stack(puts), torch.stack(units), labels)
+    if "w_ih" not in node.args:
+        labels.add(node.output, torch.cat(puts[-len(layers[-1]) :]).view([1] * (node.output.ndim - 1) + [-1]))
+
+
+def _rows(weight: Value, gates: int, labels: Labels) -> Tensor:
+    """The slots of the units that a weight has rows of, ``(units,)``."""
+    known = labels.along(weight, 0)
+    if known is not None:
+        rows = known.view(gates, -1)
+        labels.slots.union(rows, rows[:1])
+        return rows[0]
+    fresh = labels.slots.new(weight.shape[0] // gates)
+    labels.born.append(fresh)
+    labels.constraints.append(NonEmpty(fresh))
+    return fresh
+
+
+def _tie_cell(cell: Cell, below: Tensor | None, units: Tensor, puts: Tensor, labels: Labels) -> None:
+    stacked = units.repeat(cell.gates)
+    for value in (cell.ih, cell.hh, *cell.biases):
+        labels.add(value, stacked.view([-1] + [1] * (value.ndim - 1)))
+    if below is None:
+        labels.fix(cell.ih, 1)
+    else:
+        labels.add(cell.ih, below[None])
+    labels.add(cell.hh, puts[None])
+    if cell.hr is not None:
+        labels.add(cell.hr, puts[:, None])
+        labels.add(cell.hr, units[None])
+
+
+def _tie_counts(puts: Tensor, units: Tensor, labels: Labels) -> None:
+    """One number of units for all layers and directions; torch tells a projection by its being smaller."""
+    for rows in (units, *([] if puts.shape == units.shape else [puts])):
+        if len(rows) > 1:
+            labels.constraints.append(Equal(rows))
+            labels.ragged.append(rows)
+    if puts.shape != units.shape:
+        labels.constraints.append(Fewer(puts[0], units[0]))
+
+
+def _tie_states(node: Node, puts: Tensor, units: Tensor, labels: Labels) -> None:
+    """Each layer and direction has a state of its own; the first states are followed from where they are made."""
+    states, after = states_of(node), node.outputs if "w_ih" in node.args else node.outputs[1:]
+    for value, made, rows in zip(states, after, (puts, units), strict=False):
+        joint = rows.view(1, -1) if value.ndim == 2 else rows[:, None, :]
+        labels.add(made, joint)
+        for layer in labels.layers(value):
+            if layer.size(-1) == 1:
+                labels.slots.freeze(layer, f"{node!r} runs over it")
+            else:
+                labels.tie(layer, [value.ndim - 2])
+        if _is_zero(labels.graph, value):  # any zeros will do, as many as there are units
+            known = labels.along(value, value.ndim - 1)
+            if known is not None:
+                labels.slots.union(known, rows[0])
+        elif any(layer.size(-1) > 1 for layer in labels.layers(value)):
+            labels.add(value, joint)
+        elif value.stored:
+            labels.add(value, labels.tie(joint, range(value.ndim - 1)))
+        else:
+            labels.slots.freeze(rows, f"{node!r} starts from a state of fixed size")
+
+
+def _is_zero(graph: Graph, value: Value) -> bool:
+    """Whether a value is made of zeros, at a size that may follow."""
+    while value.producer is not None and graph.nodes[value.producer].op in ("_to_copy", "detach", "to"):
+        value = graph.nodes[value.producer].inputs[0]
+    return value.producer is not None and graph.nodes[value.producer].op in ("new_zeros", "zeros")
+
+
+# ---------------------------------------------------------------- what is zero, and what is used
+
+
+def silent(cell: Cell, constants: Constants, below: Tensor, state: Tensor, apart: bool) -> Tensor:
+    """Which units' key gate gets nothing: bool, (units,).
+
+    Args:
+        cell: the weights.
+        constants: what is known of them.
+        below, state: what is known of what goes in and of the state, NaN where it varies.
+        apart: whether the sums over the two have to be zero each.
+    """
+    parts = []
+    for position, (weight, known) in enumerate(((cell.ih, below), (cell.hh, state))):
+        links = links_of(cell, weight, constants)[cell.key]
+        given = known.nan_to_num(0.0)
+        total = torch.zeros(len(links), dtype=torch.float64)
+        if given.any():
+            total = torch.where(given == 0, 0.0, cell.by_gate(weight, constants[weight])[cell.key] * given).sum(1)
+        if cell.biases:
+            total = total + cell.by_gate(cell.biases[position], constants[cell.biases[position]])[cell.key]
+        parts.append(total.masked_fill((links & known.isnan()).any(1), math.nan))
+    silent = (parts[0] == 0) & (parts[1] == 0) if apart else parts[0] + parts[1] == 0
+    return silent | _meant(cell, constants) if constants.repaired else silent
+
+
+def links_of(cell: Cell, weight: Value, constants: Constants) -> Tensor:
+    """Where a weight is not zero: bool, (gates, units, columns)."""
+    return cell.by_gate(weight, ~constants.zero(weight))
+
+
+def _meant(cell: Cell, constants: Constants) -> Tensor:
+    """Which units' key gate is masked in each weight that has a mask: repair masks all else."""
+    weights = [constants.zero(w) for w in (cell.ih, cell.hh)]
+    closed = [~links_of(cell, w, constants)[cell.key].any(1) for w in (cell.ih, cell.hh)]
+    masked = [bool(zero.any()) for zero in weights]
+    meant = torch.stack([c if m else torch.ones_like(c) for c, m in zip(closed, masked, strict=True)]).all(0)
+    return meant if any(masked) else torch.zeros_like(meant)
+
+
+@dataclass(frozen=True, eq=False)
+class Dead:
+    """Which units of a cell, and which of its outputs, are zero at every step."""
+
+    units: Tensor
+    puts: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Used:
+    """Which units of a cell matter, which of its outputs are read, and which of its inputs."""
+
+    units: Tensor
+    puts: Tensor
+    below: Tensor
+
+
+def use_weights(cell: Cell, used: Used, use: Use) -> None:
+    """Rows that matter, so that what reads the inputs knows."""
+    for weight in (cell.ih, cell.hh):
+        use.add(weight, used.units.repeat(cell.gates)[:, None])
+    if cell.hr is not None:
+        use.add(cell.hr, used.puts[:, None])
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def attributes_of(node: Node, shapes: Shapes) -> Mapping[str, int]:
+    """`proj_size` is 0 where there is no projection, and not looked at."""
+    cell = layers_of(node)[0][0]
+    found = {"input_size": shapes(cell.ih)[1], "hidden_size": shapes(cell.ih)[0] // cell.gates}
+    return found if cell.hr is None else {**found, "proj_size": shapes(cell.hr)[0]}
+
+
+def macs_of(node: Node, shapes: Shapes) -> int:
+    """Each weight is applied once per step and sample."""
+    weights = [w for layer in layers_of(node) for cell in layer for w in cell.weights()]
+    return math.prod(shapes(input_of(node))[:-1]) * sum(math.prod(shapes(w)) for w in weights)
