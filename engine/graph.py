@@ -142,6 +142,7 @@ class Graph:
         types: per module the name of its class.
         args, kwargs: the example inputs.
         headwise: names of the attention modules that were recorded in a form without fixed sizes.
+        spans: how many channels the statistics of a norm span that has fewer left, by the module's name.
         explored: whether a larger resolution was recorded too.
         opaque: names of the modules whose inside was not recorded.
         notes: what could not be recorded, for the reader.
@@ -170,6 +171,7 @@ class Graph:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     headwise: frozenset[str] = frozenset()
+    spans: Mapping[str, int] = field(default_factory=dict)
     explored: bool = False
     opaque: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -201,6 +201,7 @@ class _Norm:
     module: str
     slots: Tensor
     constants: Tensor
+    groups: int
 
 
 def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
@@ -220,7 +221,7 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
         before = found.get(node.module)
         if before is not None:
             known = torch.where(known == before.constants, known, torch.nan)
-        found[node.module] = _Norm(node.module, slots, known)
+        found[node.module] = _Norm(node.module, slots, known, span.groups)
     return list(found.values())
 
 
@@ -239,7 +240,7 @@ def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
         gone = ~keep[norm.slots]
         if gone.any():
             fill = norm.constants[gone]
-            yield Widening(norm.module, len(gone), int((~gone).sum()), fill if fill.any() else None)
+            yield Widening(norm.module, len(gone), int((~gone).sum()), fill if fill.any() else None, norm.groups)
 
 
 def _cover(needs: list[Tensor]) -> list[int]:

@@ -28,6 +28,7 @@ from engine.fakes import Fakes
 from engine.graph import Graph
 from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
+from engine.ops.wide import plain_norms, spans_of
 from engine.recorder import Recorder
 from engine.sizes import Size
 from engine.stored import distinct_modules
@@ -168,6 +169,7 @@ def _run(
         log.setLevel(logging.CRITICAL)
         scope.enter_context(evaluation(model, train))
         scope.enter_context(headwise(model))
+        scope.enter_context(plain_norms(model))
         scope.enter_context(_module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
         for m in model.modules():
@@ -237,6 +239,8 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaqu
                     buffer.copy_(value)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
-    graph = dataclasses.replace(graph, explored=explore, opaque=tuple(opaque), headwise=attention)
+    graph = dataclasses.replace(
+        graph, explored=explore, opaque=tuple(opaque), headwise=attention, spans=spans_of(model)
+    )
     graph.verify()
     return graph

@@ -84,8 +84,10 @@ def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Cha
         if stays is not None:
             before[dim] = (stays & kept.use.along(value, dim)).nonzero()[:, 0]
             after[dim] = (stays.cumsum(0) - 1)[before[dim]]
-            if span is not None and span.dim == dim:  # inside, such a norm is as wide as before, group by group
-                width, left = (int(n) // span.groups for n in (len(stays), stays.sum()))
-                after[dim] = after[dim] // left * width + after[dim] % left
+            if span is not None and span.dim == dim:  # inside, such a norm is as wide as ever, group by group
+                full = analysis.structure.graph.spans.get(node.module, len(stays)) // span.groups
+                had, left = (int(n) // span.groups for n in (len(stays), stays.sum()))
+                before[dim] = before[dim] // had * full + before[dim] % had
+                after[dim] = after[dim] // left * full + after[dim] % left
     empty = any(not len(index) for index in before.values())
     return (None, None) if empty else (before, after)

@@ -9,8 +9,9 @@ state-dict keys.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from engine.errors import PlanError
 from engine.exchange import derived, moved
 
-__all__ = ["Widening", "can_widen", "chained", "widen"]
+__all__ = ["Widening", "can_widen", "chained", "plain_norms", "spans_of", "widen"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,25 +33,26 @@ class Widening:
         module: its name.
         size: channels that the statistics span.
         kept: channels that are left.
-        fill: constants of the removed channels, ``(size - kept,)``, or None where all are zero.
+        fill: constants of the removed channels, ``(size - kept,)``, group by group, or None where all are zero.
+        groups: number of groups that have statistics of their own.
     """
 
     module: str
     size: int
     kept: int
     fill: Tensor | None
+    groups: int = 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return it as primitives and tensors."""
-        return {"module": self.module, "size": self.size, "kept": self.kept, "fill": self.fill}
+        return {"module": self.module, "size": self.size, "kept": self.kept, "fill": self.fill, "groups": self.groups}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Widening:
         """Read what `state_dict` wrote."""
-        fill = state["fill"]
-        return cls(
-            str(state["module"]), int(state["size"]), int(state["kept"]), None if fill is None else fill.double()
-        )
+        fill, groups = state["fill"], int(state.get("groups", 1))
+        name, size, kept = str(state["module"]), int(state["size"]), int(state["kept"])
+        return cls(name, size, kept, None if fill is None else fill.double(), groups)
 
 
 class FullWidth(tuple[int, ...]):
@@ -169,7 +171,7 @@ def can_widen(cls: Any) -> bool:
 
     A group norm is called with ``self.num_groups``.
     """
-    forward = getattr(cls, "forward", None)
+    forward = getattr(_plain(cls), "forward", None)
     if not isinstance(forward, FunctionType) or forward.__closure__ is not None or not issubclass(cls, _NORMS):
         return False
     names = set(forward.__code__.co_names)
@@ -189,7 +191,33 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(forward, FunctionType)
     names = {n: _functional(size, with_fill) for n, v in forward.__globals__.items() if v is F}
     made = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
-    return derived(cls, {"forward": made}, _wide_class, size, with_fill)  # type: ignore[arg-type]
+    return derived(cls, {"forward": made, "_plain": cls, "_size": size}, _wide_class, size, with_fill)  # type: ignore[arg-type]
+
+
+def _plain(cls: Any) -> Any:
+    """Return the class that a norm was of before it lost channels."""
+    return vars(cls).get("_plain", cls) if isinstance(cls, type) else cls
+
+
+def spans_of(model: nn.Module) -> dict[str, int]:
+    """Return how many channels the statistics of each norm span that lost some, by its name."""
+    return {name: vars(type(m))["_size"] for name, m in model.named_modules() if "_plain" in vars(type(m))}
+
+
+@contextmanager
+def plain_norms(model: nn.Module) -> Iterator[None]:
+    """Give norms that lost channels the classes that they had, for the length of the body: what they lost is constant.
+
+    Recorded like this, each is one norm over the channels that it has left, which may lose more.
+    """
+    found = {m: type(m) for m in model.modules() if "_plain" in vars(type(m))}
+    for module in found:
+        module.__class__ = _plain(type(module))
+    try:
+        yield
+    finally:
+        for module, cls in found.items():
+            module.__class__ = cls
 
 
 def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Widening, ...]:
@@ -197,18 +225,30 @@ def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Wid
     found = {norm.module: norm for norm in earlier}
     for norm in later:
         first = found.get(norm.module)
-        found[norm.module] = (
-            norm if first is None else Widening(norm.module, first.size, norm.kept, _fills(first, norm))
-        )
+        found[norm.module] = norm if first is None else replace(norm, size=first.size, fill=_fills(first, norm))
     return tuple(found.values())
 
 
 def _fills(first: Widening, last: Widening) -> Tensor | None:
-    """Constants of all that two compactions removed; statistics do not ask for their order."""
+    """Constants of all that two compactions removed, group by group; statistics do not ask for their order inside."""
     if first.fill is None and last.fill is None:
         return None
     parts = [torch.zeros(n.size - n.kept, dtype=torch.float64) if n.fill is None else n.fill for n in (first, last)]
-    return torch.cat(parts)
+    return torch.cat([part.view(last.groups, -1) for part in parts], 1).reshape(-1)
+
+
+def _lost(module: nn.Module, name: str) -> list[Widening]:
+    """Return what a norm has lost already."""
+    cls, span = type(module), getattr(module, _attribute(module))
+    if "_plain" not in vars(cls):
+        return []
+    kept = module.num_channels if isinstance(module, nn.GroupNorm) else span[0]
+    groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
+    return [Widening(name, cls._size, int(kept), getattr(span, "fill", None), int(groups))]  # type: ignore[attr-defined]
+
+
+def _attribute(module: nn.Module) -> str:
+    return "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
 
 
 def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -217,13 +257,14 @@ def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Ca
     Raises:
         PlanError: where the module is no norm that can.
     """
-    attribute = "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
+    attribute = _attribute(module)
     if not can_widen(type(module)) or not _fits(module, widening):
         raise PlanError(f"{widening.module!r} ({type(module).__name__}) is no norm over {widening.size} channels.")
     if widening.fill is not None and widening.fill.shape != (widening.size - widening.kept,):
         raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")
     old = type(module), vars(module)[attribute]
-    new = _wide_class(type(module), widening.size, widening.fill is not None), _span(module, widening)  # type: ignore[arg-type]
+    (whole,) = chained(_lost(module, widening.module), [widening])
+    new = _wide_class(_plain(type(module)), whole.size, whole.fill is not None), _span(module, whole)
 
     def become(found: tuple[type[nn.Module], Any]) -> None:
         module.__class__, value = found  # type: ignore[assignment]

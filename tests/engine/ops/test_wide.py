@@ -329,3 +329,42 @@ def test_widening_by_hand() -> None:
     undo()
     wide = torch.randn(3, 6, dtype=torch.float64)
     torch.testing.assert_close(norm(wide), F.layer_norm(wide, (6,)), rtol=1e-12, atol=1e-12)
+
+
+NORMED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "layer norm": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 3)), torch.ones(2, 4, 5)),
+    "RMS norm": (
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.RMSNorm(8, eps=1e-6), nn.Linear(8, 3)),
+        torch.ones(2, 4, 5),
+    ),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(5, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 3, 1)),
+        torch.ones(2, 5, 4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("constants", [False, True])
+@pytest.mark.parametrize("name", NORMED)
+def test_a_norm_loses_channels_again(name: str, constants: bool) -> None:
+    """A second compaction goes on where the first one stopped; the two plans in one do the same to a fresh model."""
+    make, shape = NORMED[name]
+    torch.manual_seed(0)
+    model = randomised(make())
+    fresh, plans = copy.deepcopy(model), []
+    x = torch.randn(shape.shape, dtype=torch.float64)
+    for gone in ([1, 5], [0, 3], [1, 2]):
+        (group,) = (g for g in engine.dependency_groups(model, x) if g.name == "0")
+        assert group.reason is None
+        masks = dead(model, {"0": gone}, bias=not constants)
+        stays = torch.ones(len(model[0].bias)).index_fill_(0, torch.tensor(gone), 0)
+        masks["1"] = {key: stays for key, _ in model[1].named_parameters()}
+        expected = run(masked(model, masks), x)
+        speedup = engine.ModelSpeedup(model, x, masks)
+        speedup.speedup_model()
+        assert relative_error(expected, run(model, x)) < 1e-9
+        plans.append(speedup.plan)
+    assert len(model[0].bias) == 2
+    plan = plans[0].then(plans[1]).then(plans[2])
+    plan.apply(fresh).load_state_dict(model.state_dict())
+    assert relative_error(run(fresh, x), run(model, x)) < 1e-9
