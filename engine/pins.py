@@ -37,7 +37,6 @@ DIVISOR = ("divisor", 0)
 SCALE = ("scale", 0)
 """The demand for what attention multiplies its scores by, which is an argument that most leave out."""
 _MEAN, _SCALE = "mean", "scale"
-_ATTENTION = "scaled_dot_product_attention"
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
@@ -98,7 +97,7 @@ def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: typ
     pin = None
     if argument == DIVISOR:
         pin = _template(site, _MEAN, 0, owner) if site.function == "mean" else None  # type: ignore[arg-type]
-    elif argument == SCALE and site.function == _ATTENTION:
+    elif argument == SCALE and site.function == node.op:
         pin = _template(site, _SCALE, 0, owner)  # type: ignore[arg-type]
     elif site.function in _OPERATORS:
         side = 0 if site.reflected else 1
