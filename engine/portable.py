@@ -10,12 +10,12 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.atomic import replacing
 from engine.errors import CheckpointError, InputError
 from engine.history import KEY
 
@@ -38,12 +38,8 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
     header = {"format": "pt", KEY: json.dumps(checkpoint[KEY], default=_encoded)}
     # Names that share memory are written one by one: the format has no ties.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         _package("torch").save_file(plain, temporary, header)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from engine.atomic import replacing
 from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from engine.errors import CheckpointError, EngineError
 from engine.follow import entries
@@ -81,27 +82,9 @@ def write(checkpoint: Mapping[str, Any], path: Path) -> None:
     Raises:
         CheckpointError: if what was written does not read back as it is; ``path`` is then untouched.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(seal(checkpoint), file)
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path) as temporary:
+        torch.save(seal(checkpoint), temporary)
         _check_written(temporary, path)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    # The rename itself is safe on disk only once the folder is.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_written(temporary: Path, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import random
 import zipfile
@@ -249,6 +250,49 @@ def mutated(seed: int, content: Content, path: Path, marker: Path, other: list[A
         extra = {hostile: {"marker": str(marker)}, other_plan: {"other": other}}.get(kind, {})
         path.write_bytes(saved(kind(rng, {**_copied(content), **extra})))
     return kind.__name__
+
+
+def mutated_tensors(seed: int, data: bytes, path: Path) -> str:
+    """Write a mutated file of safetensors; returns the kind of mutation."""
+    rng = random.Random(seed)
+    kinds = [truncated, flipped, overwritten, shifted, edited_header, edited_header, edited_plan, edited_plan]
+    kind = kinds[seed % len(kinds)]
+    path.write_bytes(kind(rng, data))
+    return kind.__name__
+
+
+def _split(data: bytes) -> tuple[Content, bytes]:
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def _joined(header: Content, tensors: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + tensors
+
+
+def _replaced(rng: random.Random, content: Content) -> Content:
+    place = rng.choice([c for c in containers(content) if c])
+    key = rng.choice(sorted(place) if isinstance(place, dict) else range(len(place)))
+    if rng.random() < 0.3:
+        del place[key]
+    else:
+        place[key] = rng.choice([None, -1, 10**10, 2**62, 1.5, "x", [], {}, [10**10], True])
+    return content
+
+
+def edited_header(rng: random.Random, data: bytes) -> bytes:
+    """What the header says of a tensor: its type, its shape, its place; or whole entries."""
+    header, tensors = _split(data)
+    return _joined(_replaced(rng, header), tensors)
+
+
+def edited_plan(rng: random.Random, data: bytes) -> bytes:
+    """What the header holds of the compactions."""
+    header, tensors = _split(data)
+    metadata = header["__metadata__"]
+    metadata[KEY] = json.dumps(_replaced(rng, json.loads(metadata[KEY])))
+    return _joined(header, tensors)
 
 
 def _copied(content: Content) -> Content:

@@ -235,8 +235,8 @@ def test_writing_is_atomic(tmp_path: Path, compacted: Compacted, monkeypatch: py
     path.write_bytes(b"old")
     content = read_checkpoint(compacted.path)
 
-    def torn(value: Any, file: Any) -> None:
-        file.write(b"half")
+    def torn(value: Any, file: Path) -> None:
+        file.write_bytes(b"half")
 
     monkeypatch.setattr(torch, "save", torn)
     with pytest.raises(CheckpointError, match="does not read back .* cannot be read"):
@@ -254,7 +254,7 @@ def test_failed_rename_keeps_the_old_file(
     def fail(source: Any, target: Any) -> None:
         raise OSError("no rename")
 
-    monkeypatch.setattr(files.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="no rename"):
         files.write(read_checkpoint(compacted.path), path)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

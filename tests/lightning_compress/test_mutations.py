@@ -15,9 +15,11 @@ from engine.errors import CheckpointError
 from engine.history import entry_of
 from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from tests.engine.mutations import KINDS, mutated
-from tests.engine.test_mutations import CASES, peak
+from tests.engine.test_mutations import CASES, LIMITS, limited, out_of_memory, peak, reset_peak
 from tests.lightning_compress.models import Reference, data, fit, seeded, trainer
 from tests.lightning_compress.test_loading import Mixed, outputs
+
+pytestmark = pytest.mark.skipif(not LIMITS.exists(), reason="only Linux tells how much memory was taken")
 
 
 class Target:
@@ -54,9 +56,10 @@ class Target:
         # Names that differ are torch's to refuse; a Trainer reads the file before we see it.
         refusal: Any = (CheckpointError, (CheckpointError, RuntimeError), Exception)[way]
         try:
-            found = outputs(self.ways[way](path))
+            with limited():
+                found = outputs(self.ways[way](path))
         except refusal as error:
-            assert not isinstance(error, AssertionError), kind
+            assert not isinstance(error, AssertionError) and not out_of_memory(error), kind
             return False
         finally:
             path.unlink()
@@ -80,6 +83,7 @@ def test_mutated_checkpoints(target: Target) -> None:
 @pytest.mark.slow
 def test_a_thousand_mutated_checkpoints(target: Target) -> None:
     """As many as it takes to trust it, without memory being taken."""
+    reset_peak()
     before = peak()
     assert sum(target.check(seed) for seed in range(1000, 2020)) < 250
-    assert peak() - before < 500
+    assert peak() - before < 100

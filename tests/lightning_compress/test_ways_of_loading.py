@@ -19,6 +19,7 @@ from engine.errors import CheckpointError
 from engine.history import history
 from engine.trees import tensors_in
 from lightning_compress import ModelCompaction, load_compacted
+from tests.lightning_compress.ddp_load import stages
 from tests.lightning_compress.models import trainer
 from tests.lightning_compress.shipped import NETWORKS, Made, Mixed, Ship, equal, example
 
@@ -154,6 +155,7 @@ def test_on_two_processes(tmp_path: Path, strategy: str) -> None:
     for kind in NETWORKS:
         expected = load_compacted(tmp_path / kind / "compacted.ckpt", Ship).outputs()
         found = {path.stem: torch.load(path, weights_only=True) for path in tmp_path.glob(f"{kind}-*.pt")}
-        names = {f"{kind}-{what}-{rank}" for what in ("fit", "test", "validate", "predict") for rank in (0, 1)}
-        assert names | {f"{kind}-main-0", f"{kind}-refit-0"} <= found.keys()
+        wanted = stages(strategy, kind)
+        names = {f"{kind}-{what}-{rank}" for what in {"fit", *wanted} for rank in (0, 1)} | {f"{kind}-main-0"}
+        assert names | ({f"{kind}-again-0"} if "fit" in wanted else set()) <= found.keys()
         assert all(equal(outputs, expected) for outputs in found.values()), kind
