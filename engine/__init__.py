@@ -10,7 +10,7 @@ from engine.follow import compactable
 from engine.graph import Graph, Node, Value
 from engine.groups import Group, Member, dependency_groups, group_masks
 from engine.masks import ZEROS, read_masks
-from engine.ops import HEAD_DIMENSIONS, RULES
+from engine.ops import HEAD_DIMENSIONS, RULES, set_attention
 from engine.plan import Plan
 from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
@@ -52,5 +52,6 @@ __all__ = [
     "not_safe_to_prune",
     "read_masks",
     "save_safetensors",
+    "set_attention",
     "trace",
 ]

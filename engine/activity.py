@@ -15,7 +15,6 @@ from engine.errors import TraceError
 from engine.graph import Graph, Node, Value
 from engine.groups import Group
 from engine.importance import unit_sums
-from engine.ops import RULES
 from engine.ops.heads import headwise
 from engine.propagate import Structure
 from engine.rule import Registry
@@ -57,7 +56,7 @@ class ActivityMeter:
     Args:
         graph: the graph of the model.
         groups: dependency groups of the same graph.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Example:
         >>> import engine
@@ -69,7 +68,7 @@ class ActivityMeter:
         (tensor([4., 0.], dtype=torch.float64), tensor([4., 0.], dtype=torch.float64))
     """
 
-    def __init__(self, graph: Graph, groups: Iterable[Group], *, rules: Registry = RULES) -> None:
+    def __init__(self, graph: Graph, groups: Iterable[Group], *, rules: Registry | None = None) -> None:
         structure = structure_of(graph, rules)
         self.groups = list(groups)
         self._opaque = graph.opaque

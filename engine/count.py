@@ -16,7 +16,7 @@ from engine.build import Analysis, analyse
 from engine.errors import InputError
 from engine.graph import Graph, Node, Value
 from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
-from engine.ops import RULES
+from engine.ops import rules_of
 from engine.rule import Registry
 from engine.shrink import Shrunk
 from engine.tracer import evaluation, trace
@@ -39,7 +39,7 @@ def count_flops_params(
     masks: Any = None,
     batch_dim: int | None = 0,
     graph: Graph | None = None,
-    rules: Registry = RULES,
+    rules: Registry | None = None,
 ) -> tuple[int, int, Results]:
     """Count the multiply-accumulates and parameters of a model, also as it will be once masks are compacted.
 
@@ -60,7 +60,7 @@ def count_flops_params(
             whatever is zero in the weights. None: the masks of `torch.nn.utils.prune`, where the model has any.
         batch_dim: the total is divided by the first input's size along this dimension; None gives the total.
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Returns:
         ``(flops, params, results)``; results by layer name are lists with one entry per call: ``flops`` and ``params``
@@ -84,6 +84,7 @@ def count_flops_params(
     _check_custom(custom_ops or {})
     graph = trace(model, _inputs(model, x)) if graph is None else graph
     graph.check_fresh(model)
+    rules = rules_of(graph) if rules is None else rules
     analysis = _analysis(model, graph, rules, masks)
     custom = _Custom(model, graph, analysis, custom_ops or {})
     counter = Counter(graph, rules, None if analysis is None else analysis.kept.shrunk, mode, batch_dim)

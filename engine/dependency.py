@@ -18,7 +18,6 @@ from engine.constraints import Constraint, Equal, Grouped
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group, Member, groups_of, producers_of
-from engine.ops import RULES
 from engine.plots import dependency_figure, show
 from engine.propagate import Structure
 from engine.rule import Registry
@@ -39,7 +38,7 @@ class ChannelDependency:
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Attributes:
         dependency_sets: the sets, by first use.
@@ -59,7 +58,7 @@ class ChannelDependency:
     """
 
     def __init__(
-        self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
+        self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry | None = None
     ) -> None:
         self._structure = structure_for(model, dummy_input, graph, rules)
         self._ordered = self._sets()
@@ -195,7 +194,7 @@ class InputChannelDependency(ChannelDependency):
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Attributes:
         dependency_sets: the sets, by first use.
@@ -235,7 +234,7 @@ class GroupDependency:
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Attributes:
         dependency: layer -> number of parts, 1 where any number of channels will do.
@@ -253,7 +252,7 @@ class GroupDependency:
     """
 
     def __init__(
-        self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
+        self, model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry | None = None
     ) -> None:
         structure = structure_for(model, dummy_input, graph, rules)
         self.dependency: dict[str, int] = {}
@@ -298,7 +297,7 @@ class UnsafeLayers(list[str]):
 
 
 def not_safe_to_prune(
-    model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry = RULES
+    model: nn.Module, dummy_input: Any, *, graph: Graph | None = None, rules: Registry | None = None
 ) -> UnsafeLayers:
     """Return the layers whose pruning would break the model's code.
 
@@ -309,7 +308,7 @@ def not_safe_to_prune(
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Returns:
         A list of layer names, with ``.reasons``.

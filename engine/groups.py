@@ -14,7 +14,6 @@ from engine.clusters import clusters
 from engine.contraction import Contraction
 from engine.errors import InputError
 from engine.graph import Graph, Value
-from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
 from engine.structure import structure_for
@@ -81,7 +80,7 @@ class Group:
 
 
 def dependency_groups(
-    model: nn.Module, example_inputs: Any, *, graph: Graph | None = None, rules: Registry = RULES
+    model: nn.Module, example_inputs: Any, *, graph: Graph | None = None, rules: Registry | None = None
 ) -> list[Group]:
     """Return the dependency groups of a model, by first use.
 
@@ -89,7 +88,7 @@ def dependency_groups(
         model: it is only read.
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Raises:
         TraceError: where the model rejects the example inputs, or the graph is stale.

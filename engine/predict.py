@@ -13,7 +13,6 @@ from engine.demands import settle
 from engine.errors import InputError
 from engine.graph import Graph
 from engine.groups import Group
-from engine.ops import RULES
 from engine.rule import Registry
 from engine.shrink import Shrunk
 from engine.structure import structure_of
@@ -31,7 +30,7 @@ class Predictor:
         model: it is only read.
         graph: its graph.
         groups: its dependency groups, of the same graph.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
         batch_dim: counts are per sample along this dimension.
 
     Example:
@@ -49,10 +48,10 @@ class Predictor:
         graph: Graph,
         groups: Iterable[Group],
         *,
-        rules: Registry = RULES,
+        rules: Registry | None = None,
         batch_dim: int | None = 0,
     ) -> None:
-        self._model, self._graph, self._rules, self._batch_dim = model, graph, rules, batch_dim
+        self._model, self._graph, self._batch_dim = model, graph, batch_dim
         self._structure = structure_of(graph, rules)
         self._groups = {group.name: group for group in groups}
 
@@ -74,7 +73,7 @@ class Predictor:
             if group is None or tuple(units.shape) != (group.size,):
                 raise InputError(f"`keep` names the group {name!r} with shape {tuple(units.shape)}: no such.")
             stays[group.slots[~units.cpu()]] = False
-        counter = Counter(self._graph, self._rules, self._settled(stays), "default", self._batch_dim)
+        counter = Counter(self._graph, self._structure.rules, self._settled(stays), "default", self._batch_dim)
         return counter.total(), counter.parameters(self._model)
 
     def _no_preference(self) -> Tensor:

@@ -19,7 +19,6 @@ from engine.graph import Graph
 from engine.groups import Group, groups_of
 from engine.keep import alive, consumers
 from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
-from engine.ops import RULES
 from engine.propagate import Structure
 from engine.rule import Registry
 from engine.stored import stored_tensors
@@ -187,7 +186,7 @@ def fix_mask_conflict(
     policy: str = "union",
     *,
     graph: Graph | None = None,
-    rules: Registry = RULES,
+    rules: Registry | None = None,
 ) -> RepairedMasks:
     """Make masks agree within each dependency group.
 
@@ -203,7 +202,7 @@ def fix_mask_conflict(
         policy: ``"union"`` of what is kept (as NNI; a layer without influence has no say), ``"intersection"``, or
             ``"score"`` (each group keeps its layers' mean number of units, those with the largest weights).
         graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Returns:
         New masks in full parameter shape, expanded where they repeat along a dimension (clone one to write into it):

@@ -14,7 +14,7 @@ from engine.follow import compactable
 from engine.graph import Graph
 from engine.history import certify
 from engine.masks import canonical_masks, load_masks
-from engine.ops import RULES
+from engine.ops import rules_of
 from engine.plan import Plan
 from engine.proof import Proof
 from engine.replace import Replace, check_functions, opaque_names
@@ -51,7 +51,7 @@ class ModelSpeedup:
             works channel by channel is found out by running it. If it does not, its inputs lose what is constantly
             zero, and its outputs lose what nobody reads and what its own masks leave at zero.
         graph: a graph of this model with this input, to save recording it.
-        rules: what is known of ops.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
 
     Attributes:
         plan: what was done, after `speedup_model`.
@@ -99,7 +99,7 @@ class ModelSpeedup:
         customized_replace_func: Replace | None = None,
         *,
         graph: Graph | None = None,
-        rules: Registry = RULES,
+        rules: Registry | None = None,
     ) -> None:
         if not isinstance(confidence, int) or confidence < 0:
             raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
@@ -108,7 +108,6 @@ class ModelSpeedup:
         self._model = model
         self._batch_dim = batch_dim
         self._confidence = confidence
-        self._rules = rules
         self._masks: dict[str, Tensor] | None = None
         if masks_file is not None:
             self._masks = canonical_masks(load_masks(masks_file, map_location), model)
@@ -117,6 +116,7 @@ class ModelSpeedup:
         if graph is None or set(graph.opaque) != set(opaque):
             graph = trace(model, dummy_input if graph is None else graph.kwargs or graph.args, opaque=opaque)
         self._graph = graph
+        self._rules: Registry = rules_of(graph) if rules is None else rules
         self.plan = Plan()
         self.certificate = Certificate()
 

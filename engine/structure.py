@@ -17,6 +17,7 @@ from engine.constraints import Equal, closed
 from engine.demands import asks_anything, one_number, settle
 from engine.errors import RuleError
 from engine.graph import Graph, Node
+from engine.ops import rules_of
 from engine.propagate import Structure, propagate
 from engine.rule import Registry, Statistic
 from engine.shrink import Shrunk
@@ -25,7 +26,9 @@ from engine.tracer import trace
 __all__ = ["readers_of_zeros", "structure_for", "structure_of"]
 
 
-def structure_for(model: nn.Module, example_inputs: Any, graph: Graph | None, rules: Registry) -> Structure:
+def structure_for(
+    model: nn.Module, example_inputs: Any, graph: Graph | None, rules: Registry | None = None
+) -> Structure:
     """Return the structure of a model, from its graph where there is one.
 
     Raises:
@@ -36,11 +39,12 @@ def structure_for(model: nn.Module, example_inputs: Any, graph: Graph | None, ru
     return structure_of(graph, rules)
 
 
-def structure_of(graph: Graph, rules: Registry) -> Structure:
+def structure_of(graph: Graph, rules: Registry | None = None) -> Structure:
     """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow.
 
     It is found once per graph and registry, and only read from then on.
     """
+    rules = rules_of(graph) if rules is None else rules
     return graph.derived((structure_of, rules), functools.partial(_structure, graph, rules))
 
 

@@ -240,7 +240,12 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaqu
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(
-        graph, explored=explore, opaque=tuple(opaque), headwise=attention, spans=spans_of(model)
+        graph,
+        explored=explore,
+        opaque=tuple(opaque),
+        headwise=attention,
+        spans=spans_of(model),
+        attention=getattr(model, "attention_units", "heads"),
     )
     graph.verify()
     return graph

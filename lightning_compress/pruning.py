@@ -70,6 +70,9 @@ class ChannelPruning(MaskingCallback):
         cool_down: epochs or steps before the end of the fit in which nothing more goes, in place of ``end``.
         gather_every: batches from one look at gradients or activations to the next, for criteria that need them. A look
             at activations is one more evaluation of the batch.
+        attention: ``"heads"``: whole heads go; ``"dimensions"``: dimensions of queries and keys, and of values, in all
+            heads. ``None`` leaves the model at what `engine.set_attention` has said, which is heads by default. All
+            other callbacks go along.
 
     Raises:
         MisconfigurationException: if an argument is none of the above.
@@ -104,8 +107,12 @@ class ChannelPruning(MaskingCallback):
         minimum: int = 1,
         cool_down: int | None = None,
         gather_every: int = 16,
+        attention: str | None = None,
     ) -> None:
         super().__init__(model, example_input)
+        if attention not in (None, "heads", "dimensions"):
+            raise MisconfigurationException(f"`attention` is 'heads' or 'dimensions', got {attention!r}.")
+        self.attention = attention
         self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
         self._selector = Selector(
@@ -161,6 +168,13 @@ class ChannelPruning(MaskingCallback):
     def forget(self) -> None:
         super().forget()
         self._start_anew()
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Before any callback looks at the model for its groups.
+        if self.attention is not None:
+            engine.set_attention(self.target(pl_module)[1], self.attention)
+        super().on_fit_start(trainer, pl_module)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,5 +1,9 @@
 """What the engine knows of ops: one file per family, every op named in exactly one place."""
 
+from torch import nn
+
+from engine.errors import InputError
+from engine.graph import Graph
 from engine.ops import (
     attention,
     cells,
@@ -23,7 +27,7 @@ from engine.ops import (
 )
 from engine.rule import Registry
 
-__all__ = ["HEAD_DIMENSIONS", "RULES"]
+__all__ = ["HEAD_DIMENSIONS", "RULES", "rules_of", "set_attention"]
 
 _FAMILIES = (
     attention,
@@ -51,3 +55,31 @@ RULES = Registry(rule for family in _FAMILIES for rule in family.RULES)
 HEAD_DIMENSIONS = Registry(
     rule for family in _FAMILIES for rule in (dimensions if family is attention else family).RULES
 )
+
+_ATTENTION = {"heads": RULES, "dimensions": HEAD_DIMENSIONS}
+
+
+def set_attention(model: nn.Module, units: str) -> None:
+    """Say what is removed from a model's attention, wherever no rules are given: the callbacks give none.
+
+    Args:
+        model: its attribute ``attention_units`` says it from now on, in copies too.
+        units: ``"heads"``, which is the default, or ``"dimensions"`` of all heads.
+
+    Raises:
+        InputError: for other words.
+
+    Example:
+        >>> net = nn.MultiheadAttention(8, 2)
+        >>> set_attention(net, "dimensions")
+        >>> net.attention_units
+        'dimensions'
+    """
+    if units not in _ATTENTION:
+        raise InputError(f"Attention loses {' or '.join(map(repr, _ATTENTION))}; got {units!r}.")
+    model.attention_units = units  # type: ignore[assignment]
+
+
+def rules_of(graph: Graph) -> Registry:
+    """Return the rules for a graph wherever none are given."""
+    return _ATTENTION[graph.attention]

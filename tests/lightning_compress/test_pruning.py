@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_compress import ChannelPruning
+import engine
+from lightning_compress import (
+    ChannelPruning,
+    ComplexityMonitor,
+    MaskConflictRepair,
+    ModelCompaction,
+    load_compacted,
+)
 from lightning_compress.packages import MisconfigurationException
 from tests.lightning_compress.models import Root, Wrapped, data, fit, seeded, trainer
+from tests.lightning_compress.small import SIDE, Classifier
 
 
 class Watch(Callback):
@@ -392,3 +401,23 @@ def test_the_whole_state_goes_along(tmp_path: Path) -> None:
     assert whole.finished and second.finished
     assert torch.equal(whole.masks["wide"]["weight"], second.masks["wide"]["weight"])
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]  # primitives and tensors only
+
+
+def test_dimensions_of_heads(tmp_path: Path) -> None:
+    """They go in place of heads, half of them in all heads; the other callbacks go along, and a copy does."""
+    module = Classifier("vit_b_16")
+    compaction, monitor = ModelCompaction(confidence=2, on_failure="raise"), ComplexityMonitor()
+    callbacks = [monitor, compaction, MaskConflictRepair(), ChannelPruning("l1", 0.5, end=1, attention="dimensions")]
+    trainer(tmp_path, *callbacks, max_epochs=2).fit(module)
+    attention = module.net.encoder.layers[0].self_attention
+    assert attention.in_proj_weight.shape == (3 * 8, 8) and attention.head_dim == 2 and attention.num_heads == 4
+    small = load_compacted(compaction.checkpoint_path, Classifier, name="vit_b_16")
+    x = torch.randn(2, 3, SIDE, SIDE)
+    assert torch.equal(small.eval().net(x), module.eval().net(x))
+    assert engine.dependency_groups(copy.deepcopy(module.net), x)[1].size == 2
+
+
+def test_unknown_units_of_attention() -> None:
+    """They are named."""
+    with pytest.raises(MisconfigurationException, match="'heads' or 'dimensions', got 'rows'"):
+        ChannelPruning(attention="rows")
