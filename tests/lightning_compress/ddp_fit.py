@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
@@ -25,18 +27,50 @@ def by_rank(group: Any, parameter: Any) -> Tensor:
     return torch.rand(group.size, generator=torch.Generator().manual_seed(rank))
 
 
-class Normless(nn.Module):
-    """Residual, without batch norms, whose statistics would be those of each rank's part of the batch."""
+class SyncedNorm(nn.SyncBatchNorm):
+    """Torch's own synchronises on CUDA only; this one does on the CPU, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """With the statistics of all ranks' samples while training."""
+        if not self.training:
+            return super().forward(x)
+        ranks = torch.distributed.get_world_size()
+        mean = all_reduce(x.mean((0, 2, 3))) / ranks
+        variance = all_reduce(x.square().mean((0, 2, 3))) / ranks - mean.square()
+        count = ranks * x.numel() / x.shape[1]
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        scale = self.weight / (variance + self.eps).sqrt()
+        return (x - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+
+
+class Synced(TorchSyncBatchNorm):
+    """Exchanges the modules of batch norms for synchronised ones, as Lightning does, and back at the end."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Exchange."""
+        model = super().apply(model)
+        for module in model.modules():
+            if type(module) is nn.SyncBatchNorm:
+                module.__class__ = SyncedNorm
+        return model
+
+
+class Smooth(nn.Module):
+    """Residual, with batch norms and no kinks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.wide = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.norm, self.wide_norm = nn.BatchNorm2d(8), nn.BatchNorm2d(16)
         self.back, self.fc = nn.Conv2d(16, 8, 3, padding=1), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images."""
-        x = torch.tanh(self.stem(x))
-        return self.fc(torch.tanh(x + self.back(torch.tanh(self.wide(x)))).mean((2, 3)))
+        x = torch.tanh(self.norm(self.stem(x)))
+        return self.fc(torch.tanh(x + self.back(torch.tanh(self.wide_norm(self.wide(x))))).mean((2, 3)))
 
 
 class Joined(Base):
@@ -45,7 +79,7 @@ class Joined(Base):
     def __init__(self, batch: int = 8) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.net = Normless()
+        self.net = Smooth()
 
     def logits(self, x: Tensor) -> Tensor:
         """Output of the model."""
@@ -102,6 +136,8 @@ def run(folder: Path, strategy: str, devices: int) -> None:
         "gradient_clip_val": 0.1,
         "use_distributed_sampler": False,
     }
+    if devices > 1:
+        options["plugins"] = [Synced()]
     fit(module, folder, *callbacks, strategy=strategy, devices=devices, **options)
     write(folder / f"main{os.environ.get('LOCAL_RANK', '')}.pt", module, compaction, [])
 
