@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
+from pytorch_lightning.plugins.layer_sync import LayerSync
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.utils.data import DataLoader, DistributedSampler
@@ -27,8 +27,8 @@ def by_rank(group: Any, parameter: Any) -> Tensor:
     return torch.rand(group.size, generator=torch.Generator().manual_seed(rank))
 
 
-class SyncedNorm(nn.SyncBatchNorm):
-    """Torch's own synchronises on CUDA only; this one does on the CPU, too."""
+class SyncedNorm(nn.BatchNorm2d):
+    """What torch's own synchronised batch norm does on CUDA; it refuses the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """With the statistics of all ranks' samples while training."""
@@ -46,16 +46,26 @@ class SyncedNorm(nn.SyncBatchNorm):
         return (x - mean.view(-1, 1, 1)) * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
-class Synced(TorchSyncBatchNorm):
-    """Exchanges the modules of batch norms for synchronised ones, as Lightning does, and back at the end."""
+class Synced(LayerSync):
+    """Puts synchronised norms in the place of batch norms, and plain ones back at the end, as Lightning does."""
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Exchange."""
-        model = super().apply(model)
-        for module in model.modules():
-            if type(module) is nn.SyncBatchNorm:
-                module.__class__ = SyncedNorm
-        return model
+        """Other modules, with the same parameters and buffers."""
+        return exchanged(model, nn.BatchNorm2d, SyncedNorm)
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """And back."""
+        return exchanged(model, SyncedNorm, nn.BatchNorm2d)
+
+
+def exchanged(model: nn.Module, old: type, new: type) -> nn.Module:
+    """The model with other modules for those of a class."""
+    for name, module in list(model.named_modules()):
+        if type(module) is old:
+            other = new(module.num_features)
+            other.__dict__.update(module.__dict__)
+            model.set_submodule(name, other)
+    return model
 
 
 class Smooth(nn.Module):
