@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -26,8 +27,10 @@ UNITS = {"latency": "s", "macs": "multiply-accumulates", "params": "parameters"}
 Keep = Mapping[str, Tensor]
 Cost = Callable[[Keep], float]
 
-# A measured time is near enough once it differs from the wanted one by this part of the unpruned time.
-TOLERANCE = 0.02
+# A measured time is near enough once it differs from the wanted one by this part of it.
+TOLERANCE = 0.04
+# Times are measured again until the standard error of their median is this part of it, or so many times.
+PRECISION, REPEATS = 0.01, 4
 
 
 def smallest(cost: Callable[[int], float], count: int, budget: float, tolerance: float = 0.0) -> int:
@@ -131,8 +134,28 @@ def _timed(call: Callable[[], Any], device: torch.device) -> float:
 def reference(subject: Subject, target: str) -> float:
     """What the model costs as it is: multiply-accumulates per sample, parameters, or seconds of one evaluation."""
     if target == "latency":
-        return median(subject.seconds([subject.model])[0])
+        return steady(lambda: subject.seconds([subject.model])[0])
     return subject.counted(target, {})
+
+
+def steady(measure: Callable[[], Sequence[float]]) -> float:
+    """Median of measurements, of ever more of them as long as they scatter.
+
+    Args:
+        measure: gives some more, each time it is called.
+
+    Example:
+        >>> steady(lambda: [2.0, 2.0, 3.0])
+        2.0
+    """
+    found: list[float] = []
+    for _turn in range(REPEATS):
+        found += measure()
+        low, middle, high = quantiles(found, n=4)
+        # Of a median, where the spread is taken from the quartiles, as single outliers say nothing.
+        if 0.93 * (high - low) / math.sqrt(len(found)) <= PRECISION * middle:
+            break
+    return median(found)
 
 
 def hit_count(subject: Subject, descent: Descent, target: str, budget: float) -> dict[str, Tensor]:
@@ -162,15 +185,19 @@ def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float)
         dense: seconds of the unpruned model, when it was measured.
     """
     lost = any(one.dense > one.group.size for pool in descent.pools for one in pool.ladders)
-    now = median(subject.seconds([subject.model])[0]) if lost else dense  # the load may have changed, so prefer ratios
+    now = reference(subject, "latency") if lost else dense  # the load may have changed, so prefer ratios
 
     def cost(count: int) -> float:
         if count == 0:
             return now
-        whole, small = subject.seconds([subject.model, subject.compacted(descent.keep(count))])
-        return now * median(b / a for a, b in zip(whole, small, strict=True))
+        small = subject.compacted(descent.keep(count))
 
-    return descent.keep(smallest(cost, len(descent), budget, TOLERANCE * dense))
+        def ratios() -> list[float]:
+            return [b / a for a, b in zip(*subject.seconds([subject.model, small]), strict=True)]
+
+        return now * steady(ratios)
+
+    return descent.keep(smallest(cost, len(descent), budget, TOLERANCE * budget))
 
 
 def hit_channels(parts: Sequence[tuple[float, Pool]], fraction: float) -> dict[str, Tensor]:
