@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.constants import Constants
 from engine.folds import folds_of
 from engine.graph import Graph, Value
-from engine.keep import Kept, decide, only_zeros
+from engine.keep import Kept, corrections, decide, only_zeros
 from engine.plan import Plan
 from engine.probe import channel_inputs, channel_outputs
 from engine.propagate import Structure
@@ -78,7 +78,10 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     """
     structure, kept = analysis.structure, analysis.kept
     graph, keep = structure.graph, kept.shrunk.keep
-    if analysis.plan.folds or any(norm.fill is not None for norm in kept.widened):
+    made_up = corrections(structure, kept.constants, kept.shrunk)  # these hold in any mode
+    if {fold.name for fold in analysis.plan.folds} - set(made_up) or any(
+        norm.fill is not None for norm in kept.widened
+    ):
         return False
     stored = canonical_tensors(model, graph)
     constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.keep import Consumer, Kept
+from engine.keep import Consumer, Kept, corrections
 from engine.slices import Slice
 
 __all__ = ["Fold", "folds_of"]
@@ -56,6 +56,10 @@ def folds_of(kept: Kept, slices: Mapping[str, Slice]) -> Iterator[Fold]:
         if removed.any() and consumer.key not in done:
             done.add(consumer.key)
             yield (_carry if consumer.carried else _sink)(consumer, removed, kept, slices)
+    for name, (_, delta) in corrections(kept.shrunk.structure, kept.constants, kept.shrunk).items():
+        delta = _sliced(name, delta, slices)
+        if delta.any():
+            yield Fold(name, -1, torch.zeros(0, dtype=torch.long), delta)
 
 
 def _sliced(name: str, tensor: Tensor, slices: Mapping[str, Slice]) -> Tensor:

@@ -179,6 +179,7 @@ def _roles(structure: Structure) -> Any:
     weights: dict[int, Contraction] = {}
     biases: set[int] = set()
     norms: set[int] = set()
+    magnitudes = {value.index for value in structure.magnitudes.values()}
     for node in structure.graph.nodes:
         contractions = structure.rules.contractions(node)
         for c in contractions:
@@ -192,6 +193,10 @@ def _roles(structure: Structure) -> Any:
 
     def role(value: Value, layer: Tensor) -> str:
         if value.index in structure.tables or value.index in biases:  # a table that is tied to the last layer too
+            return "out"
+        if (value.index, *support(layer)) in structure.unmasked:
+            return "in"
+        if value.index in magnitudes:
             return "out"
         if value.index in weights:
             c = weights[value.index]

@@ -28,7 +28,7 @@ from engine.shrink import Shrunk
 from engine.structure import readers_of_zeros
 from engine.use import Use
 
-__all__ = ["Consumer", "Kept", "alive", "consumers", "decide", "only_zeros"]
+__all__ = ["Consumer", "Kept", "alive", "consumers", "corrections", "decide", "only_zeros"]
 
 # A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
 _NOT_TINY = 1e-3
@@ -265,6 +265,29 @@ def _cover(needs: list[Tensor]) -> list[int]:
     return chosen
 
 
+def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> dict[str, tuple[Node, Tensor]]:
+    """Return what has to be added to stored values where nodes lose a part of others, with the node, by name."""
+    found: dict[str, tuple[Node, Tensor]] = {}
+    for node in structure.graph.nodes:
+        for value, delta in structure.rules.rule(node.op).corrections(node, constants.__getitem__, shrunk.mask):
+            assert value.name is not None
+            found[value.name] = node, delta
+    return found
+
+
+def _stuck(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor:
+    """Return removed slots of what nothing makes up for."""
+    slots = [torch.zeros(0, dtype=torch.long)]
+    for name, (node, delta) in corrections(structure, constants, shrunk).items():
+        mask = shrunk.mask(structure.graph.stored[name])
+        left = delta if mask is None else delta[mask.expand(delta.shape)]
+        if not left.isfinite().all():
+            gone = [layer[~shrunk.keep[layer]] for value in node.inputs for layer in structure.of(value)]
+            own = [layer.reshape(-1) for layer in structure.of(structure.graph.stored[name])]
+            slots += [some if not own else some[~torch.isin(some, torch.cat(own))] for some in gone]
+    return torch.cat(slots)
+
+
 def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     """Decide which slots stay.
 
@@ -291,6 +314,10 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         carriers += chosen
         keep[chosen] = True
         if chosen:
+            continue
+        stuck = _stuck(structure, constants, Shrunk(structure, keep))
+        keep[stuck] = True
+        if len(stuck):
             continue
         shrunk, pins, unmet = settle(Shrunk(structure, keep))
         if not unmet:

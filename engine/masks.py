@@ -23,7 +23,7 @@ ZEROS = "zeros"
 """Stands for "whatever is zero in the weights" where masks are asked for."""
 
 _NUMPY = frozenset({torch.float16, torch.float32, torch.float64})  # the floats that numpy has as well
-_FORMS = ("{0}", "{0}_orig", "parametrizations.{0}.original0", "parametrizations.{0}.original")
+_FORMS = ("{0}", "{0}_orig", "{0}_g", "parametrizations.{0}.original0", "parametrizations.{0}.original")
 
 
 def load_masks(masks: Any, map_location: Any = None) -> Masks:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.arrays import support
 from engine.build import canonical_tensors
 from engine.constants import Constants
 from engine.constraints import closed
@@ -118,7 +119,8 @@ class _Problem:
                 continue
             seen.add(c.weight.index)
             dead = ~self.constants.links(c).outputs().reshape(-1)
-            if any(source.name in masks for source in graph.sources(c.weight)):
+            behind = [*graph.sources(c.weight), *filter(None, [self.structure.magnitudes.get(c.weight.index)])]
+            if any(source.name in masks for source in behind):
                 self.voted.index_add_(0, made, torch.ones_like(made))
                 self.closed.index_add_(0, made, dead.long())
         self.masked = self.closed > 0
@@ -250,6 +252,8 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
             continue
         for layer in structure.of(value):
             stays = keep[layer]
+            if (value.index, *support(layer)) in structure.unmasked:
+                continue
             if (value.index, tuple(layer.shape)) in inner or (stays.all() and name not in found):
                 continue
             mask = found.get(name)

@@ -118,6 +118,16 @@ def _no_contractions(node: Node) -> Sequence[Contraction]:
     return ()
 
 
+def _no_magnitude(node: Node) -> tuple[Value, Value, int] | None:
+    return None
+
+
+def _no_corrections(
+    node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
+) -> Iterable[tuple[Value, Tensor]]:
+    return ()
+
+
 def _no_needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
     return ()
 
@@ -146,6 +156,10 @@ class Rule:
         contraction: how the op contracts channels with a weight, for those that do.
         inner: for an op that contracts several times inside (a recurrent layer), each of these. Where input or output
             are no values of their own, the weight stands for them: its columns and rows have the same slots.
+        magnitude: where an op scales directions (weight norm), the stored value of the scales, that of the directions,
+            and along which dimension there are several; masks close scales, and no direction, which must not be zero.
+        corrections: what to add to stored values, in full shape and float64, so that the op does the same with what
+            is left of others; NaN where nothing makes up for it. Given data by value, and which entries stay.
         needs: what such an op cannot do without beside what it is given: of a dimension of a value, which indices.
         produces: channels that an op other than a contraction puts out from parameters of its own (a table's columns).
         absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
@@ -180,6 +194,10 @@ class Rule:
     attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
     contraction: Callable[[Node], Contraction] | None = None
     inner: Callable[[Node], Sequence[Contraction]] = _no_contractions
+    magnitude: Callable[[Node], tuple[Value, Value, int] | None] = _no_magnitude
+    corrections: Callable[
+        [Node, Callable[[Value], Tensor], Callable[[Value], Tensor | None]], Iterable[tuple[Value, Tensor]]
+    ] = _no_corrections
     needs: Callable[[Node, Use], Iterable[tuple[Value, int, Tensor]]] = _no_needs
     produces: Callable[[Node], Iterable[Statistic]] = _no_channels
     absorbs: Callable[[Node], Value | None] | None = None

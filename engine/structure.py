@@ -123,7 +123,7 @@ def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
         for layer in structure.of(value):
             stays = keep[layer]
             reads = support(layer) == (reading.get(value.index),) and value.index not in structure.tables
-            if not reads and not stays.all():
+            if not reads and (value.index, *support(layer)) not in structure.unmasked and not stays.all():
                 masks[name] = stays & masks[name] if name in masks else stays
     return masks
 

@@ -26,7 +26,7 @@ from engine.constraints import closed
 from engine.errors import RuleError
 from engine.expressions import AttributeOf, evaluate
 from engine.graph import Node, Value
-from engine.isolated import Call, run
+from engine.isolated import Call, Tensors, run
 from engine.propagate import Labels, Structure, resolve
 from engine.rule import Demand, Registry
 from engine.shrink import Shrunk
@@ -145,7 +145,8 @@ def _compare_cut(
     if any(d.expr is not None and evaluate(d.expr, shrunk.shape, _no_attribute) != d.wanted for d in numbers):
         return  # the code around the call is edited then: whole networks show whether it is right
     try:
-        parts = {v.index: _part(shrunk, v, full[v.index]) for v in call.inputs}
+        given = _corrected(call, full, shrunk, rules)
+        parts = {v.index: _part(shrunk, v, given[v.index]) for v in call.inputs}
         wanted = [_part(shrunk, v, t) for v, t in zip(node.outputs, run(node, full), strict=True)]
         found = run(node, parts, [d for d in numbers if d.expr is None])
     except (RuntimeError, IndexError, ValueError) as error:
@@ -156,6 +157,14 @@ def _compare_cut(
         if a.shape != b.shape or not close(a, b):
             what = f"output {value.index - len(call.inputs)} is {_difference(a, b)}"
             raise _wrong(call, "labels", f"{_told(shrunk, call)} {what}")
+
+
+def _corrected(call: Call, full: Tensors, shrunk: Shrunk, rules: Registry) -> dict[int, Tensor]:
+    """Return the inputs with what makes up for the parts that are cut."""
+    found = dict(full)
+    for value, delta in rules.rule(call.node.op).corrections(call.node, lambda v: full[v.index], shrunk.mask):
+        found[value.index] = full[value.index] + delta.to(full[value.index].dtype)
+    return found
 
 
 def _no_attribute(expr: AttributeOf) -> int:

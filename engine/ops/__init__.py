@@ -23,6 +23,7 @@ from engine.ops import (
     slicing,
     span,
     spatial,
+    weights,
     write,
 )
 from engine.rule import Registry
@@ -47,6 +48,7 @@ _FAMILIES = (
     slicing,
     span,
     spatial,
+    weights,
     write,
 )
 

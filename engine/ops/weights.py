@@ -1,0 +1,128 @@
+"""Weights that are computed at each call: weight norm, ``w = g v / |v|``; and what spans all of a weight.
+
+The norm of weight norm is taken over every dimension but one. An output goes with its entry of ``g`` and its slice of
+``v``. An input goes by way of ``g``: without some columns of ``v`` the norm is another, and ``g`` makes up for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from engine.constants import Constants
+from engine.graph import Node, Value
+from engine.ops.samples import chain
+from engine.propagate import Labels
+from engine.rule import Rule, Sample
+
+__all__ = ["RULES"]
+
+
+def _parts(node: Node) -> tuple[Value, Value]:
+    return node.args["g"], node.args["v"]
+
+
+def _own(node: Node) -> int | None:
+    """The dimension whose indices have a norm of their own; None where there is one norm for all."""
+    dim: int = node.args["dim"]
+    return None if dim == -1 else dim % node.output.ndim
+
+
+def _labels(node: Node, labels: Labels) -> None:
+    g, v = _parts(node)
+    if not (g.stored and v.stored):
+        for value in (g, v, node.output):
+            labels.freeze(value, f"what {node!r} normalises is computed")
+        return
+    labels.alias(node.output, v)
+    own = _own(node)
+    if own is not None:
+        known = labels.along(v, own)
+        rows = labels.slots.new(v.shape[own]) if known is None else known
+        for value in (v, g):
+            labels.add(value, rows.view([-1 if d == own else 1 for d in range(v.ndim)]))
+
+
+def _norm(node: Node, v: Tensor) -> Tensor:
+    dims = [d for d in range(v.ndim) if d != _own(node)]
+    return torch.linalg.vector_norm(v, dim=dims, keepdim=True) if dims else v.abs()
+
+
+def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """``g v / |v|``; what is zero by chance, and not by a mask, may be anything later."""
+    g, v = _parts(node)
+    direction = constants[v].expand(v.shape)
+    weight = constants[g] * (direction / _norm(node, direction))
+    dead = constants.zero(v) | constants.zero(g)
+    return [torch.where(dead, 0.0, torch.where(weight == 0, math.nan, weight))]
+
+
+def _corrections(
+    node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
+) -> Iterable[tuple[Value, Tensor]]:
+    """``g' = g |v'| / |v|`` where ``v'`` is what is left of ``v``."""
+    g, v = _parts(node)
+    mask = stays(v)
+    if mask is not None:
+        direction = tensor(v).expand(v.shape)
+        share = _norm(node, direction * mask) / _norm(node, direction)
+        share = torch.where(share == 0, math.nan, share)  # nothing of a direction would be left
+        yield g, (tensor(g) * (share.view(g.shape) - 1)).to(torch.float64)
+
+
+def _magnitude(node: Node) -> tuple[Value, Value, int] | None:
+    """Masks close ``g``: a direction of length zero is none."""
+    (g, v), own = _parts(node), _own(node)
+    return (g, v, own) if own is not None and g.stored and v.stored else None
+
+
+def _spans_labels(node: Node, labels: Labels) -> None:
+    for value in (*node.inputs, *node.outputs):
+        labels.freeze(value, f"{node!r} spans all of it, as spectral norm does")
+
+
+def _samples() -> Iterable[Sample]:
+    norm = parametrizations.weight_norm
+    alone = functools.partial(norm, dim=None)  # type: ignore[arg-type]
+    yield Sample(
+        lambda: chain(norm(nn.Conv2d(3, 6, 3)), nn.ReLU(), norm(nn.Conv2d(6, 5, 3)), nn.Conv2d(5, 4, 1)),
+        (2, 3, 7, 7),
+        "weight norm",
+    )
+    yield Sample(
+        lambda: nn.Sequential(alone(nn.Linear(5, 8)), nn.ReLU(), alone(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3)),
+        (2, 5),
+        "weight norm with one norm for all",
+    )
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 6, 1), nn.ReLU(), norm(nn.ConvTranspose2d(6, 4, 2), dim=1), nn.Conv2d(4, 4, 1)),
+        (2, 3, 4, 4),
+        "weight norm, transposed",
+    )
+
+
+def _spectral_samples() -> Iterable[Sample]:
+    norm = parametrizations.spectral_norm
+    yield Sample(
+        lambda: chain(nn.Conv2d(3, 6, 1), nn.ReLU(), norm(nn.Conv2d(6, 5, 3)), nn.Conv2d(5, 4, 1)),
+        (2, 3, 5, 5),
+        "spectral norm",
+    )
+
+
+RULES = [
+    Rule(
+        ("_weight_norm",),
+        _labels,
+        _constants,
+        magnitude=_magnitude,
+        corrections=_corrections,
+        samples=_samples,
+    ),
+    Rule(("dot", "mv", "vdot"), _spans_labels, samples=_spectral_samples),
+]
