@@ -16,6 +16,7 @@ from engine.isolated import Call, calls_of
 from engine.ops import RULES
 from engine.rule import Registry, Rule, Sample
 from engine.speedup import ModelSpeedup
+from engine.structure import structure_for
 from engine.validation import check_call
 
 __all__ = ["RuleReport", "check_rule"]
@@ -131,9 +132,17 @@ def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:
     return model, example.double()
 
 
+def _maskable(model: nn.Module, example: Tensor, rules: Registry) -> list[tuple[str, nn.Parameter]]:
+    """The parameters without those of which a slice must not be zero."""
+    structure = structure_for(model, example, None, rules)
+    directions = {index for index, _ in structure.unmasked}
+    left = {name for name, value in structure.graph.stored.items() if value.index in directions}
+    return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
+
+
 def _entries(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
     masks: Masks = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _maskable(model, example, rules):
         module, _, key = name.rpartition(".")
         masks.setdefault(module, {})[key] = (torch.rand(parameter.shape, generator=generator) < 0.4).double()
     return masks
@@ -141,7 +150,7 @@ def _entries(model: nn.Module, example: Tensor, rules: Registry, generator: torc
 
 def _units(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
     masks: Masks = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _maskable(model, example, rules):
         module, _, key = name.rpartition(".")
         if parameter.ndim > 1:
             kept = torch.rand(len(parameter), generator=generator) < 0.5

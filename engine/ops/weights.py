@@ -54,11 +54,12 @@ def _norm(node: Node, v: Tensor) -> Tensor:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """``g v / |v|``; what is zero by chance, and not by a mask, may be anything later."""
+    """``g v / |v|``; what is zero by chance, and not by a mask, may be anything later. Without a length it is NaN."""
     g, v = _parts(node)
     direction = constants[v].expand(v.shape)
-    weight = constants[g] * (direction / _norm(node, direction))
-    dead = constants.zero(v) | constants.zero(g)
+    length = _norm(node, direction)
+    weight = constants[g] * (direction / length)
+    dead = (constants.zero(v) | constants.zero(g)) & (length != 0)
     return [torch.where(dead, 0.0, torch.where(weight == 0, math.nan, weight))]
 
 
@@ -122,6 +123,7 @@ RULES = [
         _constants,
         magnitude=_magnitude,
         corrections=_corrections,
+        unchecked=True,
         samples=_samples,
     ),
     Rule(("dot", "mv", "vdot"), _spans_labels, samples=_spectral_samples),

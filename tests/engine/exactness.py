@@ -37,9 +37,9 @@ def randomised(model: nn.Module, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers that have output channels."""
+    """Yield the layers that have output channels, and a weight of their own."""
     for name, module in model.named_modules():
-        if isinstance(module, CONTRACTIONS):
+        if isinstance(module, CONTRACTIONS) and "weight" in module._parameters:
             yield name, module
 
 
@@ -64,12 +64,13 @@ def channel_masks(model: nn.Module, seed: int, amount: float = 0.5, norms: bool 
 
 
 def element_masks(model: nn.Module, seed: int, amount: float = 0.7) -> Masks:
-    """Mask single entries of every parameter."""
+    """Mask single entries of every parameter, but of no direction of a weight norm, which must not become zero."""
     generator = torch.Generator().manual_seed(seed)
     masks: Masks = {}
     for name, parameter in model.named_parameters():
         module, _, key = name.rpartition(".")
-        masks.setdefault(module, {})[key] = (torch.rand(parameter.shape, generator=generator) >= amount).float()
+        if key != "original1":
+            masks.setdefault(module, {})[key] = (torch.rand(parameter.shape, generator=generator) >= amount).float()
     return masks
 
 

@@ -27,6 +27,7 @@ UNSEEN = {
     "_unsafe_view": "the same op under another name, where autograd runs",
     "alias": "gives its input back",
     "contiguous": "gives its input back",
+    "dot": "torch computes a spectral norm with it, or with `vdot`",
     "dropout": "random in train mode, not called in eval mode",
     "engine::module": "does what the user's module does, which is tried when it is met",
     "feature_dropout": "random in train mode, not called in eval mode",
@@ -37,6 +38,7 @@ UNSEEN = {
     "torchvision::roi_align": "of a package that need not be there",
     "torchvision::roi_pool": "of a package that need not be there",
     "type_as": "gives its input back",
+    "vdot": "torch computes a spectral norm with it, or with `dot`",
 }
 CHECKED = [rule.ops[0] for rule in engine.RULES.distinct() if not set(rule.ops) <= set(UNSEEN)]
 TABLE = Path(__file__).parents[2] / "docs" / "frozen-axes.md"
