@@ -16,6 +16,7 @@ from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
 from engine.sensitivity import SensitivityAnalysis
 from engine.sensitivity_table import SensitivityTable
+from engine.shards import compact_shards, load_shards
 from engine.slices import Slice
 from engine.speedup import ModelSpeedup
 from engine.tracer import trace
@@ -42,6 +43,7 @@ __all__ = [
     "Slice",
     "Value",
     "check_rule",
+    "compact_shards",
     "compactable",
     "count_flops_params",
     "dependency_groups",
@@ -49,6 +51,7 @@ __all__ = [
     "fix_mask_conflict",
     "group_masks",
     "load_compacted_state",
+    "load_shards",
     "not_safe_to_prune",
     "read_masks",
     "save_safetensors",

@@ -23,7 +23,7 @@ from engine.replace import Replace, Replacement, places, replaced_by
 from engine.slices import Slice
 from engine.stored import distinct_modules, stored_tensors
 
-__all__ = ["Compaction", "OptimizerLike", "renew", "stored_tensors"]
+__all__ = ["Compaction", "OptimizerLike", "compacted", "renew", "stored_tensors"]
 
 OptimizerLike = Optimizer | Sequence[Optimizer] | None
 
@@ -117,19 +117,8 @@ class Compaction:
     def _prepare(
         self, name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
     ) -> None:
-        if cut is not None and tuple(tensor.shape) != cut.before:
-            raise PlanError(
-                f"The plan was made when {name!r} had shape {cut.before}; here it has {tuple(tensor.shape)}. "
-                "Apply it to the un-compacted model that it was made for."
-            )
+        new = compacted(name, tensor.detach(), cut, mask, folds)
         with torch.no_grad():
-            new = tensor.detach() if cut is None else cut.apply(tensor.detach())
-            if mask is not None:
-                if torch.broadcast_shapes(mask.shape, new.shape) != new.shape:
-                    raise PlanError(f"The mask of {name!r} has shape {tuple(mask.shape)}, not {tuple(new.shape)}.")
-                new = new * mask.to(new.device)
-            for fold in folds:
-                new = fold.apply(new)
             gradient = _small_gradient(tensor.grad, cut, mask, folds)
         self._exchange(tensor, new, gradient)
         if cut is not None:
@@ -223,6 +212,35 @@ class Compaction:
         """Put everything back as it was."""
         for step in reversed(self._undo):
             step()
+
+
+def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]) -> Tensor:
+    """Return ``slice(tensor * mask) + fold``.
+
+    Args:
+        name: of the tensor, for messages.
+        tensor: with the values of before.
+        cut: what stays of it; None: all.
+        mask: in the new shape.
+        folds: constants to add.
+
+    Raises:
+        PlanError: where it has another shape than the plan was made for.
+    """
+    if cut is not None and tuple(tensor.shape) != cut.before:
+        raise PlanError(
+            f"The plan was made when {name!r} had shape {cut.before}; here it has {tuple(tensor.shape)}. "
+            "Apply it to the un-compacted model that it was made for."
+        )
+    with torch.no_grad():
+        new = tensor if cut is None else cut.apply(tensor)
+        if mask is not None:
+            if torch.broadcast_shapes(mask.shape, new.shape) != new.shape:
+                raise PlanError(f"The mask of {name!r} has shape {tuple(mask.shape)}, not {tuple(new.shape)}.")
+            new = new * mask.to(new.device)
+        for fold in folds:
+            new = fold.apply(new)
+    return new
 
 
 def _small_gradient(

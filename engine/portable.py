@@ -19,7 +19,7 @@ from engine.atomic import replacing
 from engine.errors import CheckpointError, InputError
 from engine.history import KEY
 
-__all__ = ["read_safetensors", "write_safetensors"]
+__all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors"]
 
 _TENSOR = "__tensor__"
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "bool": torch.bool, "float64": torch.float64}
@@ -35,11 +35,11 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
     odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
     if odd:
         raise InputError(f"safetensors holds tensors only; {odd[0]!r} of the state dict is none.")
-    header = {"format": "pt", KEY: json.dumps(checkpoint[KEY], default=_encoded)}
+    header = {"format": "pt", KEY: to_json(checkpoint[KEY])}
     # Names that share memory are written one by one: the format has no ties.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     with replacing(path) as temporary:
-        _package("torch").save_file(plain, temporary, header)
+        tensors_package("torch").save_file(plain, temporary, header)
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -49,24 +49,48 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: where the file is damaged.
         InputError: where the package is missing.
     """
-    package = _package()
+    package = tensors_package()
     try:
         with package.safe_open(os.fspath(path), "pt") as file:
             header = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
         found: dict[str, Any] = {"state_dict": weights}
         if KEY in header:
-            found[KEY] = json.loads(header[KEY], object_hook=_decoded)
+            found[KEY] = from_json(header[KEY])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, package.SafetensorError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: it is damaged ({error}).") from error
     return found
 
 
-def _package(part: str = "") -> Any:
+def tensors_package(part: str = "") -> Any:
+    """Return the package safetensors, or a module of it.
+
+    Raises:
+        InputError: where it is missing.
+    """
     try:
         return importlib.import_module(f"safetensors.{part}".rstrip("."))
     except ImportError as error:
         raise InputError("This needs the package safetensors: pip install safetensors.") from error
+
+
+def to_json(content: Any) -> str:
+    """Return primitives and tensors as text.
+
+    Example:
+        >>> from_json(to_json({"index": torch.tensor([1, 2]), "name": "a"}))
+        {'index': tensor([1, 2]), 'name': 'a'}
+    """
+    return json.dumps(content, default=_encoded)
+
+
+def from_json(text: str) -> Any:
+    """Return what `to_json` wrote.
+
+    Raises:
+        KeyError, RuntimeError, TypeError, ValueError: where it is damaged.
+    """
+    return json.loads(text, object_hook=_decoded)
 
 
 def _encoded(value: Any) -> Any:

@@ -42,7 +42,7 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine, (1, tokens, entries)."""
-        angles = torch.arange(x.shape[1], dtype=x.dtype)[None, :, None] * self.inv_freq
+        angles = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)[None, :, None] * self.inv_freq
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
