@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import gc
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,10 @@ import torch
 from torch import nn
 
 import engine
+from benchmarks.language import SHAPES, planned
+from benchmarks.language import build as language_model
 from benchmarks.narrow import built_narrow, group_wise
+from benchmarks.overhead import SETS, compare
 from benchmarks.subjects import MODELS, SCALED, build, clock, example, masks_of, ours, peer, recording, writing
 
 Row = dict[str, Any]
@@ -139,13 +144,15 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 def latency(name: str, rounds: int) -> Row:
     """CPU milliseconds of dense, compacted and hand-built network, batch 1, in turns."""
-    base, x = build(name), example(name)
+    network, _, stream = name.partition(", ")
+    base, x = build(network), example(network)
     small = copy.deepcopy(base)
-    engine.ModelSpeedup(small, x, group_wise(base, x), confidence=0).speedup_model()
+    engine.ModelSpeedup(small, x, group_wise(base, x, bool(stream)), confidence=0).speedup_model()
     models = {"dense": base, "compacted": small, "by hand": built_narrow(small)}
     times: dict[str, list[float]] = {key: [] for key in models}
     with torch.inference_mode():
-        torch.testing.assert_close(models["compacted"](x), models["by hand"](x), rtol=1e-3, atol=1e-4)
+        if not stream:
+            torch.testing.assert_close(models["compacted"](x), models["by hand"](x), rtol=1e-3, atol=1e-4)
         for turn in range(8 * rounds + 3):
             order = list(models.items())[:: 1 if turn % 2 else -1]
             for key, model in order:
@@ -153,7 +160,21 @@ def latency(name: str, rounds: int) -> Row:
                 model(x)
                 if turn >= 3:
                     times[key].append(1e3 * (clock() - start))
-    return {"times": times}
+    return {"times": times, "same function": not stream}
+
+
+def language(name: str, rounds: int) -> Row:
+    """CPU seconds and peak memory (MB) of a language model without weights; once, since it takes long."""
+    found = planned(language_model(name))
+    return {**found, "peak": _memory("VmHWM") * 1.048576}
+
+
+def overhead(name: str, rounds: int) -> Row:
+    """Milliseconds of a plain training step, and the ratios of steps with callbacks to it."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    setting = argparse.Namespace(device="cpu", clock="cpu", model="resnet18", size=64, batch=8, pairs=12 * rounds)
+    plain, ratios = compare(SETS[name], setting)
+    return {"plain": plain, "ratios": ratios}
 
 
 MEASURES: dict[str, tuple[Callable[[str, int], Row], list[str]]] = {
@@ -161,5 +182,7 @@ MEASURES: dict[str, tuple[Callable[[str, int], Row], list[str]]] = {
     "verification": (verification, ["resnet18", "mobilenet_v2"]),
     "memory": (memory, ["resnet18", "resnet50", "densenet121", "convnext_tiny", "vit_b_16"]),
     "scaling": (scaling, list(SCALED)),
-    "latency": (latency, ["resnet50", "mobilenet_v2", "vit_b_16"]),
+    "latency": (latency, ["resnet50", "mobilenet_v2", "vit_b_16", "vit_b_16, with the residual stream"]),
+    "language": (language, list(SHAPES)),
+    "overhead": (overhead, ["nothing", "all, criterion l1"]),
 }

@@ -35,7 +35,12 @@ class NarrowAttention(nn.Module):
 
 
 def _fresh(layer: nn.Module) -> nn.Module | None:
-    """Return a layer of the same sizes, constructed anew; None for what has none."""
+    """Return a layer of the same sizes, constructed anew; None for what has none.
+
+    A layer norm that has lost channels becomes an ordinary one, which computes something else.
+    """
+    if isinstance(layer, nn.LayerNorm):
+        return nn.LayerNorm(len(layer.weight), layer.eps)
     if isinstance(layer, nn.Conv2d):
         outputs, inputs, *kernel = layer.weight.shape
         return nn.Conv2d(
@@ -63,10 +68,16 @@ def built_narrow(small: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def group_wise(model: nn.Module, x: Tensor) -> dict[str, dict[str, Tensor]]:
-    """Mask half of the units of each dependency group; of a vision transformer, of the heads and the neurons only."""
+def group_wise(model: nn.Module, x: Tensor, stream: bool = False) -> dict[str, dict[str, Tensor]]:
+    """Mask half of the units of each dependency group.
+
+    Args:
+        model: the network.
+        x: its input.
+        stream: of a vision transformer, mask the residual stream too, not only heads and neurons.
+    """
     groups = engine.dependency_groups(model, x)
-    whole = any(isinstance(m, nn.MultiheadAttention) for m in model.modules())
+    whole = not stream and any(isinstance(m, nn.MultiheadAttention) for m in model.modules())
     chosen = [g for g in groups if g.reason is None and not (whole and any(m.role == "norm" for m in g.members))]
     return engine.group_masks(groups, {g.name: _kept(g, model) for g in chosen})
 

@@ -15,6 +15,8 @@ import os
 import platform
 import subprocess
 import sys
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,16 @@ def job(kind: str, name: str, rounds: int) -> Row:
 
 def machine() -> str:
     """Say where this runs, in general terms."""
-    import torch
-    import torch_pruning
+    peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "torch-pruning", "transformers"))
+    cores = f"{os.cpu_count()} cores ({_processor()}), of which one is used"
+    return f"{cores}; Python {platform.python_version()}, {peers}"
 
-    return (
-        f"{os.cpu_count()} {platform.machine()} cores, of which one is used; Python {platform.python_version()}, torch "
-        f"{torch.__version__}, Torch-Pruning {torch_pruning.__version__}"
-    )
+
+def _processor() -> str:
+    """Name of the processor, where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Row]]:
@@ -61,8 +66,9 @@ def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Ro
         for name in names if not only or kind in only else []:
             key = (kind, name, _ROUNDS[quick])
             if key not in known:
-                print(f"{kind}: {name} …", flush=True)
+                start = time.perf_counter()
                 known[key] = job(*key)
+                print(f"{kind}: {name}, {time.perf_counter() - start:.0f} s", flush=True)
                 with _KEPT.open("a") as file:
                     file.write(json.dumps({"job": key, "found": known[key]}) + "\n")
             rows.setdefault(kind, {})[name] = known[key]

@@ -9,6 +9,7 @@ from engine.dependency import ChannelDependency, GroupDependency, InputChannelDe
 from engine.follow import compactable
 from engine.graph import Graph, Node, Value
 from engine.groups import Group, Member, dependency_groups, group_masks
+from engine.latency import LatencyTable, paying_widths
 from engine.masks import ZEROS, read_masks
 from engine.ops import HEAD_DIMENSIONS, RULES, set_attention
 from engine.plan import Plan
@@ -31,6 +32,7 @@ __all__ = [
     "Group",
     "GroupDependency",
     "InputChannelDependency",
+    "LatencyTable",
     "Member",
     "ModelSpeedup",
     "Node",
@@ -53,6 +55,7 @@ __all__ = [
     "load_compacted_state",
     "load_shards",
     "not_safe_to_prune",
+    "paying_widths",
     "read_masks",
     "save_safetensors",
     "set_attention",

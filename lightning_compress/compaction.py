@@ -24,9 +24,12 @@ from lightning_compress.launchers import bring_results_back
 from lightning_compress.masking import MaskWatch, active_masks, holders
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.shrinking import shrink
+from lightning_compress.survey import check_runs, latency
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
+
+NOISE = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
 
 
 class ModelCompaction(CompressionCallback):
@@ -60,6 +63,8 @@ class ModelCompaction(CompressionCallback):
         when: when to compact while training goes on: before the first batch of an epoch, or of several, or (a fraction)
             as soon as at least that part of the model's parameters would be removed. By default at the end only; at the
             end it compacts in any case.
+        latency_runs: number of timed forward passes, right before and right after a compaction, which warns where the
+            smaller network is slower; 0: nothing is timed.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
@@ -88,8 +93,11 @@ class ModelCompaction(CompressionCallback):
         example_input: Any = None,
         when: int | float | Sequence[int] | None = None,
         save_weights_only: bool = True,
+        latency_runs: int = 0,
     ) -> None:
         super().__init__(model, example_input)
+        check_runs(latency_runs)
+        self.latency_runs = latency_runs
         self.when = _times(when)
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
@@ -250,11 +258,13 @@ class ModelCompaction(CompressionCallback):
             _check_no_buffers(model)
         else:
             _make_permanent(model)
+        example = self.example(trainer, pl_module)
+        before = self._time(trainer, model, example)
         plan, certificate = shrink(
             trainer,
             pl_module,
             path,
-            self.example(trainer, pl_module),
+            example,
             masks or None,
             confidence=self.confidence,
             training=training,
@@ -262,6 +272,7 @@ class ModelCompaction(CompressionCallback):
         )
         if plan.is_empty:
             return False
+        _warn_if_slower(before, self._time(trainer, model, example))
         self.plan = plan if self.plan is None else self.plan.then(plan)
         self.certificate = certificate
         for holder in () if training else holders(trainer):
@@ -269,6 +280,11 @@ class ModelCompaction(CompressionCallback):
         for monitor in monitors:
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
         return True
+
+    def _time(self, trainer: Trainer, model: nn.Module, example: Any) -> float | None:
+        """Milliseconds of a forward pass, where they are asked for; one rank is enough."""
+        timed = self.latency_runs and trainer.is_global_zero
+        return latency(model, example, self.latency_runs) if timed else None
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
@@ -286,6 +302,15 @@ class ModelCompaction(CompressionCallback):
         if failure is not None:
             raise CheckpointError(failure)
         self.checkpoint_path = str(path)
+
+
+def _warn_if_slower(before: float | None, after: float | None) -> None:
+    if before is not None and after is not None and after > NOISE * before:
+        rank_zero_warn(
+            f"The compacted network takes {after:.2f} ms for a forward pass of the example input, the masked one took "
+            f"{before:.2f} ms: these widths do not suit this device. Prune to multiples of 8 (`round_to=8`), or to "
+            "widths that were measured (`widths=engine.paying_widths(...)`)."
+        )
 
 
 def _times(when: int | float | Sequence[int] | None) -> float | tuple[int, ...] | None:

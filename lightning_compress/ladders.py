@@ -26,6 +26,7 @@ class Limits:
         round_to: widths are multiples of it, where the unpruned one is not.
         minimum: width that stays at least.
         most: fraction of a group that may go at most.
+        widths: units that may stay, where not all numbers may; the unpruned width always does.
 
     Example:
         >>> Limits(round_to=8).round_to
@@ -35,6 +36,7 @@ class Limits:
     round_to: int = 1
     minimum: int = 1
     most: float = 1.0
+    widths: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,7 @@ def _stops(group: Group, rows: Sequence[Tensor], limits: Limits, dense: int) -> 
         gone = group.size - sum(left) // span
         rounded = not any(width % limits.round_to for width in (left if apart else [sum(left)]))
         fits = rounded and sum(left) >= limits.minimum and gone <= most
+        fits = fits and (limits.widths is None or sum(left) // span in limits.widths)
         if gone > before and (steps == 0 or fits):
             before = gone
             yield steps
@@ -251,12 +254,15 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
     return [(amounts[members[0].group.name], Pool(members)) for members in found.values()]
 
 
-def check_limits(round_to: int, minimum: int) -> None:
+def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]] | None = None) -> None:
     """Refuse widths that are no numbers from 1 on.
 
     Raises:
         MisconfigurationException: names the argument.
     """
+    for name, allowed in (widths or {}).items():
+        if not allowed or not all(type(width) is int and width >= 1 for width in allowed):
+            raise MisconfigurationException(f"`widths` of {name!r} are numbers from 1 on, got {allowed!r}.")
     for name, value in (("round_to", round_to), ("minimum", minimum)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise MisconfigurationException(f"`{name}` is a number of channels from 1 on, got {value!r}.")

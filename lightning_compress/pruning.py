@@ -73,6 +73,8 @@ class ChannelPruning(MaskingCallback):
         attention: ``"heads"``: whole heads go; ``"dimensions"``: dimensions of queries and keys, and of values, in all
             heads. ``None`` leaves the model at what `engine.set_attention` has said, which is heads by default. All
             other callbacks go along.
+        widths: by group name, the numbers of units that may stay, as `engine.paying_widths` measures them; a group that
+            is not named may have any.
 
     Raises:
         MisconfigurationException: if an argument is none of the above.
@@ -108,6 +110,7 @@ class ChannelPruning(MaskingCallback):
         cool_down: int | None = None,
         gather_every: int = 16,
         attention: str | None = None,
+        widths: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         super().__init__(model, example_input)
         if attention not in (None, "heads", "dimensions"):
@@ -116,7 +119,7 @@ class ChannelPruning(MaskingCallback):
         self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
         self._selector = Selector(
-            amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude
+            amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude, widths
         )
         self._criterion = criteria.resolve(criterion, seed, normalize)
         self._schedule = schedules.resolve(schedule)

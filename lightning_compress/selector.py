@@ -36,6 +36,7 @@ class Selector:
         minimum: width that stays at least.
         layers: name patterns of the layers to prune.
         exclude: name patterns of the layers to leave alone.
+        widths: by group name, the widths that may stay, where not all may.
 
     Raises:
         MisconfigurationException: names the argument that is wrong.
@@ -50,12 +51,13 @@ class Selector:
     minimum: int = 1
     layers: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    widths: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         selection.check_amount(self.amount)
         selection.check_amount(self.max_amount, "max_amount")
         targets.check_target(self.target, self.amount, self.budget)
-        check_limits(self.round_to, self.minimum)
+        check_limits(self.round_to, self.minimum, self.widths)
         _ = self.key
 
     @property
@@ -151,10 +153,16 @@ class Selector:
         chosen, found = self.amounts(groups), []
         most = self.max_amount if isinstance(self.max_amount, Mapping) else {"*": self.max_amount}
         selection.check_patterns(groups, most if isinstance(self.max_amount, Mapping) else ())
+        widths = {name: frozenset(allowed) for name, allowed in (self.widths or {}).items()}
+        unknown = widths.keys() - {group.name for group in groups}
+        if unknown:
+            known = ", ".join(group.name for group in groups)
+            raise MisconfigurationException(f"`widths` names no group of the model: {sorted(unknown)}; it has {known}.")
         for group in groups:
             own = torch.zeros(group.size) if scores is None else scores.get(group.name)
             if group.name in chosen and own is not None:
                 limit = selection.smallest_amount(group, most)
-                limits = Limits(self.round_to, self.minimum, 1.0 if limit is None else limit)
+                most_of_it = 1.0 if limit is None else limit
+                limits = Limits(self.round_to, self.minimum, most_of_it, widths.get(group.name))
                 found.append(ladder(group, own, previous.get(group.name), limits, dense.get(group.name)))
         return found

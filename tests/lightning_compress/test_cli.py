@@ -29,7 +29,7 @@ VALUES: dict[str, list[dict[str, Any]]] = {
             "criterion": "l2", "amount": 0.3, "schedule": "linear", "start": 1, "end": 2, "unit": "step",
             "frequency": 2, "layers": "wide", "exclude": "stem", "model": "net", "example_input": [1, 3, 8, 8],
             "seed": 3, "scope": "isomorphic", "target": "macs", "normalize": "max", "max_amount": 0.9, "round_to": 2,
-            "minimum": 2, "gather_every": 1, "attention": "dimensions",
+            "minimum": 2, "gather_every": 1, "widths": {"wide": [4, 8]}, "attention": "dimensions",
         },
         {
             "criterion": ["l1", "taylor"], "amount": {"wide": 0.3, "*": 0.5}, "schedule": [0.5, 1.0],
@@ -48,7 +48,7 @@ VALUES: dict[str, list[dict[str, Any]]] = {
     "ModelCompaction": [
         {
             "dirpath": "small", "filename": "tiny", "confidence": 2, "on_failure": "raise", "save": False,
-            "model": "net", "example_input": [1, 3, 8, 8],
+            "model": "net", "example_input": [1, 3, 8, 8], "latency_runs": 3,
         },
     ],
     "SparseTraining": [

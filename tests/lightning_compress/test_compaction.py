@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from lightning_compress import (
     load_compacted,
 )
 from lightning_compress.packages import MisconfigurationException
+from lightning_compress.survey import latency
 from tests.lightning_compress.models import Base, Reference, Root, Wrapped, data, difference, fit, seeded, trainer
 from tests.lightning_compress.test_repair import structured
 
@@ -290,6 +292,36 @@ def test_example_input_from_anywhere(tmp_path: Path, source: str) -> None:
     fit(module, tmp_path, reference, *callbacks)
     assert widths(module) == (4, 8)
     assert reference.error(module) <= 1e-4
+
+
+@pytest.mark.parametrize(("after", "warns"), [(1.2, True), (1.01, False), (0.5, False)])
+def test_a_network_that_became_slower_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float, warns: bool
+) -> None:
+    """Timed right before and right after; what is within the noise is no loss."""
+    times = iter([1.0, after])  # in milliseconds
+    monkeypatch.setattr("lightning_compress.compaction.latency", lambda model, example, runs: next(times))
+    module = seeded(Wrapped)
+    expected = pytest.warns(UserWarning, match=r"takes 1\.20 ms.*took 1\.00 ms") if warns else nullcontext()
+    with expected:
+        fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=2))
+    assert next(times, None) is None
+
+
+def test_nothing_is_timed_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default no forward pass is spent on it; where it is asked for, the real clock is read twice."""
+    seen: list[int] = []
+
+    def watched(model: nn.Module, example: Any, runs: int) -> float:
+        seen.append(runs)
+        return latency(model, example, runs)
+
+    monkeypatch.setattr("lightning_compress.compaction.NOISE", float("inf"))
+    monkeypatch.setattr("lightning_compress.compaction.latency", watched)
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction())
+    assert seen == []
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=2))
+    assert seen == [2, 2]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def test_amounts_by_pattern_and_limits(subject: targets.Subject) -> None:
     }
     assert widths(subject, Selector(0.6, round_to=4)) == {"stem": 4, "wide": 8}
     assert widths(subject, Selector(1.0, minimum=3)) == {"stem": 3, "wide": 3}
+    assert widths(subject, Selector(0.5, widths={"wide": [11, 3]})) == {"stem": 4, "wide": 11}
 
 
 def test_the_schedule_goes_from_the_whole_model_to_the_target(subject: targets.Subject) -> None:
@@ -93,6 +94,8 @@ def test_out_of_reach_is_an_error(subject: targets.Subject) -> None:
         ({"scope": "everywhere"}, "`scope='everywhere'`.*global, group, isomorphic"),
         ({"max_amount": 2.0}, "`max_amount` is a fraction"),
         ({"round_to": 0}, "`round_to`"),
+        ({"widths": {"wide": []}}, "`widths` of 'wide'"),
+        ({"widths": {"wide": [0]}}, "`widths` of 'wide'"),
         ({"minimum": 0}, "`minimum`"),
         ({"target": "time"}, "`target`"),
     ],
