@@ -19,6 +19,7 @@ Results are kept, line by line, in ``build/breadth.jsonl``, by model and state o
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import json
 import multiprocessing
@@ -76,9 +77,9 @@ def others(name: str, dtype: torch.dtype) -> list[Any]:
     return [*found, zoo.example(name, small, recipe.larger, dtype)] if recipe.larger else found
 
 
-def reference_outputs(name: str, masks: Masks, dtype: torch.dtype) -> list[list[Tensor]]:
-    """Return what the masked model puts out; it is built anew, so that only one copy lives at a time."""
-    model = zoo.build(name, dtype)
+def reference_outputs(model: nn.Module, name: str, masks: Masks, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Return what the masked model puts out."""
+    model = copy.deepcopy(model)
     with torch.no_grad():
         for module, entries in masks.items():
             for key, mask in entries.items():
@@ -115,7 +116,7 @@ def check(name: str) -> dict[str, Any]:
     groups = engine.dependency_groups(model, images, graph=graph)
     analysed = time.process_time() - start
     masks = half_of_each_group(model, groups)
-    reference = reference_outputs(name, masks, dtype)
+    reference = reference_outputs(model, name, masks, dtype)
     whole = engine.count_flops_params(model, images, verbose=False, graph=graph)
     predicted = engine.count_flops_params(model, images, verbose=False, masks=masks, graph=graph)
     before = parameters(model)
