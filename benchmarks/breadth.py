@@ -19,7 +19,6 @@ Results are kept, line by line, in ``build/breadth.jsonl``, by model and state o
 from __future__ import annotations
 
 import argparse
-import copy
 import hashlib
 import json
 import multiprocessing
@@ -45,7 +44,7 @@ import engine
 from engine.importance import cut, l1, unit_rows
 from engine.trees import tensors_in
 from tests.engine import zoo
-from tests.engine.exactness import Masks, parameters, relative_error
+from tests.engine.exactness import Masks, masked, parameters, relative_error
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = 300_000_000
@@ -78,12 +77,8 @@ def others(name: str, dtype: torch.dtype) -> list[Any]:
 
 
 def reference_outputs(model: nn.Module, name: str, masks: Masks, dtype: torch.dtype) -> list[list[Tensor]]:
-    """Return what the masked model puts out."""
-    model = copy.deepcopy(model)
-    with torch.no_grad():
-        for module, entries in masks.items():
-            for key, mask in entries.items():
-                getattr(model.get_submodule(module), key).mul_(mask)
+    """Return what the masked model puts out; only one copy more of it lives until then."""
+    model = masked(model, masks)
     return [zoo.outputs(model, x) for x in others(name, dtype)]
 
 
