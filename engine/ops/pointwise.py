@@ -19,7 +19,7 @@ from engine.arrays import align, support
 from engine.constants import Constants, varies_where
 from engine.graph import Node, Value
 from engine.ops.samples import Apply, chain, residual
-from engine.ops.shape import size_demands, through
+from engine.ops.shape import expanded, shape_rule, size_demands, through
 from engine.propagate import Labels
 from engine.rule import Rule, Sample
 from engine.use import Use
@@ -376,4 +376,5 @@ RULES = [
         demands=lambda node, kept, shapes: size_demands("size", node, shapes),
     ),
     Rule(("copy",), broadcast_labels, _copied, _copy_used),
+    shape_rule(["expand_as"], expanded, broadcast_labels),  # as if the tensor that gives the size were added
 ]

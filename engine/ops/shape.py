@@ -24,7 +24,18 @@ from engine.propagate import Labels
 from engine.rule import Demand, Rule, Sample, Shapes
 from engine.use import Use
 
-__all__ = ["MOVES", "RULES", "Kept", "Move", "call_on", "shape_rule", "size_demands", "source_of", "through"]
+__all__ = [
+    "MOVES",
+    "RULES",
+    "Kept",
+    "Move",
+    "call_on",
+    "expanded",
+    "shape_rule",
+    "size_demands",
+    "source_of",
+    "through",
+]
 
 Move = Callable[[Node, Tensor, int], Tensor]
 """(node, compact array of the input, which output) -> compact array of that output."""
@@ -118,7 +129,8 @@ def _permuted(node: Node, array: Tensor, position: int) -> Tensor:
     return moved
 
 
-def _expanded(node: Node, array: Tensor, position: int) -> Tensor:
+def expanded(node: Node, array: Tensor, position: int) -> Tensor:
+    """What becomes of a compact array where dimensions of size 1 are made larger: nothing but new ones in front."""
     return array.reshape([1] * (node.output.ndim - array.ndim) + list(array.shape))
 
 
@@ -207,7 +219,7 @@ def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labe
 
 def _expand_labels(node: Node, labels: Labels) -> None:
     """A dimension of size 1 that is made larger gets slots of its own: it takes the size of what it meets."""
-    move_labels(_expanded)(node, labels)
+    move_labels(expanded)(node, labels)
     source, target = source_of(node), node.output
     offset = target.ndim - source.ndim
     new = [d for d in range(target.ndim) if d < offset or source.shape[d - offset] == 1 < target.shape[d]]
@@ -290,13 +302,12 @@ _CAST = "_to_copy to type_as".split()
 _VIEW = "_reshape_alias flatten squeeze unsqueeze".split()
 _VIEW_AS = "reshape_as view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
-_EXPANDED = "expand_as".split()
 
 MOVES: Mapping[str, Move] = (
     dict.fromkeys([*_SAME, *_CAST], _same)
     | dict.fromkeys([*_VIEW, *_VIEW_AS, "view", "_unsafe_view", "reshape", "unflatten"], _view)
     | dict.fromkeys([*_PERMUTED, "roll"], _permuted)
-    | dict.fromkeys([*_EXPANDED, "expand", "broadcast_to"], _expanded)
+    | dict.fromkeys(["expand", "expand_as", "broadcast_to"], expanded)
     | {"repeat": _repeated}
 )
 
@@ -322,10 +333,9 @@ RULES = [
     ),
     shape_rule(_PERMUTED, _permuted, samples=_move_samples),
     shape_rule(["roll"], _permuted, _rolled_labels),
-    shape_rule(_EXPANDED, _expanded, _as_other(_expand_labels)),
     shape_rule(
         ["expand", "broadcast_to"],
-        _expanded,
+        expanded,
         _expand_labels,
         demands=lambda n, k, s: size_demands("size", n, s),
         samples=_expand_samples,

@@ -286,3 +286,45 @@ def test_where_of_a_condition_alone() -> None:
     assert "counts its entries" in str(reasons["stem"]) and reasons["body"] is None
     plan = check_exact(model, dead(model, {"stem": [0, 1], "body": [0, 1]}, bias=True), image())
     assert plan.slices["body.weight"].shape == (6, 6, 1, 1)
+
+
+class Cosine(nn.Module):
+    """Attention by the angle between queries and keys, as in Swin v2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.head = 4, nn.Linear(12, 36), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores of tokens."""
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        weights = (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)).softmax(-1)
+        found: Tensor = self.head((weights @ v).transpose(1, 2).reshape(b, n, c))
+        return found
+
+
+def test_queries_and_keys_of_length_one() -> None:
+    """``F.normalize`` expands the length of each query to its entries: heads go as a whole."""
+    model = randomised(nn.Sequential(nn.Linear(6, 12), Cosine()))
+    tokens = torch.randn(2, 5, 6, dtype=torch.float64)
+    (group,) = [g for g in engine.dependency_groups(model, tokens) if g.name == "1.qkv"]
+    masks = engine.group_masks([group], {group.name: torch.arange(group.size) < 2})
+    plan = check_exact(model, masks, tokens, tokens[:, :3])
+    assert plan.slices["1.qkv.weight"].shape == (18, 12) and plan.slices["1.head.weight"].shape == (2, 6)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_expanded_as_another(fixed: bool) -> None:
+    """What is expanded goes along with what gives the size, which stays where the other one does."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.stem(x)
+        gate = torch.ones(8, 1, 1, dtype=x.dtype) if fixed else m.gate(x).mean((2, 3), keepdim=True)
+        return m.head(torch.relu(gate.expand_as(y) + y.mean((2, 3), keepdim=True)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), gate=nn.Conv2d(3, 8, 1), head=nn.Conv2d(8, 2, 1)))
+    reasons = {g.name: g.reason for g in engine.dependency_groups(model, image())}
+    assert ("fixed size" in str(reasons["stem"])) is fixed
+    plan = check_exact(model, dead(model, {"stem": [0, 4], "gate": [0, 4]}, bias=True), image())
+    assert ("stem.weight" in plan.slices) is not fixed
