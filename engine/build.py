@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from engine.constants import Constants
 from engine.folds import folds_of
 from engine.graph import Graph, Value
-from engine.keep import Kept, corrections, decide, only_zeros
+from engine.keep import Kept, corrections, decide, only_zeros, refilled
+from engine.ops.spread import Spread
 from engine.plan import Plan
 from engine.probe import channel_inputs, channel_outputs
 from engine.propagate import Structure
@@ -65,7 +66,7 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
     constants = Constants(graph, rules, canonical_tensors(model, graph), masks)
     kept = decide(structure, constants, Use(structure, constants))
     if kept.pins and not graph.explored:  # what only runs at another resolution has to be pinned as well
-        explored = trace(model, graph.kwargs or graph.args, explore=True, opaque=graph.opaque)
+        explored = trace(model, graph.kwargs or graph.args, explore=True, opaque=graph.opaque, spread=graph.spread)
         return analyse(model, explored, rules, masks)
     return Analysis(structure, kept, plan_of(kept, masks or {}))
 
@@ -85,7 +86,9 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
         return False
     stored = canonical_tensors(model, graph)
     constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants)
-    if any((known != 0)[~keep[slots]].any() for slots, known in only_zeros(structure, constants, kept.use)):
+    zeros = [*only_zeros(structure, constants, kept.use)]
+    zeros += [(slots, known) for _, slots, known in refilled(structure, constants, kept.use)]
+    if any((known != 0)[~keep[slots]].any() for slots, known in zeros):
         return False
     return not any(
         (constants.along(c.contraction.input, c.contraction.input_dim) != 0)[c.used & ~keep[c.slots]].any()
@@ -107,10 +110,22 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
         attributes=kept.shrunk.attributes(),
         headwise=tuple(n for n in sorted(graph.headwise) if any(s.startswith(f"{n}." if n else "") for s in slices)),
         widened=kept.widened,
+        spread=tuple(_spread(kept)),
         pins=kept.pins,
         replaced=replaced,
         notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes, *notes))),
     )
+
+
+def _spread(kept: Kept) -> Iterator[Spread]:
+    shrunk = kept.shrunk
+    for node, slots, known in refilled(shrunk.structure, kept.constants, kept.use):
+        dim = node.args["dim"] % node.output.ndim
+        after = shrunk.indices(node.output, dim)
+        after = torch.ones(len(slots), dtype=torch.bool) if after is None else after
+        found = Spread.of(node.module, node.args["dim"], shrunk.keep[slots], after, known)
+        if found is not None:
+            yield found
 
 
 def _slice(name: str, value: Value, shrunk: Shrunk) -> Slice | None:

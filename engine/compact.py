@@ -17,6 +17,7 @@ from engine.errors import PlanError
 from engine.folds import Fold
 from engine.history import Step, changed, history, remember, snapshot
 from engine.ops.heads import headwise_for_good
+from engine.ops.spread import Spread, spread_out
 from engine.ops.wide import Widening, widen
 from engine.pins import Pin, pinned_class
 from engine.replace import Replace, Replacement, places, replaced_by
@@ -84,6 +85,17 @@ class Compaction:
 
         for name in headwise:
             self._prepare_attention(name, self._module(name))
+
+    def add_spread(self, layers: Sequence[Spread]) -> None:
+        """Prepare layers that spread their output out.
+
+        Raises:
+            PlanError: where a module is missing, or does so already.
+        """
+        for layer in layers:
+            redo, undo = spread_out(self._module(layer.module), layer)
+            self._redo.append(redo)
+            self._undo.append(undo)
 
     def _prepare_attention(self, name: str, module: nn.Module) -> None:
         redo, undo = headwise_for_good(name, module)

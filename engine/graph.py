@@ -142,6 +142,7 @@ class Graph:
         types: per module the name of its class.
         args, kwargs: the example inputs.
         headwise: names of the attention modules that were recorded in a form without fixed sizes.
+        spread: layers whose channels are others than those of their readers, with the dimension of these.
         attention: what is removed from attention wherever no rules are given, see `engine.set_attention`.
         spans: how many channels the statistics of a norm span that has fewer left, by the module's name.
         explored: whether a larger resolution was recorded too.
@@ -173,6 +174,7 @@ class Graph:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     headwise: frozenset[str] = frozenset()
     spans: Mapping[str, int] = field(default_factory=dict)
+    spread: Mapping[str, int] = field(default_factory=dict)
     attention: str = "heads"
     explored: bool = False
     opaque: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from engine.shrink import Shrunk
 from engine.structure import readers_of_zeros
 from engine.use import Use
 
-__all__ = ["Consumer", "Kept", "alive", "consumers", "corrections", "decide", "only_zeros"]
+__all__ = ["Consumer", "Kept", "alive", "consumers", "corrections", "decide", "only_zeros", "refilled"]
 
 # A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
 _NOT_TINY = 1e-3
@@ -235,6 +235,19 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
         yield slots, torch.where(use.along(span.input, span.dim), known, 0.0)
 
 
+def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Node, Tensor, Tensor]]:
+    """Yield nodes that put constants in the place of channels, with the slots and their constants, NaN where they vary.
+
+    What is not used counts as zero.
+    """
+    for node in structure.graph.nodes:
+        for span in structure.rules.rule(node.op).refills(node):
+            slots = structure.along(span.input, span.dim)
+            if slots is not None:
+                known = constants.along(span.input, span.dim)
+                yield node, slots, torch.where(use.along(span.input, span.dim), known, 0.0)
+
+
 def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
     for norm in norms:
         gone = ~keep[norm.slots]
@@ -305,6 +318,8 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         keep[norm.slots[norm.constants.isnan()]] = True
     for slots, known in only_zeros(structure, constants, use):
         keep[slots[known != 0]] = True
+    for _, slots, known in refilled(structure, constants, use):
+        keep[slots[known.isnan()]] = True
     score = functools.partial(torch.zeros, len(keep))
     carriers: list[int] = []
     reasons: list[str] = []

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from engine.compact import Compaction, OptimizerLike
 from engine.errors import PlanError
 from engine.folds import Fold
+from engine.ops.spread import Spread
 from engine.ops.wide import Widening, chained
 from engine.pins import Pin, merged
 from engine.replace import Replace, Replacement
@@ -38,6 +39,7 @@ class Plan:
         attributes: by module name, integer attributes to set.
         headwise: attention modules that take a form without fixed sizes.
         widened: norms over channels that lose some of them.
+        spread: layers that lose channels which their readers keep.
         pins: size arguments to set in the forward of single modules.
         replaced: modules that a user's function makes smaller. The function itself is no part of the plan.
         notes: what could not be removed and other remarks, for the reader.
@@ -64,6 +66,7 @@ class Plan:
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     headwise: tuple[str, ...] = ()
     widened: tuple[Widening, ...] = ()
+    spread: tuple[Spread, ...] = ()
     pins: tuple[Pin, ...] = ()
     replaced: tuple[Replacement, ...] = ()
     notes: tuple[str, ...] = ()
@@ -104,6 +107,7 @@ class Plan:
             attributes={name: {**first.attributes.get(name, {}), **last.attributes.get(name, {})} for name in names},
             headwise=tuple(dict.fromkeys((*first.headwise, *last.headwise))),
             widened=chained(first.widened, last.widened),
+            spread=(*first.spread, *last.spread),
             pins=merged(first.pins, last.pins),
             replaced=(*first.replaced, *(module for module in last.replaced if module.module not in known)),
             notes=tuple(dict.fromkeys((*first.notes, *last.notes))),
@@ -133,6 +137,7 @@ class Plan:
             attributes={name(module): values for module, values in self.attributes.items() if inside(module)},
             headwise=tuple(name(module) for module in self.headwise if inside(module)),
             widened=tuple(replace(norm, module=name(norm.module)) for norm in self.widened if inside(norm.module)),
+            spread=tuple(replace(layer, module=name(layer.module)) for layer in self.spread if inside(layer.module)),
             pins=tuple(replace(pin, module=name(pin.module)) for pin in self.pins if inside(pin.module)),
             replaced=tuple(replace(m, module=name(m.module)) for m in self.replaced if inside(m.module)),
         )
@@ -186,6 +191,7 @@ class Plan:
         change.add_tensors(self.slices, self.masks, self.folds)
         change.add_attributes(self.attributes)
         change.add_classes(self.pins, self.widened, self.headwise)
+        change.add_spread(self.spread)
         change.add_replacements(self.replaced, customized_replace_func or {})
         if not self.is_empty:
             change.add_history(self.structure().state_dict())
@@ -201,6 +207,7 @@ class Plan:
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
             "headwise": list(self.headwise),
             "widened": [norm.state_dict() for norm in self.widened],
+            "spread": [layer.state_dict() for layer in self.spread],
             "pins": [pin.state_dict() for pin in self.pins],
             "replaced": [module.state_dict() for module in self.replaced],
             "notes": list(self.notes),
@@ -232,6 +239,7 @@ class Plan:
                 },
                 headwise=tuple(str(name) for name in state["headwise"]),
                 widened=tuple(Widening.from_state_dict(norm) for norm in state["widened"]),
+                spread=tuple(Spread.from_state_dict(layer) for layer in state.get("spread", ())),
                 pins=tuple(Pin.from_state_dict(pin) for pin in state["pins"]),
                 replaced=tuple(Replacement.from_state_dict(module) for module in state["replaced"]),
                 notes=tuple(str(note) for note in state["notes"]),
@@ -248,8 +256,9 @@ class Plan:
         pins = [f"  {pin.function} of {pin.module!r} is given the size {pin.value}" for pin in self.pins]
         notes = [f"  {note}" for note in self.notes]
         norms = [f"  {norm.module} keeps the statistics of {norm.size} channels" for norm in self.widened]
+        layers = [f"  the output of {layer.module} to {len(layer.table)} channels" for layer in self.spread]
         made = [f"  {module.module} ({module.kind}), by a function of the user" for module in self.replaced]
-        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Pinned:", pins)]
+        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Spread:", layers), ("Pinned:", pins)]
         sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 

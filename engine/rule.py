@@ -166,6 +166,7 @@ class Rule:
             can.
         statistic: the channels that a norm's statistics span, for norms that can do without constant ones.
         only_zeros: channels of which only those may go that are constantly zero, and that nothing has to stand in for.
+        refills: channels of which those may go that are constant, as the op puts their constants in their place.
         normalises: whether it is a norm, whose output the certificate compares.
         unchecked: whether the op reads on in memory where sizes do not fit, so that cuts must not be tried on it.
         samples: small networks that exercise it.
@@ -203,6 +204,7 @@ class Rule:
     absorbs: Callable[[Node], Value | None] | None = None
     statistic: Callable[[Node], Statistic | None] | None = None
     only_zeros: Callable[[Node], Iterable[Statistic]] = _no_channels
+    refills: Callable[[Node], Iterable[Statistic]] = _no_channels
     normalises: bool = False
     unchecked: bool = False
     samples: Callable[[], Iterable[Sample]] = _no_samples

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.build import analyse, exact_in_train
+from engine.build import Analysis, analyse, exact_in_train
 from engine.certify import Certificate
 from engine.compact import OptimizerLike
+from engine.count import Counter
 from engine.errors import InputError, VerificationError
 from engine.follow import compactable
 from engine.graph import Graph
@@ -19,6 +20,7 @@ from engine.plan import Plan
 from engine.proof import Proof
 from engine.replace import Replace, check_functions, opaque_names
 from engine.rule import Registry
+from engine.spreading import candidates
 from engine.tracer import trace
 
 __all__ = ["ModelSpeedup"]
@@ -52,6 +54,9 @@ class ModelSpeedup:
             zero, and its outputs lose what nobody reads and what its own masks leave at zero.
         graph: a graph of this model with this input, to save recording it.
         rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        reindex: whether a layer may lose channels that are constant in its own output while others that are summed up
+            with it keep them. Its short output is spread out again behind it, which is exact, takes time of its own,
+            and is done where it saves much more. Masks that contradict each other need no repair to gain from it.
 
     Attributes:
         plan: what was done, after `speedup_model`.
@@ -100,6 +105,7 @@ class ModelSpeedup:
         *,
         graph: Graph | None = None,
         rules: Registry | None = None,
+        reindex: bool = False,
     ) -> None:
         if not isinstance(confidence, int) or confidence < 0:
             raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
@@ -108,6 +114,7 @@ class ModelSpeedup:
         self._model = model
         self._batch_dim = batch_dim
         self._confidence = confidence
+        self._reindex = reindex
         self._masks: dict[str, Tensor] | None = None
         if masks_file is not None:
             self._masks = canonical_masks(load_masks(masks_file, map_location), model)
@@ -137,7 +144,7 @@ class ModelSpeedup:
             PlanError: where an optimizer's state cannot be cut, or `customized_replace_func` fails or would leave an
                 optimizer behind; the model is as before.
         """
-        analysis = analyse(self._model, self._graph, self._rules, self._masks)
+        analysis = self._analysed()
         plan = analysis.plan
         in_train = exact_in_train(analysis, self._model, self._masks)
         if training and not in_train:
@@ -158,3 +165,21 @@ class ModelSpeedup:
             certify(compactable(self._model), certificate.state_dict())
         self.plan, self.certificate = plan, certificate
         return self._model
+
+    def _analysed(self) -> Analysis:
+        """Analyse the model; once more where layers are worth being set apart from what their output is added to."""
+        graph = self._graph
+        found = analyse(self._model, graph, self._rules, self._masks)
+        spread = candidates(found) if self._reindex else {}
+        if not spread:
+            return found
+        graph = trace(self._model, graph.kwargs or graph.args, opaque=graph.opaque, spread=spread)
+        other = analyse(self._model, graph, self._rules, self._masks)
+        costs = zip(self._costs(other), self._costs(found), strict=True)
+        return other if all(new <= old for new, old in costs) else found
+
+    def _costs(self, analysis: Analysis) -> tuple[float, int]:
+        """Multiply-accumulates and parameters after compaction."""
+        structure, shrunk = analysis.structure, analysis.kept.shrunk
+        counter = Counter(structure.graph, structure.rules, shrunk, "default", self._batch_dim)
+        return counter.total(), counter.parameters(self._model)

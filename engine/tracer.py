@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from engine.fakes import Fakes
 from engine.graph import Graph
 from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
+from engine.ops.spread import apart
 from engine.ops.wide import plain_norms, spans_of
 from engine.recorder import Recorder
 from engine.sizes import Size
@@ -204,7 +206,28 @@ def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return map_tensors(args, grown), map_tensors(kwargs, grown)
 
 
-def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaque: Collection[str] = ()) -> Graph:
+def _recorded(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str]) -> Recorder:
+    """Record without data, or with data where the model decides by them."""
+    try:
+        return _record(model, inputs, opaque, fake=True)
+    except _NEEDS_DATA:
+        buffers = [(b, b.clone()) for b in model.buffers()]
+        try:
+            return _record(model, inputs, opaque, fake=False)
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+
+def trace(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    explore: bool = False,
+    opaque: Collection[str] = (),
+    spread: Mapping[str, int] = MappingProxyType({}),
+) -> Graph:
     """Record the forward pass of a model.
 
     Args:
@@ -212,6 +235,8 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaqu
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         explore: record a larger resolution too, where its path through the code differs.
         opaque: names of modules that are recorded as one node each, whatever they do inside.
+        spread: layers whose channels are taken as others than those of their readers, with the dimension of these in
+            their output.
 
     Returns:
         The recorded program. Auxiliary branches that run in train mode only are part of it.
@@ -227,16 +252,8 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaqu
     """
     args, kwargs = resolve_inputs(example_inputs)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
-    try:
-        recorder = _record(model, inputs, opaque, fake=True)
-    except _NEEDS_DATA:
-        buffers = [(b, b.clone()) for b in model.buffers()]
-        try:
-            recorder = _record(model, inputs, opaque, fake=False)
-        finally:
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+    with apart(model, spread):
+        recorder = _recorded(model, inputs, opaque)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(
@@ -245,6 +262,7 @@ def trace(model: nn.Module, example_inputs: Any, *, explore: bool = False, opaqu
         opaque=tuple(opaque),
         headwise=attention,
         spans=spans_of(model),
+        spread=dict(spread),
         attention=getattr(model, "attention_units", "heads"),
     )
     graph.verify()

@@ -23,6 +23,7 @@ from engine.ops import (
     slicing,
     span,
     spatial,
+    spread,
     weights,
     write,
 )
@@ -48,6 +49,7 @@ _FAMILIES = (
     slicing,
     span,
     spatial,
+    spread,
     weights,
     write,
 )

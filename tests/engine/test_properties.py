@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
-from tests.engine.exactness import KINDS, check_exact, randomised
+from tests.engine.exactness import KINDS, check_exact, masked, parameters, randomised, relative_error, run
 from tests.engine.random_nets import BUILDERS, SIZE, RandomNet, Step
 
 STEP = st.builds(
@@ -44,6 +44,23 @@ def test_random_networks_compact_exactly(
     assert all(
         torch.equal(m, before[k][n]) for k, e in before.items() for n, m in KINDS[kind](model, seed)[k].items() if e
     )
+
+
+@given(steps=st.lists(STEP, min_size=1, max_size=9), kind=st.sampled_from(sorted(KINDS)), seed=st.integers(0, 5))
+def test_random_networks_with_layers_set_apart(steps: list[Step], kind: str, seed: int) -> None:
+    """Spreading short outputs out again is exact on any network, and never makes it larger."""
+    torch.manual_seed(seed)
+    model = randomised(RandomNet(steps, False), seed)
+    example = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64)
+    masks = KINDS[kind](model, seed)
+    small = {apart: copy.deepcopy(model) for apart in (False, True)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.spreading.PAYS", 0.0)
+        for apart, copied in small.items():
+            engine.ModelSpeedup(copied, example, masks, confidence=2, reindex=apart).speedup_model()
+    other = torch.randn(3, 3, SIZE, SIZE, dtype=torch.float64)
+    assert relative_error(run(masked(model, masks), other), run(small[True], other)) <= 1e-9
+    assert parameters(small[True]) <= parameters(small[False])
 
 
 @given(steps=st.lists(STEP, min_size=1, max_size=6), seed=st.integers(0, 3))
