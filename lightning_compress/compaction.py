@@ -65,6 +65,8 @@ class ModelCompaction(CompressionCallback):
             end it compacts in any case.
         latency_runs: number of timed forward passes, right before and right after a compaction, which warns where the
             smaller network is slower; 0: nothing is timed.
+        reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
+            contradict each other. What `ComplexityMonitor` predicts is without.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
@@ -94,10 +96,11 @@ class ModelCompaction(CompressionCallback):
         when: int | float | Sequence[int] | None = None,
         save_weights_only: bool = True,
         latency_runs: int = 0,
+        reindex: bool = False,
     ) -> None:
         super().__init__(model, example_input)
         check_runs(latency_runs)
-        self.latency_runs = latency_runs
+        self.latency_runs, self.reindex = latency_runs, reindex
         self.when = _times(when)
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
@@ -267,6 +270,7 @@ class ModelCompaction(CompressionCallback):
             example,
             masks or None,
             confidence=self.confidence,
+            reindex=self.reindex,
             training=training,
             alone=alone or trainer.world_size == 1,
         )

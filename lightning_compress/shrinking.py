@@ -3,8 +3,10 @@ wrapper, optimizers, averaged copies, the masks of callbacks, compiled code."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +40,7 @@ def shrink(
     confidence: int,
     training: bool,
     alone: bool,
+    reindex: bool = False,
 ) -> Result:
     """Remove what is masked, verify it, and let everything follow; on failure all is as it was.
 
@@ -50,13 +53,15 @@ def shrink(
         confidence: number of random samples to verify with.
         training: whether training goes on; then what goes must be exact in train mode, too.
         alone: whether the other ranks may be gone, so that nothing may be asked of them.
+        reindex: whether layers may lose channels that others keep.
 
     Raises:
         EngineError: where it cannot be done, on all ranks alike.
     """
     model, callbacks = pl_module.get_submodule(path), trainer.callbacks  # type: ignore[attr-defined]
     copies = averages(callbacks, pl_module, path)
-    plan, certificate = _on_all_ranks(trainer, model, example, masks, confidence, training, alone)
+    speedup = functools.partial(engine.ModelSpeedup, model, example, masks, confidence=confidence, reindex=reindex)
+    plan, certificate = _on_all_ranks(trainer, model, speedup, training, alone)
     if plan.is_empty:
         return plan, certificate
     _shrink_averages(copies, model, plan)
@@ -72,10 +77,10 @@ def shrink(
 
 
 def _on_all_ranks(
-    trainer: Trainer, model: nn.Module, example: Any, masks: Masks | None, confidence: int, training: bool, alone: bool
+    trainer: Trainer, model: nn.Module, make: Callable[[], engine.ModelSpeedup], training: bool, alone: bool
 ) -> Result:
     def speed_up() -> Result:
-        speedup = engine.ModelSpeedup(model, example, masks, confidence=confidence)
+        speedup = make()
         speedup.speedup_model(optimizer=trainer.optimizers or None, training=training)
         return speedup.plan, speedup.certificate
 

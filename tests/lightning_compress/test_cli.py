@@ -48,7 +48,7 @@ VALUES: dict[str, list[dict[str, Any]]] = {
     "ModelCompaction": [
         {
             "dirpath": "small", "filename": "tiny", "confidence": 2, "on_failure": "raise", "save": False,
-            "model": "net", "example_input": [1, 3, 8, 8], "latency_runs": 3,
+            "model": "net", "example_input": [1, 3, 8, 8], "latency_runs": 3, "reindex": True,
         },
     ],
     "SparseTraining": [

@@ -21,10 +21,11 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from engine.errors import VerificationError
-from lightning_compress import ChannelPruning, ComplexityMonitor, ModelCompaction
+from lightning_compress import ChannelPruning, ComplexityMonitor, ModelCompaction, load_compacted
 from lightning_compress.masking import MaskingCallback
 from lightning_compress.packages import MisconfigurationException
-from tests.lightning_compress.models import Base, Wrapped, difference, fit, seeded
+from tests.lightning_compress.models import Base, Wrapped, difference, fit, seeded, trainer
+from tests.lightning_compress.small import SIDE, Classifier
 from tests.lightning_compress.test_repair import structured
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -455,3 +456,22 @@ def test_bad_times(when: Any) -> None:
     """An error of the constructor that names it."""
     with pytest.raises(MisconfigurationException, match="`when` is an epoch or a list of epochs"):
         ModelCompaction(when=when)
+
+
+def test_layers_that_are_set_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of each layer alone contradict each other: more goes with ``reindex``, and the checkpoint loads."""
+    monkeypatch.setattr("engine.spreading.PAYS", 0.0)
+    sizes = []
+    for reindex in (False, True):
+        module = Classifier("resnet18")
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d):
+                prune.ln_structured(part, "weight", 0.5, 1, 0)
+        compaction = ModelCompaction(on_failure="raise", confidence=2, reindex=reindex)
+        trainer(tmp_path / str(reindex), compaction, max_epochs=1).fit(module)
+        small = load_compacted(compaction.checkpoint_path, Classifier, name="resnet18")
+        x = torch.randn(2, 3, SIDE, SIDE)
+        assert torch.equal(small.eval().net(x), module.eval().net(x))
+        assert bool(compaction.plan.spread) is reindex
+        sizes.append(sum(p.numel() for p in module.parameters()))
+    assert sizes[1] < 0.9 * sizes[0]
