@@ -15,7 +15,14 @@ from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
+from lightning_compress import (
+    ChannelPruning,
+    ComplexityMonitor,
+    CompressionReport,
+    MaskConflictRepair,
+    ModelCompaction,
+    SparseTraining,
+)
 from lightning_compress.base import batch_candidates, check_strategy, describe, find_model, first_batch
 from lightning_compress.packages import MisconfigurationException
 from tests.lightning_compress.models import Base, Net, Root, Wrapped, data, fit, seeded
@@ -75,7 +82,10 @@ def test_sharding_strategies_are_refused(strategy: type) -> None:
             check_strategy(holder)
 
 
-@pytest.mark.parametrize("callback", [ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction])
+@pytest.mark.parametrize(
+    "callback",
+    [ChannelPruning, ComplexityMonitor, CompressionReport, MaskConflictRepair, ModelCompaction, SparseTraining],
+)
 def test_each_callback_checks_the_strategy(callback: type) -> None:
     """Each callback refuses in `setup` of a fit."""
     holder = SimpleNamespace(strategy=object.__new__(FSDPStrategy), callbacks=[])
@@ -158,7 +168,10 @@ def test_empty_loader_is_an_error() -> None:
         first_batch(SimpleNamespace(train_dataloader=[].__iter__()))
 
 
-@pytest.mark.parametrize("callback", [ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction])
+@pytest.mark.parametrize(
+    "callback",
+    [ChannelPruning, ComplexityMonitor, CompressionReport, MaskConflictRepair, ModelCompaction, SparseTraining],
+)
 def test_rejected_example_is_one_error_before_training(tmp_path: Path, callback: type) -> None:
     """An example input with the wrong channels fails before the first step; it is named, and the weights are as
     before.

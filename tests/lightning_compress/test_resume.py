@@ -16,6 +16,7 @@ import pytorch_lightning.callbacks as lightning_callbacks
 import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loops import _FitLoop
 from torch import Tensor, nn
 
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
@@ -23,6 +24,7 @@ from tests.lightning_compress.models import Base, seeded, trainer
 from tests.lightning_compress.test_shrinking import Smooth
 
 EPOCHS = 6
+SAVES_MID_EPOCH = hasattr(_FitLoop, "restarted_mid_epoch")
 
 
 class Seeded(Base):
@@ -62,7 +64,7 @@ class Save(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
         """In the middle."""
-        if not trainer.is_last_batch and hasattr(trainer.fit_loop, "restarted_mid_epoch"):
+        if not trainer.is_last_batch and SAVES_MID_EPOCH:
             trainer.save_checkpoint(self.path)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,12 +145,14 @@ def uninterrupted(folder: Path, kind: str, options: dict[str, Any]) -> tuple[dic
 
 def killed(
     folder: Path, kind: str, kills: int, seconds: float, options: dict[str, Any], seed: int
-) -> dict[str, Tensor]:
-    """Final weights of a run that is killed so many times, at random moments, before it may end."""
+) -> tuple[dict[str, Tensor], set[int]]:
+    """Final weights of a run that is killed so many times, at random moments, before it may end; where it resumed."""
     folder.mkdir()
-    generator, left = random.Random(seed), kills
+    generator, left, steps = random.Random(seed), kills, set()
     while left:
-        process = start(folder, kind, options)
+        if (folder / "last.ckpt").exists():
+            steps.add(torch.load(folder / "last.ckpt", weights_only=True)["global_step"])
+        begin, process = time.monotonic(), start(folder, kind, options)
         process.join(generator.uniform(0.05, seconds))
         process.kill()
         process.join()
@@ -156,17 +160,19 @@ def killed(
             left -= 1
         else:  # it came to its end before its time: once more from the start
             assert process.exitcode == 0
+            seconds = min(seconds, time.monotonic() - begin)
             (folder / "last.ckpt").unlink()
     run_through(folder, kind, options)
-    return final(folder)
+    return final(folder), steps
 
 
-def check(tmp_path: Path, kind: str, kills: int, **options: Any) -> None:
-    """Bit for bit the same, and as small as it should be."""
+def check(tmp_path: Path, kind: str, kills: int, **options: Any) -> set[int]:
+    """Bit for bit the same, and as small as it should be; the steps from which it was resumed."""
     wanted, seconds = uninterrupted(tmp_path / "alone", kind, options)
-    found = killed(tmp_path / "killed", kind, kills, seconds / 2, options, seed=kills)
+    found, steps = killed(tmp_path / "killed", kind, kills, seconds / 2, options, seed=kills)
     assert wanted["net.0.wide.weight"].shape[0] == 5
     assert wanted.keys() == found.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    return steps
 
 
 @pytest.mark.parametrize("kind", ["epochs", "steps"])
@@ -178,5 +184,8 @@ def test_killed_twice_and_resumed(tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["epochs", "steps", "chance"])
 def test_killed_twenty_times_and_resumed(tmp_path: Path, kind: str) -> None:
-    """The same with twenty kills, and clipping."""
-    check(tmp_path, kind, kills=20, gradient_clip_val=0.5)
+    """The same with twenty kills, at steps all over the run, in the middle of epochs too, and clipping."""
+    steps = check(tmp_path, kind, kills=20, gradient_clip_val=0.5)
+    print("STEPS", kind, sorted(steps))
+    assert len(steps) >= 4
+    assert any(step % 3 for step in steps) == SAVES_MID_EPOCH
