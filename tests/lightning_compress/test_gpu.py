@@ -9,8 +9,8 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+import engine
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction, load_compacted
-from lightning_compress import compaction as compaction_module
 from tests.lightning_compress.models import Reference, Wrapped, difference, fit, seeded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -46,14 +46,14 @@ def test_fit_on_cuda_is_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     1e-9.
     """
     compacted_on: list[set[str]] = []
-    speed_up = compaction_module._speed_up
+    speed_up = engine.ModelSpeedup.speedup_model
 
-    def noted(model: torch.nn.Module, *rest: Any) -> Any:
-        result = speed_up(model, *rest)
-        compacted_on.append({p.device.type for p in model.parameters()})
-        return result
+    def noted(self: engine.ModelSpeedup, *rest: Any, **options: Any) -> torch.nn.Module:
+        small = speed_up(self, *rest, **options)
+        compacted_on.append({p.device.type for p in small.parameters()})
+        return small
 
-    monkeypatch.setattr(compaction_module, "_speed_up", noted)
+    monkeypatch.setattr(engine.ModelSpeedup, "speedup_model", noted)
     small, reference, devices, compaction = run(tmp_path / "cuda", "cuda")
     on_cpu, *_ = run(tmp_path / "cpu", "cpu")
     assert devices.seen == {"cuda"} and devices.masked > 0

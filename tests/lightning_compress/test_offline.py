@@ -91,7 +91,7 @@ def test_a_sharded_checkpoint_of_fsdp(tmp_path: Path) -> None:
     checkpoint = torch.load(path, weights_only=True)
     folder = tmp_path / "sharded.ckpt"
     with pytest.warns(UserWarning, match="single process"):
-        dcp.save({"model": checkpoint.pop("state_dict")}, checkpoint_id=folder, no_dist=True)
+        dcp.save({"model": checkpoint.pop("state_dict")}, checkpoint_id=folder)
     torch.save(checkpoint, folder / "meta.pt")
     small = compact_checkpoint(folder, Wrapped, tmp_path / "small.ckpt", SHAPE)
     assert difference(module, small) <= 1e-5 and small.net.wide.out_channels == 8

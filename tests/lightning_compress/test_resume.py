@@ -186,6 +186,5 @@ def test_killed_twice_and_resumed(tmp_path: Path, kind: str) -> None:
 def test_killed_twenty_times_and_resumed(tmp_path: Path, kind: str) -> None:
     """The same with twenty kills, at steps all over the run, in the middle of epochs too, and clipping."""
     steps = check(tmp_path, kind, kills=20, gradient_clip_val=0.5)
-    print("STEPS", kind, sorted(steps))
     assert len(steps) >= 4
     assert any(step % 3 for step in steps) == SAVES_MID_EPOCH
