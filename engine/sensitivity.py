@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from engine.errors import InputError
 from engine.groups import Group, dependency_groups
 from engine.importance import CRITERIA, Masking, mask_groups, mask_layer, masked
 from engine.journal import Journal, Key, fingerprint
+from engine.metric import Metric
 from engine.sensitivity_table import DIGITS, SensitivityTable, columns, fraction
 
 __all__ = ["SensitivityAnalysis", "SensitivityTable"]
@@ -53,27 +54,6 @@ class _Target:
     name: str
     layers: tuple[str, ...]
     masking: Callable[[], Masking]
-
-
-@dataclass(frozen=True)
-class _Metric:
-    """The user's function with its arguments, and a check of what it returns."""
-
-    function: Callable[..., Any]
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, place: str) -> float:
-        value = self.function(*self.args, **self.kwargs)
-        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        try:
-            number = float("text" if isinstance(value, (str, bytes)) else value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            kind = type(value).__name__ + shape
-            raise InputError(f"`val_func` returns {kind} for {place}; it has to return one number.") from error
-        if math.isnan(number):
-            raise InputError(f"`val_func` returns NaN for {place}. Let it return a number also for a bad model.")
-        return number
 
 
 class SensitivityAnalysis:
@@ -185,7 +165,7 @@ class SensitivityAnalysis:
         if not isinstance(val_args or [], (list, tuple)) or not isinstance(val_kwargs or {}, Mapping):
             raise InputError("`val_args` is a list of arguments for `val_func`, `val_kwargs` a mapping of these.")
         targets = _share(self._targets(specified_layers), shard)
-        metric = _Metric(self.val_func, val_args or (), val_kwargs or {})
+        metric = Metric(self.val_func, val_args or (), val_kwargs or {})
         self._recognise()
         with _progress(len(targets) * len(self.sparsities), self.progress) as bar:
             self.ori_metric = self._evaluate(None, 0.0, dict, metric)
@@ -331,7 +311,7 @@ class SensitivityAnalysis:
                 stacklevel=3,
             )
 
-    def _sweep(self, target: _Target, metric: _Metric, baseline: float, bar: Any) -> dict[float, float]:
+    def _sweep(self, target: _Target, metric: Metric, baseline: float, bar: Any) -> dict[float, float]:
         row: dict[float, float] = {}
         masking: list[Masking] = []
 
@@ -353,7 +333,7 @@ class SensitivityAnalysis:
         return row
 
     def _evaluate(
-        self, layer: str | None, sparsity: float, masks: Callable[[], Mapping[str, Tensor]], metric: _Metric
+        self, layer: str | None, sparsity: float, masks: Callable[[], Mapping[str, Tensor]], metric: Metric
     ) -> float:
         key = Key(self._fingerprint, self.prune_type, self.group, layer, sparsity)
         if key in self._journal.known:

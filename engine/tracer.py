@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -226,7 +225,7 @@ def trace(
     *,
     explore: bool = False,
     opaque: Collection[str] = (),
-    spread: Mapping[str, int] = MappingProxyType({}),
+    spread: Mapping[str, int] | None = None,
 ) -> Graph:
     """Record the forward pass of a model.
 
@@ -252,7 +251,7 @@ def trace(
     """
     args, kwargs = resolve_inputs(example_inputs)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
-    with apart(model, spread):
+    with apart(model, spread or {}):
         recorder = _recorded(model, inputs, opaque)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
@@ -262,7 +261,7 @@ def trace(
         opaque=tuple(opaque),
         headwise=attention,
         spans=spans_of(model),
-        spread=dict(spread),
+        spread=dict(spread or {}),
         attention=getattr(model, "attention_units", "heads"),
     )
     graph.verify()

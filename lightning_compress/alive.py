@@ -33,7 +33,9 @@ class Living:
         (tensor([ True, False]), tensor([[ True, False]]))
     """
 
-    def __init__(self, groups: Iterable[Group] = (), masks: Masks | None = None, device: torch.device | str = "cpu"):
+    def __init__(
+        self, groups: Iterable[Group] = (), masks: Masks | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         chosen = list(groups)
         self.kept: Mapping[str, Tensor] = kept_units(chosen, masks or {})
         self.reads: dict[str, Tensor] = {}
