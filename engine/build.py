@@ -103,6 +103,7 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
     slices = {name: cut for name, cut in cuts.items() if cut is not None}
     replaced = tuple(_replacements(kept, masks))
     notes = [f"{r.module!r} ({r.kind}) is replaced; a fresh model needs the same replacement." for r in replaced]
+    notes += [f"{name!r} is masked as a whole: what it puts out is constant." for name in _dead_layers(kept)]
     return Plan(
         slices=slices,
         masks=_inner_masks(_outside(masks, graph, replaced), slices),
@@ -126,6 +127,13 @@ def _spread(kept: Kept) -> Iterator[Spread]:
         found = Spread.of(node.module, node.args["dim"], shrunk.keep[slots], after, known)
         if found is not None:
             yield found
+
+
+def _dead_layers(kept: Kept) -> Iterator[str]:
+    """Yield the names of layers of which no weight is left; what a recurrent one puts out is another matter."""
+    for node, c in kept.shrunk.structure.contractions():
+        if c.output is not c.weight and not kept.constants.links(c).outputs().any():
+            yield node.module
 
 
 def _slice(name: str, value: Value, shrunk: Shrunk) -> Slice | None:

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import engine
 from engine.check import RuleReport
 from engine.graph import Node
+from engine.ops import HEAD_DIMENSIONS, dimensions
 from engine.ops.shape import through
 from engine.rule import Sample
+from tests.engine.nets import Net
 from tests.engine.test_samples import built
 
 SHIPPED = [rule for rule in engine.RULES.distinct() if any(True for _ in rule.samples())]
@@ -43,7 +46,21 @@ UNSEEN = {
 CHECKED = [rule.ops[0] for rule in engine.RULES.distinct() if not set(rule.ops) <= set(UNSEEN)]
 TABLE = Path(__file__).parents[2] / "docs" / "frozen-axes.md"
 
+
+def _deformed() -> nn.Module:
+    """A convolution that reads at places of its own."""
+    offsets = torch.linspace(-0.7, 0.8, 18).view(1, 18, 1, 1).double()
+    layers = {"first": nn.Conv2d(3, 6, 1), "layer": torchvision.ops.DeformConv2d(6, 4, 3, padding=1)}
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        places = offsets.expand(len(x), -1, *x.shape[2:]).to(x)
+        return m.last(torch.relu(m.layer(torch.relu(m.first(x)), places)))
+
+    return Net(forward, **layers, last=nn.Conv2d(4, 2, 1))
+
+
 EXTRA = {
+    "torchvision::deform_conv2d": [Sample(_deformed, (2, 3, 5, 5), "deformed")],
     "bmm": [through("bmm", lambda x: torch.bmm(x.flatten(2), x.flatten(2).mT).mean(2)[..., None, None] * x)],
     "einsum": [through("einsum", lambda x: torch.einsum("nchw,nkhw->nc", x, x.sigmoid())[:, :, None, None] * x)],
     "softmax": [through("log_softmax", lambda x: x.flatten(2).log_softmax(-1).view(x.shape) + x.softmax(3))],
@@ -69,12 +86,28 @@ def report_of(op: str) -> RuleReport:
     return engine.check_rule(rule, EXTRA.get(op, ()) or (() if rule in SHIPPED else shared()[op]))
 
 
+def test_every_rule_has_samples() -> None:
+    """Its own, those of another rule that call its ops, or ones of this file; a rule that nothing tries is an error."""
+    tried = {rule.ops[0] for rule in SHIPPED} | set(EXTRA) | set(shared())
+    assert set(CHECKED) <= tried, set(CHECKED) - tried
+
+
 @pytest.mark.parametrize("op", CHECKED)
 def test_every_rule_that_is_shipped(op: str) -> None:
     """Each passes on its own samples, call by call and in whole networks, and the samples call all of its ops."""
     report = report_of(op)
     assert all(error <= 1e-9 for *_, error in report.rows) and "Checked" in str(report)
     assert set(report.missing) <= set(UNSEEN) and report.calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [r.ops[0] for r in dimensions.RULES if r is not engine.RULES[r.ops[0]]])
+def test_rules_for_head_dimensions(op: str) -> None:
+    """They pass too; what they keep are heads and positions."""
+    samples = [*EXTRA.get(op, ()), *engine.RULES["matmul"].samples()]
+    report = engine.check_rule(HEAD_DIMENSIONS[op], samples, HEAD_DIMENSIONS)
+    assert all(error <= 1e-9 for *_, error in report.rows) and report.calls
+    assert all("keeps its heads and its positions" in found.reason for found in report.freed)
 
 
 def rows_of_the_page() -> list[list[str]]:
