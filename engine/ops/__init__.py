@@ -1,5 +1,7 @@
 """What the engine knows of ops: one file per family, every op named in exactly one place."""
 
+from __future__ import annotations
+
 from torch import nn
 
 from engine.errors import InputError
