@@ -46,6 +46,8 @@ class Certificate:
         shapes: shapes of the inputs that were run.
         compared: number of tensors compared inside the model, per run.
         exact_in_train: whether train mode is exact too (no constant was folded).
+        exact: whether it is meant to compute the same; False where norms over what is left were asked for. Then
+            ``max_error`` is that of the outputs, and nothing is verified.
         notes: what could not be compared, and why.
 
     Example:
@@ -67,6 +69,7 @@ class Certificate:
     shapes: tuple[tuple[int, ...], ...] = ()
     compared: int = 0
     exact_in_train: bool = False
+    exact: bool = True
     notes: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +87,10 @@ class Certificate:
     def __str__(self) -> str:
         train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
         lines = [f"exact in {train}"]
-        if self.verified:
+        if not self.exact:
+            measured = "" if math.isnan(self.max_error) else f"; the outputs differ by {self.max_error:.1e}"
+            lines = [f"not exact: norms take the statistics of the channels that are left{measured}"]
+        elif self.verified:
             lines = [
                 f"verified: relative error {self.max_error:.1e} (tolerance {self.tolerance:.0e}, {self.dtype}) on "
                 f"{self.samples} samples, outputs and {self.compared} inner tensors; {lines[0]}"

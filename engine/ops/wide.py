@@ -35,6 +35,7 @@ class Widening:
         kept: channels that are left.
         fill: constants of the removed channels, ``(size - kept,)``, group by group, or None where all are zero.
         groups: number of groups that have statistics of their own.
+        plain: whether it becomes an ordinary norm over what is left, which is another function.
     """
 
     module: str
@@ -42,17 +43,25 @@ class Widening:
     kept: int
     fill: Tensor | None
     groups: int = 1
+    plain: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return it as primitives and tensors."""
-        return {"module": self.module, "size": self.size, "kept": self.kept, "fill": self.fill, "groups": self.groups}
+        return {
+            "module": self.module,
+            "size": self.size,
+            "kept": self.kept,
+            "fill": self.fill,
+            "groups": self.groups,
+            "plain": self.plain,
+        }
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Widening:
         """Read what `state_dict` wrote."""
         fill, groups = state["fill"], int(state.get("groups", 1))
         name, size, kept = str(state["module"]), int(state["size"]), int(state["kept"])
-        return cls(name, size, kept, None if fill is None else fill.double(), groups)
+        return cls(name, size, kept, None if fill is None else fill.double(), groups, bool(state.get("plain", False)))
 
 
 class FullWidth(tuple[int, ...]):
@@ -264,7 +273,8 @@ def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Ca
         raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")
     old = type(module), vars(module)[attribute]
     (whole,) = chained(_lost(module, widening.module), [widening])
-    new = _wide_class(_plain(type(module)), whole.size, whole.fill is not None), _span(module, whole)
+    base = _plain(type(module))
+    new = (base if whole.plain else _wide_class(base, whole.size, whole.fill is not None)), _span(module, whole)
 
     def become(found: tuple[type[nn.Module], Any]) -> None:
         module.__class__, value = found  # type: ignore[assignment]
@@ -283,6 +293,8 @@ def _fits(module: nn.Module, widening: Widening) -> bool:
 
 def _span(module: nn.Module, widening: Widening) -> Any:
     """Return what tells a norm its channels, with what its statistics span besides."""
+    if widening.plain:
+        return int(module.num_groups) if isinstance(module, nn.GroupNorm) else (widening.kept,)
     if not isinstance(module, nn.GroupNorm):
         return FullWidth.of(widening.kept, widening.size, widening.fill)
     return module.num_groups if widening.fill is None else FullGroups.of(module.num_groups, widening.fill)

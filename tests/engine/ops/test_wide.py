@@ -368,3 +368,37 @@ def test_a_norm_loses_channels_again(name: str, constants: bool) -> None:
     plan = plans[0].then(plans[1]).then(plans[2])
     plan.apply(fresh).load_state_dict(model.state_dict())
     assert relative_error(run(fresh, x), run(model, x)) < 1e-9
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_plain_norms(name: str) -> None:
+    """On demand a norm becomes that of what is left: another function, and the certificate says how far it is off."""
+    make, shape = NORMED[name]
+    torch.manual_seed(0)
+    model = randomised(make())
+    x = torch.randn(shape.shape, dtype=torch.float64)
+    masks = engine.fix_mask_conflict(dead(model, {"0": [1, 5]}, bias=True), model, x)
+    expected, kind = run(masked(model, masks), x), type(model[1])
+    fresh = copy.deepcopy(model)
+    speedup = engine.ModelSpeedup(model, x, masks, plain_norms=True)
+    speedup.speedup_model()
+    certificate = speedup.certificate
+    assert type(model[1]) is kind and len(model[1].weight) == 6
+    assert not certificate.exact and not certificate.verified and not certificate.exact_in_train
+    assert relative_error(expected, run(model, x)) > 1e-3 and certificate.max_error > 1e-3
+    assert "not exact: norms" in str(certificate)
+    assert engine.Certificate.from_state_dict(certificate.state_dict()) == certificate
+    stored(speedup.plan).apply(fresh)
+    assert type(fresh[1]) is kind and relative_error(run(model, x), run(fresh, x)) == 0
+    more = engine.fix_mask_conflict(dead(model, {"0": [0, 3]}, bias=True), model, x)
+    again = engine.ModelSpeedup(model, x, more)
+    again.speedup_model()
+    assert again.certificate.exact and again.certificate.verified
+
+
+def test_without_norms_over_channels_plain_is_exact() -> None:
+    """There is nothing to keep plain."""
+    model = randomised(nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)))
+    speedup = engine.ModelSpeedup(model, tokens(), dead(model, {"0": [1]}, bias=True), plain_norms=True)
+    speedup.speedup_model()
+    assert speedup.certificate.exact and speedup.certificate.verified
