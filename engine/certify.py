@@ -46,9 +46,9 @@ class Certificate:
         shapes: shapes of the inputs that were run.
         compared: number of tensors compared inside the model, per run.
         exact_in_train: whether train mode is exact too (no constant was folded).
+        notes: what could not be compared, and why.
         exact: whether it is meant to compute the same; False where norms over what is left were asked for. Then
             ``max_error`` is that of the outputs, and nothing is verified.
-        notes: what could not be compared, and why.
 
     Example:
         >>> import engine
@@ -69,8 +69,8 @@ class Certificate:
     shapes: tuple[tuple[int, ...], ...] = ()
     compared: int = 0
     exact_in_train: bool = False
-    exact: bool = True
     notes: tuple[str, ...] = ()
+    exact: bool = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the certificate as primitives."""
