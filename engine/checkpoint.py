@@ -69,14 +69,16 @@ def seal(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         checkpoint: with plans under its own key.
     """
     parts = {name: digest(value) for name, value in checkpoint.items() if name != KEY}
+    versions = _versions(checkpoint["state_dict"])
+    if versions:
+        parts["versions"] = digest(versions)
     content = {**checkpoint[KEY], "sha256": {**parts, "compacted": digest(checkpoint[KEY]["compacted"])}}
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
 
 
 def with_metadata(weights: Mapping[str, Any], content: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """Return a state dict that tells of the compactions itself, as that of a compacted model does."""
-    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
-    metadata = OrderedDict((name, {k: v for k, v in own.items() if k != KEY}) for name, own in known.items())
+    metadata = OrderedDict(_versions(weights))
     metadata[""] = {**metadata.get("", {}), KEY: content}
     found = OrderedDict(weights)
     found._metadata = metadata  # type: ignore[attr-defined]  # where torch keeps it
@@ -135,7 +137,8 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Example:
         >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
     """
-    write_safetensors(seal({"state_dict": model.state_dict(), KEY: content_of(model)}), path)
+    # As a plain dictionary: the format has no place for the versions of the modules.
+    write_safetensors(seal({"state_dict": dict(model.state_dict()), KEY: content_of(model)}), path)
 
 
 def is_compacted_file(path: str | os.PathLike[str]) -> bool:
@@ -178,7 +181,10 @@ def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> No
     if not isinstance(seals, Mapping) or not {"compacted", "state_dict"} <= seals.keys():
         raise CheckpointError("It is damaged: its digests are missing.")
     for part, expected in seals.items():
-        value = content["compacted"] if part == "compacted" else checkpoint.get(part)
+        if part == "versions" and part not in checkpoint:
+            value: Any = _versions(checkpoint["state_dict"])
+        else:
+            value = content["compacted"] if part == "compacted" else checkpoint.get(part)
         if digest(value) != expected:
             raise CheckpointError(
                 f"It is damaged: {part!r} is not what was written (its SHA-256 differs). Take another copy of it."
@@ -213,9 +219,8 @@ def load_compacted_state(
         raise CheckpointError(
             f"{os.fspath(path)} holds no weights under the names of {type(model).__name__}: it is of another model."
         )
-    weights = {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}
     try:
-        load_state(compactable(model), weights, _within(stored, prefix), strict)
+        load_state(compactable(model), _part(checkpoint["state_dict"], prefix), _within(stored, prefix), strict)
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(f"{os.fspath(path)} does not fit {type(model).__name__}: {error}") from error
     return model
@@ -262,7 +267,39 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
         raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(set(weights) ^ have)[:4])}.")
     undo = reshape(model, shapes_in(weights), wanted)
     try:
-        model.load_state_dict(dict(weights), strict=strict)
+        model.load_state_dict(_versioned(weights, model), strict=strict)
     except BaseException:
         undo()
         raise
+
+
+def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
+    """Return the tensors of a part of a model, in its own names, and the versions of its modules."""
+    found = OrderedDict(
+        (str(name).removeprefix(prefix), value)
+        for name, value in weights.items()
+        if isinstance(value, Tensor) and str(name).startswith(prefix)
+    )
+    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    inside = [(f"{name}." if name else "", own) for name, own in known.items()]
+    found._metadata = {  # type: ignore[attr-defined]  # where torch keeps it
+        name.removeprefix(prefix).removesuffix("."): own for name, own in inside if name.startswith(prefix)
+    }
+    return found
+
+
+def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str, Any]:
+    """Return a state dict with the versions of the modules, by which some convert what older ones saved.
+
+    Formats that do not store them hold what the present version writes.
+    """
+    found = OrderedDict(weights)
+    versions = {**_versions(model.state_dict()), **_versions(weights)}
+    found._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch keeps it
+    return found
+
+
+def _versions(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metadata of a state dict without ours: the versions of the modules."""
+    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    return {name: {key: value for key, value in own.items() if key != KEY} for name, own in known.items()}

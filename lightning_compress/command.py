@@ -37,16 +37,53 @@ Compacted checkpoints of Lightning: what was pruned is not zero in them, it is g
 Files are read with weights_only=True and their digests are checked: no code in them runs.
 """
 
-_MORE = """\
-the class is the LightningModule that was trained, as package.module:Class (found from the current folder too). Its
-arguments come from the hyper-parameters in the checkpoint; give what is missing with --arg.
-
-examples:
-  python -m lightning_compress inspect compacted.ckpt
-  python -m lightning_compress compact last.ckpt train:Classifier --out compacted.ckpt --example 1,3,224,224
-  python -m lightning_compress export compacted.ckpt train:Classifier --example 1,3,224,224 --onnx net.onnx
-  python -m lightning_compress verify last.ckpt compacted.ckpt train:Classifier --example 8,3,224,224
+_CLASS = """\
+CLASS is the LightningModule that was trained, as package.module:Class, found from the current folder too. Its arguments
+come from the hyper-parameters in the checkpoint; give what is missing with --arg, as in --arg width=8. What the model
+takes is its example_input_array, a random tensor of the shape given by --example, or what is in the file --input.
 """
+
+_COMMANDS = "{inspect,compact,export,verify} --help says more about each, with examples.\n"
+
+_EXAMPLES = {
+    "inspect": "  python -m lightning_compress inspect compacted.ckpt\n",
+    "compact": """\
+  python -m lightning_compress compact last.ckpt train:Classifier --out compacted.ckpt --example 1,3,224,224
+  python -m lightning_compress compact last.ckpt train:Classifier --out compacted.ckpt --input batch.pt --arg width=8
+  python -m lightning_compress compact dense.ckpt train:Classifier --out compacted.ckpt --masks masks.pt
+""",
+    "export": """\
+  python -m lightning_compress export compacted.ckpt train:Classifier --example 1,3,224,224 --onnx net.onnx
+  python -m lightning_compress export compacted.ckpt train:Classifier --onnx net.onnx --dynamic batch size
+  python -m lightning_compress export compacted.ckpt train:Classifier --safetensors net.safetensors
+""",
+    "verify": """\
+  python -m lightning_compress verify last.ckpt compacted.ckpt train:Classifier --example 8,3,224,224
+  python -m lightning_compress verify last.ckpt compacted.ckpt train:Classifier --input batch.pt --tolerance 1e-5
+""",
+}
+
+_ABOUT_EACH = {
+    "inspect": """\
+What was removed from which tensor, what the constants went into, the certificate of the verification, and how many
+numbers and bytes there were before and after. Needs nothing but the file. An error means that it is damaged.
+""",
+    "compact": """\
+Remove from a checkpoint what is zero or masked in it, compare the small model with the masked one on random samples,
+and write the compacted checkpoint, which load_compacted(path, Class) loads. Takes checkpoints of ChannelPruning, of
+ModelPruning, of torch.nn.utils.prune, of anything else that sets channels to zero, and the folder in which FSDP saves
+shards. Nothing is written where the small model computes something else.
+""",
+    "export": """\
+Write the network inside of a checkpoint for where it is to run. Each file is loaded and run at two batch sizes (with
+--dynamic size at twice the size too), and is not written where it differs from the model by more than 1e-5.
+""",
+    "verify": """\
+Run the masked and the compacted network on the same inputs, at two batch sizes, and say by how much they differ at
+most, relative to the largest output. The exit code is 0 where they are the same, 1 where they are not, 2 where one
+cannot be run.
+""",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,8 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": _MORE}
-    parser = argparse.ArgumentParser("python -m lightning_compress", description=_ABOUT, **form)
+    form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    examples = f"{_COMMANDS}\nexamples:\n{''.join(_EXAMPLES.values())}"
+    parser = argparse.ArgumentParser("python -m lightning_compress", description=_ABOUT, epilog=examples, **form)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, about, fill, run in (
         ("inspect", "what was removed, the certificate, and sizes", _add_inspect, _inspect),
@@ -79,7 +117,8 @@ def _parser() -> argparse.ArgumentParser:
         ("export", "write ONNX and other forms, run and compare them", _add_export, _export),
         ("verify", "compare a masked and a compacted checkpoint", _add_verify, _verify),
     ):
-        command = commands.add_parser(name, help=about, description=about, **form)
+        more = ("" if name == "inspect" else f"{_CLASS}\n") + f"examples:\n{_EXAMPLES[name]}"
+        command = commands.add_parser(name, help=about, description=_ABOUT_EACH[name], epilog=more, **form)
         fill(command)
         command.set_defaults(run=run)
     return parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -137,7 +138,8 @@ def _read_shards(folder: Path, map_location: Any) -> dict[str, Any]:
 
 def _without_masks(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The weights under their own names, where `torch.nn.utils.prune` stores the original and a mask of each."""
-    found = {name: value for name, value in weights.items() if f"{name}_orig" not in weights}
+    found = OrderedDict((name, value) for name, value in weights.items() if f"{name}_orig" not in weights)
+    found._metadata = getattr(weights, "_metadata", {})  # type: ignore[attr-defined]  # the modules' versions
     for name in [
         name for name in weights if name.endswith("_orig") and f"{name.removesuffix('_orig')}_mask" in weights
     ]:

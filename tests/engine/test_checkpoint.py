@@ -59,6 +59,55 @@ def test_a_plain_module_takes_the_small_weights(tmp_path: Path, target: str) -> 
     assert plain[3].groups == wrapper.net[3].groups
 
 
+class Versioned(nn.Conv2d):
+    """Reads what its older versions saved, as batch norms and MNASNet do."""
+
+    _version = 3
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        version = local_metadata.get("version")
+        if version not in (2, 3):
+            raise ValueError(f"version should be 2 or 3 instead of {version}")
+        if version == 2:
+            state_dict[f"{prefix}bias"] = -state_dict[f"{prefix}bias"]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "safetensors", "older"])
+def test_versions_of_modules(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules learn which version of theirs saved the weights, in whatever part of a model they are."""
+    model = randomised(nn.Sequential(nn.Sequential(Versioned(3, 8, 1)), nn.Conv2d(8, 2, 1)))
+    x = torch.randn(2, 3, 4, 4).double()
+    mask = (torch.arange(8) > 3).double()
+    masks = {"0.0": {"weight": mask.view(8, 1, 1, 1).expand(8, 3, 1, 1), "bias": mask}}
+    engine.ModelSpeedup(model, x, masks).speedup_model()
+    expected, path = run(model, x)[0], tmp_path / "small.ckpt"
+    if kind == "older":
+        monkeypatch.setattr(Versioned, "_version", 2)
+        with torch.no_grad():
+            model[0][0].bias.neg_()
+    content = {"state_dict": nn.ModuleDict({"net": model}).state_dict(), KEY: content_of(nn.ModuleDict({"net": model}))}
+    torch.save(seal(content), path)
+    if kind == "safetensors":
+        pytest.importorskip("safetensors")
+        path = tmp_path / "small.safetensors"
+        engine.save_safetensors(model, path)
+    monkeypatch.setattr(Versioned, "_version", 3)
+    fresh = nn.Sequential(nn.Sequential(Versioned(3, 8, 1)), nn.Conv2d(8, 2, 1)).double()
+    assert torch.equal(run(engine.load_compacted_state(fresh, path), x)[0], expected)
+
+
+def test_a_version_that_was_changed(tmp_path: Path) -> None:
+    """The versions are part of what the digests hold."""
+    wrapper = randomised(Wrapped())
+    compacted(wrapper)
+    sealed = seal({"state_dict": wrapper.state_dict(), KEY: content_of(wrapper)})
+    sealed["state_dict"]._metadata["net.1"]["version"] = 1
+    torch.save(sealed, tmp_path / "small.ckpt")
+    with pytest.raises(CheckpointError, match="'versions' is not what was written"):
+        engine.load_compacted_state(Wrapped(), tmp_path / "small.ckpt")
+
+
 def test_a_checkpoint_of_what_was_not_compacted(tmp_path: Path) -> None:
     """Without a plan the weights are loaded as they are."""
     model = randomised(network())

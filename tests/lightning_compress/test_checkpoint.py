@@ -86,7 +86,8 @@ def test_holds_primitives_and_tensors_only(compacted: Compacted) -> None:
     assert checkpoint["lightning_compress"]["version"] == 2
     assert checkpoint["lightning_compress"]["compacted"].keys() == {"net"}
     assert checkpoint["lightning_compress"]["sha256"].keys() == (checkpoint.keys() - {"lightning_compress"}) | {
-        "compacted"
+        "compacted",
+        "versions",
     }
 
 
