@@ -216,6 +216,7 @@ class Compaction:
         before = None if self._plan is None else snapshot(self._model)
         for step in self._redo:
             step()
+        self._flatten()
         if self._plan is not None and before is not None:
             step_made = Step(self._plan, changed(before, self._model), self._certificate)
             self._undo.append(remember(self._model, (*history(self._model), step_made)))
@@ -224,6 +225,13 @@ class Compaction:
         """Put everything back as it was."""
         for step in reversed(self._undo):
             step()
+        self._flatten()
+
+    def _flatten(self) -> None:
+        """Put the weights of recurrent layers into one piece of memory each again, where cuDNN asks for that."""
+        for module in self._modules.values():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()
 
 
 def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]) -> Tensor:

@@ -172,6 +172,13 @@ class Constants:
             return torch.ones(c.groups * c.outputs, dtype=torch.float64)
         return c.canonical(weight.abs().double().cpu()).sum((2, 3)).reshape(-1)
 
+    def magnitude_along(self, value: Value, dim: int) -> Tensor:
+        """Return the L1 norm of a stored value at each index of a dimension, masked or not: float64."""
+        data = self._stored[value.name or ""].detach()
+        if data.is_meta:
+            return torch.ones(value.shape[dim], dtype=torch.float64)
+        return data.abs().double().cpu().movedim(dim, 0).reshape(value.shape[dim], -1).sum(1)
+
     def is_parameter(self, value: Value) -> bool:
         """Whether a value is a parameter, not a buffer."""
         return value.name in self._parameters

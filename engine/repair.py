@@ -16,7 +16,7 @@ from engine.build import canonical_tensors
 from engine.constants import Constants
 from engine.constraints import closed
 from engine.errors import InputError
-from engine.graph import Graph
+from engine.graph import Graph, Node, Value
 from engine.groups import Group, groups_of
 from engine.keep import alive, consumers
 from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
@@ -123,7 +123,22 @@ class _Problem:
             if any(source.name in masks for source in behind):
                 self.voted.index_add_(0, made, torch.ones_like(made))
                 self.closed.index_add_(0, made, dead.long())
+        for table, _, made, dead in self._tables():
+            if table.name in masks:
+                self.voted.index_add_(0, made, torch.ones_like(made))
+                self.closed.index_add_(0, made, dead.long())
         self.masked = self.closed > 0
+
+    def _tables(self) -> Iterator[tuple[Value, int, Tensor, Tensor]]:
+        """Yield each table (an embedding), the dimension of its columns, their slots, and which of them are zero."""
+        seen: set[int] = set()
+        for node in self.structure.graph.nodes:
+            for produced in self.structure.rules.rule(node.op).produces(node):
+                made = self.structure.along(produced.input, produced.dim)
+                for table, dim in _columns(self.structure, node, made):
+                    if table.index not in seen and made is not None:
+                        seen.add(table.index)
+                        yield table, dim, made, self.constants.along(produced.input, produced.dim) == 0
 
     @functools.cached_property
     def importance(self) -> Tensor:
@@ -139,7 +154,19 @@ class _Problem:
                 seen.add(c.weight.index)
                 size = self.constants.magnitude(c)
                 found.index_add_(0, made, size / size.mean().clamp(min=1e-30))
+        for table, dim, made, _ in self._tables():
+            size = self.constants.magnitude_along(table, dim)
+            found.index_add_(0, made, size / size.mean().clamp(min=1e-30))
         return found
+
+
+def _columns(structure: Structure, node: Node, made: Tensor | None) -> Iterator[tuple[Value, int]]:
+    """Yield the stored values, and their dimensions, that have the slots which a node puts out."""
+    for value in node.inputs:
+        for dim in range(value.ndim if value.stored and made is not None else 0):
+            row = structure.along(value, dim)
+            if row is not None and made is not None and torch.equal(row, made):
+                yield value, dim
 
 
 Policy = Callable[[_Problem], Tensor]

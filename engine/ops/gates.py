@@ -113,13 +113,12 @@ def contractions_of(node: Node) -> Sequence[Contraction]:
     found = []
     for depth, cell in ((depth, cell) for depth, layer in enumerate(layers) for cell in layer):
         for weight in cell.weights():
-            source, dim, bias = weight, 1, None
+            source, dim = weight, 1
+            bias = None if weight is cell.hr or not cell.biases else cell.biases[weight is cell.hh]
             if weight is cell.ih:
                 source, dim = (x, x.ndim - 1) if depth == 0 else (weight, 1)
-                bias = cell.biases[0] if cell.biases else None
             elif states:
                 source, dim = states[0], states[0].ndim - 1
-                bias = cell.biases[1] if cell.biases else None
             found.append(Contraction(source, weight, bias, weight, dim, 0, 1, False, False))
     return found
 

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 import engine
 from engine.errors import PlanError
+from engine.plan import Plan
+from engine.slices import Slice
 from tests.engine.exactness import Masks, randomised
 from tests.engine.nets import Mean, analysis_of, dead, image, plain, snapshot, unchanged
 
@@ -255,3 +257,25 @@ def test_a_compacted_model_is_pickled_and_copied() -> None:
         for k, v in vars(m).items()
         if k.endswith("_channels")
     )
+
+
+def test_weights_of_recurrent_layers_are_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN wants them in one piece of memory: after the exchange, and after it was taken back."""
+    seen: list[tuple[int, ...]] = []
+    flatten = nn.GRU.flatten_parameters
+
+    def watched(self: nn.GRU) -> None:
+        seen.append(tuple(self.weight_hh_l0.shape))
+        flatten(self)
+
+    net = nn.Sequential(nn.GRU(3, 4, batch_first=True))
+    monkeypatch.setattr(nn.GRU, "flatten_parameters", watched)
+    rows = torch.tensor([0, 2, 4, 6, 8, 10])
+    cuts = {f"0.{n}": Slice.along(0, rows, tuple(p.shape)) for n, p in net[0].named_parameters() if n != "weight_hh_l0"}
+    columns = Slice.along(1, torch.tensor([0, 2]), (6, 4))
+    cuts["0.weight_hh_l0"] = Slice.along(0, rows, (12, 4)).then(columns)
+    change = Plan(cuts, attributes={"0": {"hidden_size": 2}}).prepare(net)
+    change.commit()
+    assert net(torch.zeros(1, 5, 3))[0].shape == (1, 5, 2)
+    change.rollback()
+    assert seen == [(6, 2), (12, 4)] and net(torch.zeros(1, 5, 3))[0].shape == (1, 5, 4)

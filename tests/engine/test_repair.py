@@ -195,3 +195,17 @@ def test_a_wholly_masked_layer_is_no_error() -> None:
     fixed = engine.fix_mask_conflict(dead(model, {"0": range(6)}), model, image())
     plan = check_exact(model, fixed, image(), image(9))
     assert plan.slices["0.weight"].shape[0] == 1
+
+
+@pytest.mark.parametrize("policy", ["union", "intersection", "score"])
+def test_columns_of_a_table_go(policy: str) -> None:
+    """An embedding has a say in its own columns: what is masked there stays masked, and goes."""
+    parts = {"table": nn.Embedding(7, 6), "layer": nn.GRU(6, 4, batch_first=True), "out": nn.Linear(4, 2)}
+    model = Net(lambda m, ids: m.out(m.layer(m.table(ids))[0]), **parts).double().eval()
+    kept = torch.tensor([1, 0, 1, 1, 0, 1.0])
+    with torch.no_grad():
+        model.table.weight[:, kept == 0] *= 0.1
+    ids = torch.tensor([[0, 3, 6]])
+    fixed = engine.fix_mask_conflict({"table": {"weight": kept.expand(7, 6)}}, model, ids, policy=policy)
+    assert fixed["table"]["weight"][0].tolist() == kept.tolist()
+    assert engine.ModelSpeedup(model, ids, fixed).speedup_model().layer.input_size == 4
