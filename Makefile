@@ -51,7 +51,7 @@ property: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q tests/engine/test_properties.py --hypothesis-profile=thorough
 
 bench: $(VENV)/.stamp-bench
-	$(BIN)/python benchmarks/speed.py --fresh $(ARGS)
+	$(BIN)/python benchmarks/speed.py $(ARGS)
 
 # A CUDA machine often brings its own torch and no way to install another: without a .venv that one is used as it is.
 ifeq ($(MAKECMDGOALS)$(wildcard $(VENV)),gpu)

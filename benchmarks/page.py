@@ -241,7 +241,7 @@ def page(rows: Rows, machine: str, rounds: int) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`; every number below is from one run of it.",
+        "Written by `make bench`; all numbers below are of one state of the code, on one machine.",
         "",
         f"Machine: {machine}. {rounds} rounds; each measurement has a process of its own, in which the contestants "
         "take turns after a warm-up.",

@@ -4,12 +4,14 @@
 
 This project, its floor and its peer are measured in turns, in one process per network, on one thread, in CPU seconds
 (other work on the machine disturbs these less than the time on the wall). Finished measurements are kept in
-``build/speed.jsonl``: a run that was stopped goes on where it was. The page is written from these rows alone.
+``build/speed.jsonl``, by the state of the code: a run that was stopped goes on where it was. The page is written from
+these rows alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -27,7 +29,7 @@ from benchmarks.page import page
 
 ROOT = Path(__file__).resolve().parents[1]
 _KEPT = ROOT / "build" / "speed.jsonl"
-_ROUNDS = {False: 5, True: 2}
+_ROUNDS = {False: 3, True: 2}
 
 
 def job(kind: str, name: str, rounds: int) -> Row:
@@ -39,6 +41,13 @@ def job(kind: str, name: str, rounds: int) -> Row:
         raise RuntimeError(f"Measuring {kind} of {name} failed:\n{done.stderr[-2000:]}")
     found: Row = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def code_state() -> str:
+    """Return a hash of what is measured and of what measures; other results are not taken over."""
+    files = [f for folder in ("engine", "lightning_compress") for f in sorted((ROOT / folder).rglob("*.py"))]
+    files += [ROOT / "benchmarks" / f"{name}.py" for name in ("language", "measure", "narrow", "overhead", "subjects")]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
 
 
 def machine() -> str:
@@ -60,14 +69,16 @@ def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Ro
     _KEPT.parent.mkdir(exist_ok=True)
     lines = _KEPT.read_text().splitlines() if _KEPT.exists() and not fresh else []
     known = {tuple(row["job"]): row["found"] for row in map(json.loads, lines)}
-    _KEPT.write_text("".join(line + "\n" for line in lines))
+    if fresh:
+        _KEPT.unlink(missing_ok=True)
     rows: dict[str, dict[str, Row]] = {}
+    state = code_state()
     for kind, (_, names) in MEASURES.items():
         for name in names if not only or kind in only else []:
-            key = (kind, name, _ROUNDS[quick])
+            key = (kind, name, _ROUNDS[quick], state)
             if key not in known:
                 start = time.perf_counter()
-                known[key] = job(*key)
+                known[key] = job(*key[:3])
                 print(f"{kind}: {name}, {time.perf_counter() - start:.0f} s", flush=True)
                 with _KEPT.open("a") as file:
                     file.write(json.dumps({"job": key, "found": known[key]}) + "\n")
@@ -78,7 +89,7 @@ def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Ro
 def main() -> int:
     """Measure what is missing and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two rounds in place of five")
+    parser.add_argument("--quick", action="store_true", help="two rounds in place of three")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--only", nargs="+", default=[], choices=list(MEASURES), help="kinds of measurements")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")

@@ -126,6 +126,7 @@ class _Observer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._witness, self._channels, self._found, self._decisions = witness, channels, found, decisions
         self._ops = {node.op for node in witness.nodes}
+        self._directions: dict[tuple[int, torch.dtype], Tensor] = {}
         self._depth = 0  # of modules that are not looked into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,12 +166,29 @@ class _Observer(TorchDispatchMode):
         channels, dim = self._channels[position], self._witness.dims[position]
         if channels is not None and all(d < out.ndim and int(i.max()) < out.size(d) for d, i in channels.items()):
             for d, index in channels.items():
-                out = out.index_select(d, index.to(out.device))
-            rows = out.movedim(dim, 0).flatten(1)
-            generator = torch.Generator().manual_seed(position)
-            random = torch.randn(rows.size(1), _PROJECTIONS, generator=generator, dtype=torch.float32)
-            projected = rows @ random.to(rows)
-            self._found.inner[position] = (projected.cpu().double(), rows.norm(dim=1).cpu().double())
+                out = out if d == dim else out.index_select(d, index.to(out.device))
+            norms = torch.linalg.vector_norm(out, dim=[d for d in range(out.ndim) if d != dim]).cpu().double()
+            projected = _projected(out, dim, self._random(out, dim)).cpu().double()
+            chosen = channels.get(dim, slice(None))
+            self._found.inner[position] = (projected[chosen], norms[chosen])
+
+    def _random(self, out: Tensor, dim: int) -> Tensor:
+        """Return random directions of what each channel of a tensor holds; those of the same size are made once."""
+        size = out.numel() // max(out.size(dim), 1)
+        if (size, out.dtype) not in self._directions:
+            generator = torch.Generator().manual_seed(size)
+            drawn = torch.randn(size, _PROJECTIONS, generator=generator, dtype=torch.float32)
+            self._directions[size, out.dtype] = drawn.to(out)
+        return self._directions[size, out.dtype].to(out.device)
+
+
+def _projected(out: Tensor, dim: int, random: Tensor) -> Tensor:
+    """Return ``rows @ random``, (channels, projections), where a row holds all of a channel; mostly without a copy."""
+    if dim == out.ndim - 1:
+        return (random.T @ out.reshape(-1, out.size(-1))).T
+    if dim == 1:
+        return torch.bmm(out.flatten(2), random.view(out.size(0), -1, random.size(1))).sum(0)
+    return out.movedim(dim, 0).flatten(1) @ random
 
 
 @functools.cache

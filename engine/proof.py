@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from engine.build import Analysis
 from engine.certify import Certificate, Observation, compare, observe
 from engine.compact import names_of
 from engine.errors import TraceError, VerificationError
+from engine.folds import Fold
 from engine.graph import Graph, Node
 from engine.plan import Plan
 from engine.stored import stored_tensors
@@ -80,8 +81,7 @@ class Proof:
         if not self._runs:
             raise VerificationError("The masked model runs on no random input. " + " ".join(self._notes))
         self._first_that_runs([Trial(n, True, self._dtype) for n in (min(confidence, 2), None)])
-        masked = masked_tensors(model, self._graph, masks, self._dtype)
-        self._small = small_tensors(masked, analysis.plan)
+        self._small = small_tensors(_masked(model, self._graph, masks, self._dtype), analysis.plan)
 
     def _first_that_runs(self, trials: list[Trial]) -> None:
         for trial in trials:
@@ -158,26 +158,34 @@ class Proof:
                 raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
 
 
-def small_tensors(masked: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-    """Return what a plan makes of masked parameters and buffers, in their dtype."""
-    small = dict(masked)
-    for name, cut in plan.slices.items():
-        small[name] = cut.apply(small[name])
+def small_tensors(masked: Iterable[tuple[str, Tensor]], plan: Plan) -> dict[str, Tensor]:
+    """Return what a plan makes of masked parameters and buffers, in their dtype, one after the other."""
+    folds: dict[str, list[Fold]] = {}
     for fold in plan.folds:
-        small[fold.name] = fold.apply(small[fold.name])
+        folds.setdefault(fold.name, []).append(fold)
+    small = {}
+    for name, tensor in masked:
+        tensor = plan.slices[name].apply(tensor) if name in plan.slices else tensor
+        for fold in folds.get(name, ()):
+            tensor = fold.apply(tensor)
+        small[name] = tensor
     return small
+
+
+def _masked(
+    model: nn.Module, graph: Graph, masks: Mapping[str, Tensor], dtype: torch.dtype | None
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in stored_tensors(model).items():
+        if graph.aliases.get(name) == name:
+            tensor = tensor.detach() if name not in masks else tensor.detach() * masks[name].to(tensor.device)
+            yield name, tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def masked_tensors(
     model: nn.Module, graph: Graph, masks: Mapping[str, Tensor], dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """Return ``parameter * mask`` and the buffers by canonical name, floating ones in ``dtype``."""
-    found = {}
-    for name, tensor in stored_tensors(model).items():
-        if graph.aliases.get(name) == name:
-            tensor = tensor.detach() if name not in masks else tensor.detach() * masks[name].to(tensor.device)
-            found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-    return found
+    return dict(_masked(model, graph, masks, dtype))
 
 
 def random_inputs(graph: Graph, trial: Trial, batch_dim: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
