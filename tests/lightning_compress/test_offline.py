@@ -85,6 +85,7 @@ def test_masks_of_the_user(tmp_path: Path) -> None:
     assert small.net.wide.out_channels == 12
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # by torch itself, in older versions
 def test_a_sharded_checkpoint_of_fsdp(tmp_path: Path) -> None:
     """The folder in which Lightning's FSDP saves shards, `{"model": weights}` beside `meta.pt`, is compacted too."""
     module, path = masked(tmp_path)

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning
+import torch
+import torch.nn.functional as F
 from pytorch_lightning.utilities.exceptions import MisconfigurationException as TheirException
+from torch import Tensor
 
 import lightning_compress
 from lightning_compress.packages import Callback, MisconfigurationException, classes
+from tests.lightning_compress.models import Net, data
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,3 +71,31 @@ def test_both_class_trees_are_joined(tmp_path: Path) -> None:
         "assert ComplexityMonitor().history == []\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+def test_a_fit_under_the_other_package(tmp_path: Path) -> None:
+    """Where `lightning` is installed, its Trainer prunes, repairs, compacts twice, and the result loads."""
+    pl = pytest.importorskip("lightning.pytorch")
+
+    class Module(pl.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 0.01)
+
+    module, compaction = Module(), lightning_compress.ModelCompaction(when=1, on_failure="raise")
+    repair, monitor = lightning_compress.MaskConflictRepair(), lightning_compress.ComplexityMonitor()
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=3, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[compaction, monitor, repair, lightning_compress.ChannelPruning(amount=0.5, start=1, end=2)],
+    )  # fmt: skip
+    trainer.fit(module, data())
+    assert module.net.wide.out_channels == 8 and monitor.history
+    loaded = lightning_compress.load_compacted(compaction.checkpoint_path, Module)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), module.parameters(), strict=True))

@@ -109,6 +109,7 @@ def test_averages(tmp_path: Path, optimizer: str, average: str) -> None:
     check(tmp_path, lambda: seeded(Trained, optimizer=optimizer), average, **DOUBLE)
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # by torch itself, in older versions
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_of_the_learning_rate(tmp_path: Path, schedule: str) -> None:
     """By epoch, by step with cycled momentum, by the loss, and one after another."""

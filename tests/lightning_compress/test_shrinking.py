@@ -475,3 +475,27 @@ def test_layers_that_are_set_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert bool(compaction.plan.spread) is reindex
         sizes.append(sum(p.numel() for p in module.parameters()))
     assert sizes[1] < 0.9 * sizes[0]
+
+
+def test_a_stream_goes_in_steps(tmp_path: Path) -> None:
+    """Layer norms that lost channels lose some again: stream, heads and neurons are those of the masked run."""
+
+    class Widths(Callback):
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+            net = pl_module.net
+            self.seen.append((net.stem.out_channels, net.block.linear1.out_features))
+
+    found: dict[bool, Any] = {}
+    for compact in (False, True):
+        follow, sizes = Widths(), ModelCompaction(when=range(5), save=False, on_failure="raise", confidence=1)
+        pruning = ChannelPruning(amount=0.5, schedule="linear", start=0, end=2)
+        module = seeded(Attentive)
+        callbacks = [follow, pruning, *([sizes] if compact else [])]
+        fit(module, tmp_path, *callbacks, precision="64-true", max_epochs=4, limit_train_batches=1)
+        found[compact] = follow.seen, module
+    assert found[False][0] == [(12, 16)] * 4
+    assert found[True][0] == [(12, 16), (9, 12), (6, 8), (6, 8)]
+    assert difference(found[False][1], found[True][1]) <= 1e-9
