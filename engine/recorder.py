@@ -32,6 +32,7 @@ __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
 WRITE = "engine::write"
 MODULE = "engine::module"
+_OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, also where its hooks are skipped
 
 
 @dataclass
@@ -261,8 +262,9 @@ class Recorder(TorchDispatchMode):
                 self._alive.append(tensor)
 
     def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
-        weight, module = args.get("weight"), self._stack[-1]
-        if isinstance(weight, Value) and weight.name is not None:  # a direct .forward() skips the hooks
+        module = self._stack[-1]
+        weight = next(walk_values([args.get(name) for name in _OWNED]), None)
+        if weight is not None and weight.name is not None:  # a direct .forward() skips the hooks
             owners = self._owners[weight.name]
             module = module if module in owners else owners[0]
         site = self._provenance.site

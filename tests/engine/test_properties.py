@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import engine
 from tests.engine.exactness import KINDS, check_exact, masked, parameters, randomised, relative_error, run
 from tests.engine.random_nets import BUILDERS, SIZE, RandomNet, Step
+from tests.engine.recurrent_nets import recurrent_masks, recurrent_net
 
 STEP = st.builds(
     Step,
@@ -85,3 +86,14 @@ def test_a_failed_compaction_leaves_the_model_bit_for_bit(steps: list[Step], see
 
 def _fail(*args: object) -> None:
     raise engine.errors.VerificationError("on purpose")
+
+
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 80))])
+def test_recurrent_networks(seed: int) -> None:
+    """Any layer, any masks, repaired or not: the same function at another length and batch size."""
+    model = recurrent_net(seed)
+    masks = recurrent_masks(model, seed)
+    x, other = (torch.randn(n, t, 3, generator=torch.Generator().manual_seed(t)).double() for n, t in ((2, 4), (3, 6)))
+    check_exact(model, masks, x, other)
+    policy = ["union", "intersection", "score"][seed % 3]
+    check_exact(model, engine.fix_mask_conflict(masks, model, x, policy=policy), x)

@@ -330,3 +330,11 @@ def test_a_sequence_in_front_of_the_batch() -> None:
     """(steps, batch, features): the batch is dimension 1."""
     flops = engine.count_flops_params(nn.LSTM(6, 4), torch.randn(5, 3, 6), verbose=False, batch_dim=1)[0]
     assert flops == 5 * BY_HAND["LSTM"]
+
+
+def test_a_forward_that_is_called_by_itself() -> None:
+    """Hooks are skipped then; the sizes are the layer's, although its owner has the same numbers."""
+    model = reading(lambda m, x: m.out(m.layer.forward(x)[0]), 4, nn.LSTM(3, 4, batch_first=True))
+    model.hidden_size, model.input_size = 4, 3
+    plan = check_exact(model, halved(model, features()), features(), features(3))
+    assert plan.attributes == {"layer": {"hidden_size": 2}, "out": {"in_features": 2}}
