@@ -291,7 +291,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--any-state", action="store_true", help="take results of an earlier state of the code too")
     parser.add_argument("--time", type=float, default=900, metavar="S", help="limit per model, default 900 s")
-    parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per model, default 8 GiB")
+    parser.add_argument("--memory", type=float, default=12, metavar="GIB", help="limit per model, default 12 GiB")
     return parser.parse_args()
 
 

@@ -76,25 +76,30 @@ class Proof:
         self._notes: list[str] = []
         self._runs: list[tuple[Inputs, Observation]] = []
         self._dtype: torch.dtype | None = torch.float64
-        # a list of pictures is no batch: it runs as it is, if not with more of them
-        self._first_that_runs([Trial(n, False, dtype) for dtype in (torch.float64, None) for n in (confidence, None)])
-        if not self._runs:
+        masked: dict[str, Tensor] = {}
+        for dtype in (torch.float64, None):
+            masked = masked_tensors(model, self._graph, masks, dtype)
+            # a list of pictures is no batch: it runs as it is, if not with more of them
+            if self._first_that_runs([Trial(n, False, dtype) for n in (confidence, None)], masked):
+                break
+        else:
             raise VerificationError("The masked model runs on no random input. " + " ".join(self._notes))
-        self._first_that_runs([Trial(n, True, self._dtype) for n in (min(confidence, 2), None)])
+        self._first_that_runs([Trial(n, True, self._dtype) for n in (min(confidence, 2), None)], masked)
+        del masked  # the small ones are cut one after the other, so that both are never in memory as a whole
         self._small = small_tensors(_masked(model, self._graph, masks, self._dtype), analysis.plan)
 
-    def _first_that_runs(self, trials: list[Trial]) -> None:
+    def _first_that_runs(self, trials: list[Trial], masked: Mapping[str, Tensor]) -> bool:
         for trial in trials:
             inputs = random_inputs(self._graph, trial, self._batch_dim)
-            tensors = masked_tensors(self._model, self._graph, self._masks, trial.dtype)
             try:
-                found = observe(self._model, tensors, inputs, self._witness, self._witness.before)
+                found = observe(self._model, masked, inputs, self._witness, self._witness.before)
             except TraceError as error:
                 self._notes.append(f"Not compared {trial}: {error}")
                 continue
             self._runs.append((inputs, found))
             self._dtype = trial.dtype
-            return
+            return True
+        return False
 
     def conclude(self, certificate: Certificate) -> Certificate:
         """Run the compacted model on the same inputs, and return the certificate with the verdict.

@@ -64,6 +64,20 @@ def test_a_model_of_one_size_only() -> None:
     assert any("larger resolution" in note for note in found.notes)
 
 
+def test_weights_are_masked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many inputs the model rejects, there is one float64 copy of its weights at a time."""
+    made = []
+
+    def counted(*args: object) -> dict[str, Tensor]:
+        made.append(args[-1])
+        return masked_tensors(*args)
+
+    monkeypatch.setattr("engine.proof.masked_tensors", counted)
+    model = Net(lambda m, x: m.head(torch.relu(m.stem(x)).flatten(1)), stem=nn.Conv2d(3, 4, 1), head=nn.Linear(144, 2))
+    found = verdict(model, image(dtype=torch.float32), {"stem": [0]})
+    assert found.verified and any("larger" in note for note in found.notes) and made == [torch.float64]
+
+
 def test_a_model_of_one_batch_size_only() -> None:
     """The example's batch size is used where another does not run."""
 
