@@ -197,7 +197,7 @@ def _tie_states(node: Node, puts: Tensor, units: Tensor, labels: Labels) -> None
     states, after = states_of(node), node.outputs if "w_ih" in node.args else node.outputs[1:]
     for value, made, rows in zip(states, after, (puts, units), strict=False):
         joint = rows.view(1, -1) if value.ndim == 2 else rows[:, None, :]
-        labels.add(made, joint)
+        labels.add(made, rows.view(len(rows), *[1] * (made.ndim - 2), -1))  # torch 2.6 tells of one dimension more
         for layer in labels.layers(value):
             if layer.size(-1) == 1:
                 labels.slots.freeze(layer, f"{node!r} runs over it")

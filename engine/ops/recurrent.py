@@ -82,8 +82,9 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     found = _all_dead(node, constants)
     flat = [dead for layer in found for dead in layer]
     last = torch.cat([dead.puts for dead in found[-1]]).view([1] * (node.output.ndim - 1) + [-1])
-    states = [torch.stack([d.puts for d in flat])[:, None], torch.stack([d.units for d in flat])[:, None]]
-    return [torch.where(zero, 0.0, math.nan) for zero in (last, *states[: len(node.outputs) - 1])]
+    rows = [torch.stack([d.puts for d in flat]), torch.stack([d.units for d in flat])]
+    states = [r.view(len(r), *[1] * (v.ndim - 2), -1) for r, v in zip(rows, node.outputs[1:], strict=False)]
+    return [torch.where(zero, 0.0, math.nan) for zero in (last, *states)]
 
 
 # ---------------------------------------------------------------- use
@@ -107,7 +108,7 @@ def _all_used(node: Node, use: Use) -> list[list[Used]]:
     """What is used, by layer and direction."""
     layers, dead = layers_of(node), _all_dead(node, use.constants)
     count = sum(map(len, layers))
-    states = [use[v].any(1).expand(count, v.shape[-1]) for v in node.outputs[1:]]
+    states = [use[v].flatten(1, -2).any(1).expand(count, v.shape[-1]) for v in node.outputs[1:]]
     above = use.along(node.output, node.output.ndim - 1)
     found: list[list[Used]] = []
     for depth in reversed(range(len(layers))):

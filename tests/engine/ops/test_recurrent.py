@@ -203,6 +203,9 @@ def test_who_reads_what(name: str) -> None:
     """Each layer and direction loses units of its own, unless what reads them ties them."""
     count, make = READERS[name]
     model = make()
+    plain = engine.trace(nn.LSTM(3, 4, 2, batch_first=True).double(), features()).nodes[-1].outputs[1]
+    if "decoder" in name and plain.ndim != 3:
+        pytest.skip("without data, this version of torch makes states of four dimensions in float64")
     free = [n for n, reason in groups(model, features()).items() if reason is None]
     assert len(free) == count
     plan = check_exact(model, halved(model, features()), features(), features(3, 4))
