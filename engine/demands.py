@@ -16,6 +16,7 @@ from engine.pins import Pin, is_pinned, pin_of
 from engine.propagate import Structure
 from engine.rule import Demand
 from engine.shrink import Shrunk
+from engine.slots import FROZEN
 
 __all__ = ["Settled", "Unmet", "asks_anything", "one_number", "settle"]
 
@@ -233,15 +234,18 @@ def one_number(structure: Structure) -> Iterator[Tensor]:
     uses: dict[tuple[Any, ...], dict[bytes, Tensor]] = {}
     for node in structure.graph.nodes:
         for demand in _demands(node, whole):
-            slots = None if demand.dim is None else structure.along(node.output, demand.dim)
-            if slots is None or bool(structure.frozen[slots].all()):
+            if demand.dim is None:
                 continue
+            slots = structure.along(node.output, demand.dim)
+            if slots is None:
+                slots = torch.full(node.output.shape[demand.dim : demand.dim + 1], FROZEN)
             owner, expr = structure.graph.types[node.module], node.sizes.get(demand.argument)
             pinned = pin_of(node, demand.argument, demand.wanted, owner) is not None
             by_name = isinstance(expr, AttributeOf) and not pinned
             key = (expr, len(slots)) if by_name else (node.module, node.site, demand.argument, len(slots))
             uses.setdefault(key, {})[slots.numpy().tobytes()] = slots
-    yield from (torch.stack(list(found.values())) for found in uses.values() if len(found) > 1)
+    rows = (torch.stack(list(found.values())) for found in uses.values() if len(found) > 1)
+    yield from (found for found in rows if not structure.frozen[found].all())
 
 
 def asks_anything(structure: Structure) -> bool:

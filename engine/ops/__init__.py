@@ -58,9 +58,9 @@ _FAMILIES = (
 
 RULES = Registry(rule for family in _FAMILIES for rule in family.RULES)
 
-HEAD_DIMENSIONS = Registry(
-    rule for family in _FAMILIES for rule in (dimensions if family is attention else family).RULES
-)
+_BY_ENTRY = (dimensions, *(family for family in _FAMILIES if family not in (attention, spatial)))
+
+HEAD_DIMENSIONS = Registry(rule for family in _BY_ENTRY for rule in family.RULES)
 
 _ATTENTION = {"heads": RULES, "dimensions": HEAD_DIMENSIONS}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.expressions import Apply, ShapeOf
 from engine.graph import Node, Value
-from engine.ops import attention
+from engine.ops import attention, spatial
 from engine.pins import SCALE
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Shapes, Statistic
@@ -177,8 +177,21 @@ def _attention_demands(node: Node, kept: object, shapes: Shapes) -> Iterable[Dem
         yield Demand(SCALE, factor, factor, Apply("/", 1, Apply("sqrt", ShapeOf(query, query.ndim - 1), 0)))
 
 
+def _entries_first(rule: Rule) -> Rule:
+    """Return the rule of a mean or a sum, which in a norm over the entries of a head runs over some that go."""
+
+    def labels(node: Node, labels: Labels) -> None:
+        for span in rule.only_zeros(node):
+            labels.along(span.input, span.dim)
+        rule.labels(node, labels)
+
+    return replace(rule, labels=labels)
+
+
 def _by_dimension(rule: Rule) -> Rule:
-    """Return the rule for an op of `attention`, by entry where that makes a difference."""
+    """Return a rule, by entry where that makes a difference."""
+    if rule in spatial.RULES:
+        return _entries_first(rule)
     if "matmul" in rule.ops:
         return replace(rule, labels=_product_labels, use=_product_used, only_zeros=_product_entries)
     if "einsum" in rule.ops:
@@ -194,4 +207,4 @@ def _by_dimension(rule: Rule) -> Rule:
     return rule
 
 
-RULES = [_by_dimension(rule) for rule in attention.RULES]
+RULES = [_by_dimension(rule) for rule in (*attention.RULES, *spatial.RULES)]

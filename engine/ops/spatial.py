@@ -161,7 +161,8 @@ def _add_labels(node: Node, labels: Labels) -> None:
     """What is added up along one dimension loses nothing with its zeros."""
     source, dims = node.inputs[0], _reduced(node)
     labels.claim(source)
-    for layer in labels.layers(source) if len(dims) == 1 else labels.without(source, dims, f"{node!r} runs over it"):
+    layers = labels.layers(source) if len(dims) == 1 else labels.without(source, dims, f"{node!r} runs over it")
+    for layer in map(labels.settled, layers):
         if set(support(layer)) - set(dims):
             labels.add(node.output, _without_dims(node, labels.tie(layer, dims)))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import engine
 from tests.engine.attentions import Attention, ByFunction, Rewritten, ScaledByWidth, stored, tokens
 from tests.engine.exactness import KINDS, check_exact, masked, randomised, relative_error, run
-from tests.engine.language import Language, sentence
+from tests.engine.language import Language, RootMeanSquare, sentence
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="head dimensions need pins, which need Python 3.11")
 
@@ -62,6 +62,14 @@ class Normed(Projected):
         return F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
 
 
+class NormedByHand(Normed):
+    """Norms over the entries of a head that are written in single ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = RootMeanSquare(WIDTH // HEADS), RootMeanSquare(WIDTH // HEADS)
+
+
 class Linear(Projected):
     """Attention without a softmax: keys meet values first."""
 
@@ -100,6 +108,7 @@ BODIES: dict[str, Callable[[], nn.Module]] = {
     "fused": Projected,
     "fused and scaled": Scaled,
     "norms on queries and keys": Normed,
+    "norms by hand on queries and keys": NormedByHand,
     "without a softmax": Linear,
     "passed": Passed,
     "multi-head attention": lambda: Fused(False),
