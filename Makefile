@@ -6,8 +6,8 @@
 #   make test      the test suite, doctests included
 #   make slow      the tests that take long: spawned processes, runs that are killed and resumed, all criteria with all scopes
 #   make lint      ruff and mypy
-#   make breadth   exactness on all 109 models of torchvision (an hour; resumes where it stopped), then the page about it
-#   make breadth-quick  the same for one model of each architecture (a quarter of an hour)
+#   make breadth   exactness on all 109 models of torchvision (half an hour; resumes where it stopped), then the page about it
+#   make breadth-quick  the same for one model of each architecture (five minutes)
 #   make property  500 random networks under random masks
 #   make bench     speed, memory, growth and latency beside Torch-Pruning, then docs/benchmarks.md (a quarter of an hour)
 #   make gpu       the tests that need CUDA, then a table of latencies
