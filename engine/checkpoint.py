@@ -294,7 +294,8 @@ def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str,
     Formats that do not store them hold what the present version writes.
     """
     found = OrderedDict(weights)
-    versions = {**_versions(model.state_dict()), **_versions(weights)}
+    now, then = _versions(model.state_dict()), _versions(weights)
+    versions = {name: {**now.get(name, {}), **then.get(name, {})} for name in {**now, **then}}
     found._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch keeps it
     return found
 

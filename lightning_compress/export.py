@@ -263,6 +263,7 @@ def _program(
             found |= dict.fromkeys(range(2, tensor.ndim), torch.export.Dim.DYNAMIC)  # type: ignore[attr-defined]
         return found or None
 
+    torch.compiler.reset()  # older versions count what they recorded before, and give up after eight
     given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return torch.export.export(model, args, kwargs, dynamic_shapes=_leaves(given, dims))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,8 @@ class HeadwiseAttention(nn.MultiheadAttention):
         scale: what scores are multiplied by: that of heads as wide as they were made.
     """
 
-    scale: float
+    if TYPE_CHECKING:  # older versions of TorchScript do not read an annotation that is a string
+        scale: float
 
     def forward(
         self,

@@ -73,10 +73,20 @@ class Versioned(nn.Conv2d):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
+class Stack(nn.Sequential):
+    """The same of a model as a whole."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        assert local_metadata.get("version") == 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "safetensors", "older"])
 def test_versions_of_modules(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules learn which version of theirs saved the weights, in whatever part of a model they are."""
-    model = randomised(nn.Sequential(nn.Sequential(Versioned(3, 8, 1)), nn.Conv2d(8, 2, 1)))
+    model = randomised(Stack(nn.Sequential(Versioned(3, 8, 1)), nn.Conv2d(8, 2, 1)))
     x = torch.randn(2, 3, 4, 4).double()
     mask = (torch.arange(8) > 3).double()
     masks = {"0.0": {"weight": mask.view(8, 1, 1, 1).expand(8, 3, 1, 1), "bias": mask}}
@@ -93,7 +103,7 @@ def test_versions_of_modules(tmp_path: Path, kind: str, monkeypatch: pytest.Monk
         path = tmp_path / "small.safetensors"
         engine.save_safetensors(model, path)
     monkeypatch.setattr(Versioned, "_version", 3)
-    fresh = nn.Sequential(nn.Sequential(Versioned(3, 8, 1)), nn.Conv2d(8, 2, 1)).double()
+    fresh = Stack(nn.Sequential(Versioned(3, 8, 1)), nn.Conv2d(8, 2, 1)).double()
     assert torch.equal(run(engine.load_compacted_state(fresh, path), x)[0], expected)
 
 

@@ -14,6 +14,7 @@ import torch
 from lightning_compress import ChannelPruning, load_compacted
 from lightning_compress.command import _parser, main
 from tests.lightning_compress.models import Reference, Wrapped, fit, seeded
+from tests.lightning_compress.test_export import ONNX
 
 CLASS = "tests.lightning_compress.models:Wrapped"
 SHAPE = "2,3,8,8"
@@ -56,6 +57,7 @@ def test_verify_finds_a_difference(masked: Path, tmp_path: Path, capsys: pytest.
     assert code == 1 and "DIFFERENT" in shown
 
 
+@ONNX
 def test_export(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every form is written and compared; the input may come from a file."""
     for package in ("onnxruntime", "onnxscript", "safetensors"):

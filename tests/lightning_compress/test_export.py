@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import InputError, VerificationError
+from engine.importance import cut
+from engine.trees import tensors_in
 from lightning_compress.export import (
     another_batch,
     difference,
@@ -21,6 +24,9 @@ from lightning_compress.export import (
 )
 from tests.engine import golden
 from tests.engine.nets import Net
+
+# The packages that fit torch 2.6 are older than those that are installed with it: not even a batch norm goes through.
+ONNX = pytest.mark.skipif(torch.__version__ < "2.7", reason="onnxscript of a later time than torch")
 
 
 def compacted(name: str) -> tuple[nn.Module, Tensor]:
@@ -39,6 +45,7 @@ def test_exported(tmp_path: Path, name: str, export: Any) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["model.bin"]
 
 
+@ONNX
 @pytest.mark.parametrize("name", golden.NETWORKS)
 def test_onnx(tmp_path: Path, name: str) -> None:
     """ONNX Runtime agrees with eager, at other batch sizes too; for a convolutional net at other resolutions."""
@@ -51,6 +58,73 @@ def test_onnx(tmp_path: Path, name: str) -> None:
     other = torch.randn(5, 2, 9, 11) if convolutional else torch.cat([x, x, x])
     (found,) = session.run(None, {session.get_inputs()[0].name: other.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), model.eval()(other).detach(), rtol=1e-5, atol=1e-5)
+
+
+@ONNX
+def test_a_large_file_keeps_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that go into a second file, as those of more than 2 GB do, are found beside the first."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    (model, x), path, save = compacted("convolutional"), tmp_path / "model.onnx", torch.onnx.ONNXProgram.save
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "save", lambda self, where: save(self, where, external_data=True))
+    assert export_onnx(model, path, x) <= 1e-5
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: torch.cat([x, x]).numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model.eval()(torch.cat([x, x])).detach(), rtol=1e-5, atol=1e-5)
+
+
+class Fixed(nn.Module):
+    """Takes one size of pictures only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.layer(x.flatten(1))
+
+
+def test_a_size_that_the_model_does_not_take(tmp_path: Path) -> None:
+    """Where sizes are to be dynamic and the model's are not, that is the error, and not the exporter's."""
+    with pytest.raises(InputError, match=r"torch\.export does not take the model|The model itself does not take"):
+        export_program(Fixed(), tmp_path / "m.pt2", torch.ones(2, 1, 4, 4), dynamic=("batch", "size"))
+    assert not list(tmp_path.iterdir())
+
+
+HUGGING = {
+    "bert": ("BertConfig", "BertModel", {}),
+    "gpt2": ("GPT2Config", "GPT2Model", {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 16}),
+    "llama": ("LlamaConfig", "LlamaModel", {"num_key_value_heads": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of transformers
+@pytest.mark.parametrize("name", HUGGING)
+def test_transformers(tmp_path: Path, name: str) -> None:
+    """Half of all that can go goes; pinned and exchanged modules pickle, load and are exported."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config, cls, own = HUGGING[name]
+    settings = {"vocab_size": 20, "use_cache": False, **(own or small if name == "gpt2" else {**small, **own})}
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        model: nn.Module = getattr(transformers, cls)(getattr(transformers, config)(**settings))
+        return model.eval()
+
+    model, x = made(), {"input_ids": torch.arange(10).view(2, 5)}
+    groups = engine.dependency_groups(model, x)
+    keep = {g.name: cut(torch.arange(g.size), 0.5, g.rows) for g in groups if g.reason is None}
+    engine.ModelSpeedup(model, x, engine.group_masks(groups, keep), confidence=1).speedup_model()
+    assert sum(p.numel() for p in model.parameters()) < 0.9 * sum(p.numel() for p in made().parameters())
+    engine.save_safetensors(model, tmp_path / "m.safetensors")
+    others = (pickle.loads(pickle.dumps(model)), engine.load_compacted_state(made(), tmp_path / "m.safetensors"))
+    for other in others:
+        assert all(map(torch.equal, tensors_in(other(**x)), tensors_in(model(**x))))
+    assert export_program(model, tmp_path / "m.pt2", x) <= 1e-5
 
 
 def test_other_inputs(tmp_path: Path) -> None:
