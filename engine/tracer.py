@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.errors import InputError, TraceError
@@ -146,6 +147,8 @@ def _module_stack(
     finally:
         for hook in hooks:
             hook.remove()
+            # torch forgets this entry, and warns of it whenever a model is compiled afterwards
+            module_hooks._global_forward_hooks_with_kwargs.pop(hook.id, None)
 
 
 def int_attributes(module: nn.Module) -> dict[str, int]:

@@ -227,3 +227,11 @@ def test_a_compiled_model_stays_compiled() -> None:
     assert not compiled
     model(image())
     assert compiled
+
+
+def test_no_hooks_are_left() -> None:
+    """Global hooks of modules are gone after a trace, all of their tables: torch.compile warns of what is left."""
+    model = nn.Linear(3, 2)
+    engine.trace(model, torch.ones(2, 3))
+    tables = {name: value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_f")}
+    assert tables and not any(tables.values())
