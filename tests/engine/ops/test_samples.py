@@ -34,7 +34,8 @@ def test_a_chain_ends_in_a_head() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.name)
 def test_every_sample_runs_and_shows_an_op_with_a_rule(sample: Sample) -> None:
-    """It takes an input of its shape, and no op of it is unknown."""
+    """It takes an input of its shape, and no op of it that makes a tensor is unknown."""
     model = sample.make()
     model(torch.randn(sample.shape))
-    assert {node.op for node in engine.trace(model, torch.randn(sample.shape)).nodes} <= set(engine.RULES)
+    made = {node.op for node in engine.trace(model, torch.randn(sample.shape)).nodes if node.outputs}
+    assert made <= set(engine.RULES)
