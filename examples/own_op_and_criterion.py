@@ -56,9 +56,8 @@ bounded.register_autograd(_backward, setup_context=_remember)
 
 def _labels(node: Any, labels: Any) -> None:
     x, bound = node.inputs
-    channels = labels.along(x, 1)
+    labels.per_channel(bound, labels.along(x, 1))  # each channel has its bound
     labels.pass_on(x, node.output)  # what comes out are the channels that go in
-    labels.add(bound, channels)  # and each has its bound
 
 
 def _constants(node: Any, constants: Any) -> list[Tensor]:
