@@ -109,7 +109,8 @@ def tried(form: str, model: nn.Module, folder: Path, x: Any, dynamic: Sequence[s
 
 def forms(name: str, model: nn.Module, folder: Path, x: Any) -> Iterator[tuple[str, Any]]:
     """Try every form; of what fails, the original's too."""
-    dynamic = ("batch", "size") if zoo.recipe(name).larger else ("batch",)
+    convolutional = zoo.recipe(name).larger and not name.startswith("swin")
+    dynamic = ("batch", "size") if convolutional else ("batch",)
     yield "dynamic", dynamic
     for form in FORMS:
         start = time.process_time()
