@@ -10,7 +10,7 @@
 #   make breadth-quick  the same for one model of each architecture (five minutes)
 #   make property  500 random networks under random masks
 #   make bench     speed, memory, growth and latency beside Torch-Pruning, then docs/benchmarks.md (a quarter of an hour)
-#   make gpu       the tests that need CUDA, then a table of latencies
+#   make gpu       the tests that need CUDA, then docs/gpu.md
 #   make clean     remove .venv and the caches
 
 PYTHON ?= python3

@@ -1,0 +1,55 @@
+"""What the page of benchmarks makes of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.page import page
+
+
+def analysis(ours: float, peer: float) -> dict[str, Any]:
+    """A row of two rounds, with a floor of 1 s."""
+    own = {"trace": ours / 2, "repair": ours / 4, "plan and swap": ours / 4, "ours": ours}
+    stages = own | {"recording": 0.9, "writing": 0.1, "peer": peer}
+    return {"nodes": 7, "stages": {name: [seconds, seconds] for name, seconds in stages.items()}}
+
+
+def test_what_was_lost_comes_first() -> None:
+    """Aims that are missed, and networks on which the peer is faster, are named at the top; what held is not."""
+    text = page({"analysis": {"slow": analysis(3.0, 1.0), "fast": analysis(0.5, 10.0)}}, "a machine", 2)
+    top, rest = text.split("## Analysis")
+    assert "2 of 3 aims held" in top
+    assert "worst network (slow): 3.00 (aim: at most 1.5): **not held**" in top
+    assert "Slower than the peer on slow" in top
+    assert "floor" not in top and "floor, geometric mean: 1.22 (aim: at most 2): held" in rest
+    assert "| slow | 7 | 1500 | 750 | 750 | 3000 (3000–3000) | 1000 (1000–1000) | 1000 (1000–1000) | 3.00" in rest
+
+
+def test_nothing_lost() -> None:
+    """Then that is said."""
+    text = page({"analysis": {"fast": analysis(0.5, 10.0)}}, "a machine", 2)
+    assert "3 of 3 aims held. What was lost:\n\n- nothing.\n" in text
+
+
+def test_latency_against_a_network_built_by_hand() -> None:
+    """The median of the paired ratios is held against the aim; what computes something else is only reported."""
+    times = {"dense": [4.0, 4.0], "compacted": [2.0, 2.02], "by hand": [2.0, 2.0]}
+    other = times | {"compacted": [3.0, 3.0]}
+    rows = {"net": {"times": times, "same function": True}, "net, stream": {"times": other, "same function": False}}
+    text = page({"latency": rows}, "a machine", 2)
+    assert "largest: 1.005 (aim: at most 1.03): held" in text and "| net, stream | 4.0 | 3.0 | 2.0 | 1.500" in text
+
+
+def test_why_groups_of_a_language_model_stay() -> None:
+    """Each reason once, without layers and folders; that the vocabulary stays is no loss."""
+    stays = [
+        "is an output of the model",
+        "softmax in 'layers.0.gate' (/some/where/modeling.py:106) sums over it",
+        "softmax in 'layers.1.gate' (/some/where/modeling.py:106) sums over it",
+    ]
+    seconds = {"trace": 1.0, "masks": 2.0, "plan": 3.0, "count": 4.0}
+    row = {"nodes": 3, "groups": [1, 2], "stays": stays, "seconds": seconds, "parameters": [2e9, 1e9], "peak": 2000.0}
+    text = page({"language": {"Llama 70 B": row}}, "a machine", 2)
+    assert text.count("softmax (modeling.py:106) sums over it") == 2  # at the top and in its section
+    assert "is an output" not in text and "/some" not in text
+    assert "traced and planned, seconds: 6.00 (aim: at most 60): held" in text
