@@ -267,8 +267,9 @@ def _sharing(slices: dict[str, Any]) -> dict[str, Any]:
     """The slices with one tensor for equal index sets, which a file then holds once."""
     known: dict[tuple[torch.dtype, bytes], Tensor] = {}
     for cut in (cut for state in slices.values() for cut in state["cuts"]):
-        index = cut["index"].cpu()
-        cut["index"] = known.setdefault((index.dtype, index.numpy().tobytes()), index)
+        name = "bits" if "bits" in cut else "index"
+        index = cut[name].cpu()
+        cut[name] = known.setdefault((index.dtype, index.numpy().tobytes()), index)
     return slices
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,8 +149,12 @@ class Slice:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the slice as primitives and tensors; indices are stored as small as they fit."""
-        small = torch.int32 if math.prod(self.before) < 2**31 else torch.int64
-        cuts = [{"dims": list(c.dims), "index": c.index.to(small), "sizes": list(c.sizes)} for c in self.cuts]
+        cuts, sizes = [], list(self.before)
+        for cut in self.cuts:
+            size = math.prod(sizes[d] for d in cut.dims)
+            cuts.append({"dims": list(cut.dims), **_packed(cut.index, size), "sizes": list(cut.sizes)})
+            for dim, left in zip(cut.dims, cut.sizes, strict=True):
+                sizes[dim] = left
         return {"before": list(self.before), "cuts": cuts}
 
     @classmethod
@@ -161,12 +166,33 @@ class Slice:
         """
         before = tuple(int(n) for n in state["before"])
         cuts = tuple(
-            Cut(tuple(int(d) for d in c["dims"]), _index(c["index"]), tuple(int(n) for n in c["sizes"]))
+            Cut(tuple(int(d) for d in c["dims"]), _unpacked(c), tuple(int(n) for n in c["sizes"]))
             for c in state["cuts"]
         )
         for cut in cuts:
             _check(before, cut)
         return cls(before, cuts)
+
+
+_FEW = 256  # below, a bit for each index saves nothing that counts
+
+
+def _packed(index: Tensor, size: int) -> dict[str, Tensor]:
+    """Return indices as a list of them, or as a bit for each of ``size``, where that is smaller by much."""
+    if size < _FEW or 32 * len(index) < size or not bool((index.diff() > 0).all()):
+        return {"index": index.to(torch.int32 if size < 2**31 else torch.int64)}
+    kept = torch.zeros(size, dtype=torch.bool)
+    kept[index] = True
+    return {"bits": torch.from_numpy(np.packbits(kept.numpy()))}
+
+
+def _unpacked(cut: Mapping[str, Any]) -> Tensor:
+    if "bits" not in cut:
+        return _index(cut["index"])
+    bits = cut["bits"]
+    if bits.dtype != torch.uint8 or bits.ndim != 1 or bits.numel() > bits.untyped_storage().nbytes():
+        raise PlanError("The bits of a cut of the plan are damaged.")
+    return torch.from_numpy(np.unpackbits(bits.contiguous().cpu().numpy())).nonzero()[:, 0]
 
 
 def _index(index: Tensor) -> Tensor:

@@ -110,3 +110,26 @@ def test_a_compact_array_is_cut_as_the_full_one_is(shape: tuple[int, int]) -> No
     for cut in (plain, twice, joint):
         found = cut.apply_compact(array)
         assert torch.equal(found.expand(cut.shape), cut.apply(array.expand(4, 6)))
+
+
+@pytest.mark.parametrize("size", [255, 256, 300, 2048])
+def test_many_indices_take_a_bit_each(size: int) -> None:
+    """They come back as they were, ascending; a list of few stays a list."""
+    index = torch.arange(size)[torch.arange(size) % 3 > 0]
+    cut = Slice.along(1, index, (2, size))
+    state = cut.state_dict()
+    (stored,) = state["cuts"]
+    assert ("bits" in stored) is (size >= 256)
+    assert torch.equal(Slice.from_state_dict(state).cuts[0].index, index)
+    few = Slice.along(1, index[:3], (2, size)).state_dict()["cuts"][0]
+    assert few["index"].tolist() == index[:3].tolist()
+
+
+@pytest.mark.parametrize("damage", [torch.zeros(32, dtype=torch.int8), torch.zeros(2, 16, dtype=torch.uint8)])
+def test_damaged_bits(damage: torch.Tensor) -> None:
+    """Bits of another type or shape, too few or too many of them, and bits that claim memory, are refused."""
+    state = Slice.along(0, torch.arange(200), (256,)).state_dict()
+    for bits in (damage, torch.zeros(1, dtype=torch.uint8).expand(10**10), torch.full((33,), 255, dtype=torch.uint8)):
+        state["cuts"][0]["bits"] = bits
+        with pytest.raises(PlanError):
+            Slice.from_state_dict(state)
