@@ -160,7 +160,8 @@ def test_only_zeros_may_leave_a_module_that_mixes() -> None:
         masks = dead(model, {"0": [0, 1]})
         masks["0"]["bias"] = torch.tensor([0.0, 1, 1, 1, 1, 1])
         known, _ = constants_of(model, masks)
-        votes = list(only_zeros(structure_of(known.graph, engine.RULES), known))
+        structure = structure_of(known.graph, engine.RULES)
+        votes = list(only_zeros(structure, known, Use(structure, known)))
         assert len(votes) == count
         for _, row in votes:
             assert row[0] == 0 and row[1] == model[0].bias.detach()[1] and row[2:].isnan().all()
