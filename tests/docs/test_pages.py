@@ -57,7 +57,7 @@ def test_the_blocks_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_there_are_pages_with_examples() -> None:
-    """The page on ops has prompts, the tutorial has blocks, and only what names other packages or a large model is not run."""
+    """The page on ops has prompts, the tutorial has blocks; not run is what names other packages, or a large model."""
     parsed = doctest.DocTestParser().get_examples((DOCS / "add-an-op.md").read_text())
     assert len(parsed) > 10 and len(blocks(DOCS / "tutorial.md")) >= 6
     skipped = [page for page in PAGES if "<!-- not run -->" in page.read_text()]
