@@ -22,7 +22,7 @@ class Size(int):
     """An ``int`` that knows the expression it came from.
 
     Example:
-        >>> from engine.expressions import AttributeOf
+        >>> from engine.expressions import AttributeOf, describe
         >>> heads = Size(4, AttributeOf("attention", "num_heads"))
         >>> describe((heads * 16).expr), heads * 16
         ('(attention.num_heads * 16)', 64)
