@@ -191,7 +191,7 @@ def _entries_first(rule: Rule) -> Rule:
 def _by_dimension(rule: Rule) -> Rule:
     """Return a rule, by entry where that makes a difference."""
     if rule in spatial.RULES:
-        return _entries_first(rule)
+        return rule if rule.only_zeros is Rule.only_zeros else _entries_first(rule)
     if "matmul" in rule.ops:
         return replace(rule, labels=_product_labels, use=_product_used, only_zeros=_product_entries)
     if "einsum" in rule.ops:
