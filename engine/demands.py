@@ -151,9 +151,8 @@ def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator
         values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
         layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
         slots = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
-        if (
-            _sets(shrunk, guard.expr) or not shrunk.keep[slots].all()
-        ):  # else the code has changed one of its attributes since
+        # Else the code has changed one of its attributes since.
+        if _sets(shrunk, guard.expr) or not shrunk.keep[slots].all():
             yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
 
 

@@ -26,6 +26,8 @@ from engine.use import Use
 
 __all__ = ["RULES"]
 
+_PRODUCT = next(rule for rule in attention.RULES if "matmul" in rule.ops)  # of vectors nothing goes, here as there
+
 
 def _meet(node: Node, labels: Labels, a: Value, b: Value, dims: tuple[int, int]) -> None:
     """Tie the entries that are multiplied with each other and summed up."""
@@ -53,8 +55,7 @@ def _product_labels(node: Node, labels: Labels) -> None:
     """``(…, m, k) @ (…, k, n)``: k is tied, m and n pass, all other dimensions stay whole."""
     a, b = node.inputs[:2]
     if a.ndim < 2 or b.ndim < 2:
-        for value in node.inputs:
-            labels.freeze(value, f"{node!r} contracts it")
+        _PRODUCT.labels(node, labels)
         return
     for value in (a, b):
         labels.claim(value)
@@ -88,8 +89,7 @@ def _product_used(node: Node, use: Use) -> None:
     a, b = node.inputs[:2]
     used = use[node.output]
     if a.ndim < 2 or b.ndim < 2:
-        use.add_all(a)
-        use.add_all(b)
+        _PRODUCT.use(node, use)
         return
     use.add(a, used.any(-1, keepdim=True) & _varying(use, b, -2, -1, node.output))
     use.add(b, used.any(-2, keepdim=True) & _varying(use, a, -1, -2, node.output))
