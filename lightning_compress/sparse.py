@@ -43,10 +43,8 @@ def bn_scale(
 
     Liu et al., "Learning Efficient Convolutional Networks through Network Slimming", 2017.
     """
-    scales = {m: parameter(m.parameter).detach().abs() for m in group.members if m.role == "norm"}
-    return {
-        m.parameter: _divided(_per_entry(strength, m), size) for m, size in scales.items() if not is_shift(m.parameter)
-    }
+    scales = [m for m in group.members if m.role == "norm" and not is_shift(m.parameter)]
+    return {m.parameter: _divided(_per_entry(strength, m), parameter(m.parameter).detach().abs()) for m in scales}
 
 
 def group_lasso(

@@ -1,4 +1,4 @@
-"""Keep masked entries of parameters at zero, cheaply: where rows or columns are masked, only those are written."""
+"""Keep masked entries of parameters at zero, at the price of one pass over the memory of what is masked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes per entry, the integers of that size."""
+
 
 @dataclass(frozen=True, eq=False)
 class Zeroing:
@@ -16,14 +19,15 @@ class Zeroing:
     Attributes:
         parameter: whose weights and gradient are written.
         weights: whether its weights are; those under `torch.nn.utils.prune` are masked by a buffer.
-        dim: dimension of which whole slices are masked, or -1.
-        masked: int64 indices along ``dim``; where there is no such dimension, a bool mask of what is masked.
+        masked: bool, True for what is masked; of size 1 along the dimensions along which that is the same.
+        bits: the same for the rest, in integers of the size of the parameter's entries, all bits set or none; ``None``
+            where they would take as much memory as the parameter itself.
     """
 
     parameter: nn.Parameter
     weights: bool
-    dim: int
     masked: Tensor
+    bits: Tensor | None
 
     @classmethod
     def of(cls, parameter: nn.Parameter, mask: Tensor, weights: bool = True) -> Zeroing:
@@ -31,21 +35,27 @@ class Zeroing:
 
         Example:
             >>> Zeroing.of(nn.Parameter(torch.ones(2, 3)), torch.tensor([True, False, True]).expand(2, 3)).masked
-            tensor([1])
+            tensor([[False,  True, False]])
         """
+        keep = mask
         for dim in range(mask.ndim):
-            rows = mask.movedim(dim, 0).reshape(mask.size(dim), -1)
-            some = rows.any(1)
-            if torch.equal(some, rows.all(1)):
-                return cls(parameter, weights, dim, (~some).nonzero()[:, 0])
-        return cls(parameter, weights, -1, ~mask)
+            first = keep.narrow(dim, 0, min(1, keep.size(dim)))
+            keep = first if torch.equal(first.expand_as(keep), keep) else keep
+        kind = INTEGERS.get(parameter.element_size())
+        small = kind is not None and (mask.ndim <= 1 or keep.numel() < mask.numel())
+        bits = -keep.to(kind) if small else None
+        if bits is not None and bits.size(0) == 1 < len(parameter):
+            # Broadcast along the slowest dimension only: kernels of 3 × 3 are too short to be worth a loop each.
+            bits = torch.empty_like(parameter[:1], dtype=kind).copy_(bits)
+        return cls(parameter, weights, ~keep, bits)
 
     def fill(self, tensor: Tensor) -> None:
         """Zero the masked entries of the parameter's data or gradient."""
-        if self.dim < 0:
+        # Products would make NaN of masked infinities, and filling by index or by mask takes 2 to 4 times as long.
+        if self.bits is None or tensor.dtype != self.parameter.dtype:
             tensor.masked_fill_(self.masked, 0)
-        elif len(self.masked):
-            tensor.index_fill_(self.dim, self.masked, 0)
+        else:
+            tensor.view(self.bits.dtype).bitwise_and_(self.bits)
 
 
 @torch.no_grad()

@@ -32,7 +32,26 @@ def test_masked_entries_only(kind: str) -> None:
     assert parameter.data_ptr() == data
     for found in (parameter, parameter.grad):
         assert torch.equal(found, torch.where(mask, before, 0.0))
-    assert (zeroing.dim >= 0) == (kind not in ("scattered", "corner"))
+    assert (zeroing.bits is not None) == (kind not in ("scattered", "corner"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("kind", ["rows", "scattered"])
+def test_every_dtype(kind: str, dtype: torch.dtype) -> None:
+    """Entries of any size are zeroed, NaN and negative zeros included, in any layout, in a gradient of another dtype."""
+    parameter, mask = nn.Parameter(torch.randn(4, 6, 3).to(dtype)), MASKS[kind]
+    plain, turned = parameter.detach(), parameter.detach().mT.contiguous().mT
+    for gradient in (plain, turned, plain.to(torch.complex128)):
+        for value in (torch.nan, torch.inf, -0.0):
+            found = torch.where(mask, gradient, value)
+            Zeroing.of(parameter, mask).fill(found)
+            assert torch.equal(found, torch.where(mask, gradient, 0.0))
+            assert not torch.signbit(torch.view_as_real(found) if found.is_complex() else found)[~mask].any()
+
+
+def test_an_empty_mask() -> None:
+    """A parameter without entries has nothing to zero."""
+    Zeroing.of(nn.Parameter(torch.ones(0, 3)), torch.ones(0, 3, dtype=torch.bool)).fill(torch.ones(0, 3))
 
 
 def test_what_is_masked_elsewhere_keeps_its_weights() -> None:
@@ -46,7 +65,9 @@ def test_what_is_masked_elsewhere_keeps_its_weights() -> None:
     assert parameter.detach().all() and torch.equal(parameter.grad, ROWS.float())
 
 
-def test_a_mask_of_one_dimension_is_an_index() -> None:
-    """Biases and norms: indices of what is masked."""
-    zeroing = Zeroing.of(nn.Parameter(torch.ones(4)), ROWS)
-    assert zeroing.dim == 0 and isinstance(zeroing.masked, Tensor) and zeroing.masked.tolist() == [1]
+@pytest.mark.parametrize(("kind", "size"), [("rows", 4), ("columns", 6), ("all", 1)])
+def test_masks_of_channels_take_little_memory(kind: str, size: int) -> None:
+    """Of what is masked in whole rows or columns, little is held."""
+    zeroing = Zeroing.of(nn.Parameter(torch.ones(4, 6, 3)), MASKS[kind])
+    assert zeroing.masked.numel() == size
+    assert zeroing.bits is not None and zeroing.bits.numel() <= 18
