@@ -172,8 +172,10 @@ def language(name: str, rounds: int) -> Row:
 def overhead(name: str, rounds: int) -> Row:
     """Milliseconds of a plain training step, and the ratios of steps with callbacks to it."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    setting = argparse.Namespace(device="cpu", clock="cpu", model="resnet18", size=64, batch=8, pairs=12 * rounds)
-    plain, ratios = compare(SETS[name], setting)
+    callbacks, _, batch = name.partition(", batch ")
+    pairs = 16 * rounds
+    setting = argparse.Namespace(device="cpu", clock="cpu", model="resnet18", size=64, batch=int(batch), pairs=pairs)
+    plain, ratios = compare(SETS[callbacks], setting)
     return {"plain": plain, "ratios": ratios}
 
 
@@ -184,5 +186,5 @@ MEASURES: dict[str, tuple[Callable[[str, int], Row], list[str]]] = {
     "scaling": (scaling, list(SCALED)),
     "latency": (latency, ["resnet50", "mobilenet_v2", "vit_b_16", "vit_b_16, with the residual stream"]),
     "language": (language, list(SHAPES)),
-    "overhead": (overhead, ["nothing", "all, criterion l1"]),
+    "overhead": (overhead, [f"{s}, batch {b}" for b in (8, 32, 64) for s in ("nothing", "all, criterion l1")]),
 }

@@ -53,3 +53,16 @@ def test_why_groups_of_a_language_model_stay() -> None:
     assert text.count("softmax (modeling.py:106) sums over it") == 2  # at the top and in its section
     assert "is an output" not in text and "/some" not in text
     assert "traced and planned, seconds: 6.00 (aim: at most 60): held" in text
+
+
+def test_overhead_of_training() -> None:
+    """The median of the paired ratios is held against the aim, of plain fits and of the smallest batches it is not."""
+    rows = {
+        name: {"plain": 100.0, "ratios": [ratio - 0.1, ratio, ratio + 0.2]}
+        for name, ratio in {"nothing, batch 32": 1.3, "all, batch 8": 1.2, "all, batch 32": 1.01}.items()
+    }
+    text = page({"overhead": rows}, "a machine", 2)
+    assert (
+        "1 of 1 aims held" in text and "with all, batch 32, over a plain one: 1.010 (aim: at most 1.02): held" in text
+    )
+    assert "| all, batch 8 | 100.0 | 1.200 (1.100–1.400) | 1.233 |" in text
