@@ -38,7 +38,7 @@ def test_masked_entries_only(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64])
 @pytest.mark.parametrize("kind", ["rows", "scattered"])
 def test_every_dtype(kind: str, dtype: torch.dtype) -> None:
-    """Entries of any size are zeroed, NaN and negative zeros included, in any layout, in a gradient of another dtype."""
+    """Entries of any size are zeroed, NaN and negative zeros too, in any layout, in a gradient of another dtype."""
     parameter, mask = nn.Parameter(torch.randn(4, 6, 3).to(dtype)), MASKS[kind]
     plain, turned = parameter.detach(), parameter.detach().mT.contiguous().mT
     for gradient in (plain, turned, plain.to(torch.complex128)):
