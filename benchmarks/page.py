@@ -204,9 +204,9 @@ def _overhead(rows: Mapping[str, Any]) -> _Section:
         "## Training",
         "",
         "A training step with the callbacks, on which nothing is pruned, against a plain one: resnet18, 64 × 64, SGD, "
-        "CPU time, two fits in turns, step by step. “nothing” compares two plain fits, and so shows the noise. What the "
-        "callbacks cost is a pass over the weights and one over their gradients, whatever the batch: with batches as "
-        "small as 8 these are a larger part of the step, and no aim is held against them.",
+        "CPU time, two fits in turns, step by step. “nothing” compares two plain fits, and so shows the noise. What "
+        "the callbacks cost is a pass over the weights and one over their gradients, whatever the batch: with batches "
+        "as small as 8 these are a larger part of the step, and no aim is held against them.",
         "",
     ]
     cells, middles = [], {}

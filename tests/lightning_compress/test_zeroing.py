@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_compress.zeroing import Zeroing, zero_gradients, zero_weights
 
