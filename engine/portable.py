@@ -22,7 +22,8 @@ from engine.history import KEY
 __all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors"]
 
 _TENSOR = "__tensor__"
-_DTYPES = {"int32": torch.int32, "int64": torch.int64, "bool": torch.bool, "float64": torch.float64}
+_PLAIN = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _PLAIN}  # what a plan may hold
 
 
 def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -96,8 +97,10 @@ def from_json(text: str) -> Any:
 def _encoded(value: Any) -> Any:
     if not isinstance(value, Tensor):
         raise TypeError(f"a {type(value).__name__} in a plan")
-    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:  # what could not be read again is not written
+        raise TypeError(f"a tensor of {dtype} in a plan")
+    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return {_TENSOR: [dtype, list(value.shape), base64.b64encode(data).decode()]}
 
 

@@ -13,6 +13,7 @@ import engine
 from engine.checkpoint import read_checkpoint
 from engine.errors import CheckpointError, InputError
 from engine.history import history
+from engine.portable import from_json, to_json
 from tests.engine import golden
 from tests.engine.nets import snapshot, unchanged
 
@@ -35,6 +36,30 @@ def test_there_and_back(tmp_path: Path, compacted: tuple[str, nn.Module]) -> Non
     assert len(history(fresh)) == 1 and list(tmp_path.iterdir()) == [path]
     found = safetensors.load_file(path)
     assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+
+
+def test_many_indices(tmp_path: Path) -> None:
+    """Long lists of what stays are packed into bits, which go through the header as well."""
+
+    def wide() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(2, 2048), nn.ReLU(), nn.Linear(2048, 1))
+
+    model, x = wide(), torch.ones(1, 2)
+    mask = (torch.rand(2048, generator=torch.Generator().manual_seed(0)) < 0.5).float()
+    masks = {"0": {"weight": mask[:, None].expand(2048, 2), "bias": mask}}
+    engine.ModelSpeedup(model, x, masks, confidence=0).speedup_model()
+    engine.save_safetensors(model, tmp_path / "wide.safetensors")
+    assert torch.equal(engine.load_compacted_state(wide(), tmp_path / "wide.safetensors")(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64])
+def test_tensors_as_text(dtype: torch.dtype) -> None:
+    """What is written reads back; what could not is not written."""
+    value = torch.tensor([[0, 1, 2]]).to(dtype)
+    (found,) = from_json(to_json([value]))
+    assert found.dtype == dtype and torch.equal(found, value)
+    with pytest.raises(TypeError, match="complex64"):
+        to_json(torch.ones(1, dtype=torch.complex64))
 
 
 def test_tied_weights(tmp_path: Path) -> None:
