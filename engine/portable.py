@@ -22,7 +22,7 @@ from engine.history import KEY
 __all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors"]
 
 _TENSOR = "__tensor__"
-_PLAIN = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _PLAIN}  # what a plan may hold
 
 
