@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,26 @@ def test_compiled(tmp_path: Path, whole: bool) -> None:
     assert max(errors(masked[1], compacted[1])) <= 1e-9
     assert widths(compacted[1]) == [16, 8]
     assert compiled[0] == [8, 16, 8] and compiled[-1] == [4, 8, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the code that inductor writes needs a C++ compiler")
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_by_inductor(tmp_path: Path, whole: bool) -> None:
+    """With the code that torch.compile writes by default, the runs agree as well."""
+    torch._dynamo.reset()
+
+    def make() -> Base:
+        module = seeded(Compiled)
+        if whole:
+            return torch.compile(module)
+        module.net.compile()
+        return module
+
+    masked, compacted = both(tmp_path, make, list, precision="64-true", model="" if whole else "net")
+    assert max(errors(masked[1], compacted[1])) <= 1e-9
+    assert widths(compacted[1]) == [16, 8]
+    assert torch._dynamo.utils.counters["inductor"]
 
 
 @pytest.mark.parametrize("foreach", [False, True])
