@@ -49,7 +49,11 @@ class HeadwiseAttention(nn.MultiheadAttention):
         batched = query.ndim == 3
         q, k, v = self._projected(query, key, value)
         q, k, v = self._heads(q, batched), self._heads(k, batched), self._heads(v, batched)
-        mask = _merged(attn_mask, key_padding_mask, q, k, is_causal and not need_weights)
+        keys = k.shape[2]
+        k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+        # As torch does: where it may, it hands a flag to the kernel and leaves the mask aside.
+        causal = is_causal and key_padding_mask is None and not need_weights
+        mask = _merged(None if causal else attn_mask, key_padding_mask, q, k.shape[2] - keys)
         drop = self.dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
@@ -57,7 +61,7 @@ class HeadwiseAttention(nn.MultiheadAttention):
             weights = (scores if mask is None else scores + mask).softmax(-1)
             y = F.dropout(weights, drop, drop > 0) @ v
         else:
-            y = F.scaled_dot_product_attention(q, k, v, mask, drop, scale=self.scale)
+            y = F.scaled_dot_product_attention(q, k, v, mask, drop, causal, scale=self.scale)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
@@ -66,10 +70,13 @@ class HeadwiseAttention(nn.MultiheadAttention):
         return y if self.batch_first else y.transpose(0, 1), weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if query is key and key is value:
+        if self.in_proj_weight is None:  # keys or values of another width
+            w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        elif query is key and key is value:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
             return q, k, v
-        w_q, w_k, w_v = self.in_proj_weight.chunk(3)
+        else:
+            w_q, w_k, w_v = self.in_proj_weight.chunk(3)
         if self.in_proj_bias is None:
             return F.linear(query, w_q), F.linear(key, w_k), F.linear(value, w_v)
         b_q, b_k, b_v = self.in_proj_bias.chunk(3)
@@ -83,16 +90,23 @@ class HeadwiseAttention(nn.MultiheadAttention):
             x = x.transpose(0, 1)
         return x.unflatten(-1, [-1, self.head_dim]).transpose(1, 2)
 
+    def _extended(self, x: Tensor, learned: Tensor | None) -> Tensor:
+        """Append the keys or values that the module adds to those of the tokens."""
+        if learned is not None:
+            x = torch.cat([x, self._heads(learned, True).expand(len(x), -1, -1, -1)], 2)
+        return F.pad(x, [0, 0, 0, 1]) if self.add_zero_attn else x
 
-def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, is_causal: bool) -> Tensor | None:
-    """Return the sum of the masks, broadcastable to (batch, heads, queries, keys); minus infinity closes an entry."""
-    if is_causal and attn_mask is None:
-        attn_mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    found = None if attn_mask is None else _additive(attn_mask, q)
+
+def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, extra: int) -> Tensor | None:
+    """Return the sum of the masks, broadcastable to (batch, heads, queries, keys); minus infinity closes an entry.
+
+    The last ``extra`` keys are those that the module adds, and open.
+    """
+    found = None if attn_mask is None else F.pad(_additive(attn_mask, q), [0, extra])
     if found is not None and found.ndim == 3:  # one per batch entry and head
         found = found.unflatten(0, [len(q), -1])
     if padding is not None:
-        closed = _additive(padding, q).view(len(q), 1, 1, -1)
+        closed = F.pad(_additive(padding, q), [0, extra]).view(len(q), 1, 1, -1)
         found = closed if found is None else found + closed
     return found
 
@@ -104,13 +118,8 @@ def _additive(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def shape_free(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:
-    """Whether a module can take the form: plain multi-head attention with one width and no extra keys."""
-    return (
-        type(module) is nn.MultiheadAttention
-        and bool(module._qkv_same_embed_dim)
-        and module.bias_k is None
-        and not module.add_zero_attn
-    )
+    """Whether a module can take the form: multi-head attention whose code is torch's own."""
+    return type(module) is nn.MultiheadAttention
 
 
 def _scale(module: nn.MultiheadAttention) -> float:
@@ -133,10 +142,10 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
     """Return what gives a module the form once its parameters are small, and what takes it back.
 
     Raises:
-        PlanError: where the module is no plain multi-head attention.
+        PlanError: where the module is no multi-head attention of torch's own.
     """
     if not shape_free(module):
-        raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) is no plain attention.")
+        raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) is no multi-head attention.")
     before = {key: getattr(module, key) for key in ("num_heads", "embed_dim", "kdim", "vdim", "_qkv_same_embed_dim")}
 
     scale = _scale(module)
@@ -146,7 +155,9 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
         module.__class__ = HeadwiseAttention
         vars(module)["scale"] = scale
         module.num_heads, module.embed_dim = inner // module.head_dim, width
-        module.kdim = module.vdim = module.in_proj_weight.shape[1]
+        joint = module.in_proj_weight
+        module.kdim = (module.k_proj_weight if joint is None else joint).shape[1]
+        module.vdim = (module.v_proj_weight if joint is None else joint).shape[1]
         module._qkv_same_embed_dim = False  # an encoder layer's fused path would read sizes of its own
 
     def undo() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ import engine
 from engine.ops.heads import HeadwiseAttention, headwise, shape_free
 from tests.engine.exactness import check_exact, randomised, relative_error, run
 
-MASKS = ["none", "boolean", "additive", "per head", "padding"]
+MASKS = ["none", "boolean", "additive", "per head", "padding", "causal", "causal and padding"]
+FORMS = [{}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6}, {"vdim": 5, "bias": False}]
+FORMS += [{"kdim": 6, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True}]
 
 
-def mask_arguments(kind: str, batch: int, heads: int, queries: int, keys: int) -> dict[str, Tensor]:
+def mask_arguments(kind: str, batch: int, heads: int, queries: int, keys: int) -> dict[str, Any]:
     """Return the mask arguments of a call."""
     if kind == "boolean":
         closed = torch.rand(queries, keys) < 0.3
@@ -26,11 +29,14 @@ def mask_arguments(kind: str, batch: int, heads: int, queries: int, keys: int) -
         return {"attn_mask": torch.randn(queries, keys).double()}
     if kind == "per head":
         return {"attn_mask": torch.randn(batch * heads, queries, keys).double()}
-    if kind == "padding":
+    found: dict[str, Any] = {}
+    if "causal" in kind:
+        found |= {"attn_mask": torch.ones(queries, keys, dtype=torch.bool).triu(1), "is_causal": True}
+    if "padding" in kind:
         closed = torch.zeros(batch, keys, dtype=torch.bool)
         closed[0, -1] = True
-        return {"key_padding_mask": closed}
-    return {}
+        found |= {"key_padding_mask": closed}
+    return found
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -59,6 +65,56 @@ def test_it_computes_what_torchs_module_computes(
         assert relative_error([found[0][1]], [found[1][1]]) <= 1e-12
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_keys_of_other_widths_and_more_keys(form: dict[str, Any], weights: bool, mask: str) -> None:
+    """Attention with other widths of keys and values, learned keys and a key of zeros computes what torch's does."""
+    torch.manual_seed(0)
+    plain = randomised(nn.MultiheadAttention(8, 2, batch_first=True, **form))
+    sizes = (8, form.get("kdim", 8), form.get("vdim", 8))
+    q, k, v = (torch.randn(3, n, size).double() for n, size in zip((4, 5, 5), sizes, strict=True))
+    more = mask_arguments(mask, 3, 2, 4, 5)
+    with torch.no_grad():
+        expected = plain(q, k, v, need_weights=weights, **more)
+        with headwise(plain):
+            found = plain(q, k, v, need_weights=weights, **more)
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None and other is None) or relative_error([one], [other]) <= 1e-12
+
+
+class Crossed(nn.Module):
+    """Attention from an embedding to features of another width."""
+
+    def __init__(self, form: dict[str, Any]) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 8)
+        self.keys, self.values = nn.Linear(5, form.get("kdim", 8)), nn.Linear(5, form.get("vdim", 8))
+        self.attend = nn.MultiheadAttention(8, 4, batch_first=True, **form)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, (batch, tokens, 3)."""
+        y = self.embed(x)
+        scores: Tensor = self.head(y + self.attend(y, self.keys(x), self.values(x), need_weights=False)[0])
+        return scores
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_their_heads_and_widths_go(form: dict[str, Any]) -> None:
+    """Half of the heads, of the queries' width and of the keys' and values' widths go, and the function stays."""
+    torch.manual_seed(0)
+    model = randomised(Crossed(form))
+    x = torch.randn(2, 4, 5).double()
+    plan = check_exact(model, group_wise(model, x), x, torch.randn(3, 7, 5).double())
+    small = plan.apply(copy.deepcopy(model)).attend
+    assert (small.num_heads, small.embed_dim) == (2, 4)
+    assert (small.kdim, small.vdim) == tuple(-(-form.get(name, 8) // 2) for name in ("kdim", "vdim"))
+    assert small.bias_k is None or small.bias_k.shape == (1, 1, 4)
+    assert torch.jit.script(small)
+
+
 def test_an_unbatched_call() -> None:
     """A sequence without a batch dimension comes back without one."""
     plain = randomised(nn.MultiheadAttention(8, 2))
@@ -71,11 +127,8 @@ def test_an_unbatched_call() -> None:
 
 
 def test_what_cannot_take_the_form() -> None:
-    """Other widths for keys, extra keys, a subclass: left as they are."""
+    """A subclass may have code of its own, and is left as it is."""
     assert shape_free(nn.MultiheadAttention(8, 2))
-    assert not shape_free(nn.MultiheadAttention(8, 2, kdim=4))
-    assert not shape_free(nn.MultiheadAttention(8, 2, add_bias_kv=True))
-    assert not shape_free(nn.MultiheadAttention(8, 2, add_zero_attn=True))
     assert not shape_free(type("Mine", (nn.MultiheadAttention,), {})(8, 2))
 
 
