@@ -99,15 +99,17 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, its format is newer, or
             it is not as it was written.
     """
-    checkpoint, name = read_any(path, map_location), os.fspath(path)
+    checkpoint, name = _in_form(read_any(path, map_location)), os.fspath(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise CheckpointError(f"{name} is no Lightning checkpoint: it has no `state_dict`.")
+        raise CheckpointError(
+            f"{name} is no Lightning checkpoint: it has no `state_dict`; nor is it the state dict of a compacted model."
+        )
     try:
         content = told(checkpoint)
         if content is None:
             raise CheckpointError(
-                "It holds no compaction plan: it was not written by `ModelCompaction`. "
-                "Load it with `load_from_checkpoint` of its LightningModule."
+                "It holds no compaction plan: it was not written by `ModelCompaction`. Load it with "
+                "`load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
             )
         entries(content)
         if content["version"] > 1:
@@ -115,6 +117,11 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
     except (CheckpointError, *UNREADABLE) as error:
         raise CheckpointError(f"{name} cannot be used. {error}") from error
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
+
+
+def _in_form(found: Any) -> Any:
+    """Return a state dict that was saved as it is in the form of a checkpoint, anything else as it is."""
+    return {"state_dict": found} if isinstance(getattr(found, "_metadata", None), Mapping) else found
 
 
 def read_any(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
@@ -147,7 +154,7 @@ def is_compacted_file(path: str | os.PathLike[str]) -> bool:
     Raises:
         CheckpointError: if it is damaged, whether it holds plans or not.
     """
-    checkpoint = read_any(path)
+    checkpoint = _in_form(read_any(path))
     compacted = isinstance(checkpoint, Mapping) and told(checkpoint) is not None
     if compacted:
         read_checkpoint(path)
@@ -198,7 +205,8 @@ def load_compacted_state(
 
     Args:
         model: an instance of the network that was compacted, without the LightningModule around it.
-        path: the checkpoint that `ModelCompaction` wrote.
+        path: the checkpoint that `ModelCompaction` wrote, what `save_safetensors` wrote, or what ``torch.save`` made of
+            the compacted model's ``state_dict()``.
         map_location: as in ``torch.load``.
         strict: whether the names of the weights must agree exactly.
 
@@ -209,7 +217,8 @@ def load_compacted_state(
         CheckpointError: if the file cannot be used, or is of another model; the model is then as it was.
 
     Example:
-        >>> net = load_compacted_state(Net(), "runs/compacted.ckpt")  # doctest: +SKIP
+        >>> torch.save(compacted.state_dict(), "small.pt")  # doctest: +SKIP
+        >>> net = load_compacted_state(Net(), "small.pt")  # doctest: +SKIP
     """
     checkpoint = read_checkpoint(path, map_location)
     states = {str(k): v for k, v in checkpoint["state_dict"].items() if isinstance(v, Tensor)}

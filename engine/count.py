@@ -19,7 +19,7 @@ from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
 from engine.ops import rules_of
 from engine.rule import Registry
 from engine.shrink import Shrunk
-from engine.tracer import evaluation, trace
+from engine.tracer import check_model, evaluation, trace
 from engine.trees import map_tensors, tensors_in
 
 __all__ = ["Counter", "count_flops_params"]
@@ -82,6 +82,7 @@ def count_flops_params(
     if mode not in ("default", "full"):
         raise InputError(f"`mode` is 'default' or 'full'; got {mode!r}.")
     _check_custom(custom_ops or {})
+    check_model(model)
     graph = trace(model, _inputs(model, x)) if graph is None else graph
     graph.check_fresh(model)
     rules = rules_of(graph) if rules is None else rules

@@ -40,9 +40,20 @@ def load_masks(masks: Any, map_location: Any = None) -> Masks:
     if not isinstance(masks, Mapping) or not all(isinstance(m, Mapping) for m in masks.values()):
         raise MaskError(
             "Masks are a mapping {module name: {parameter name: tensor}}, or the path of a file that holds one; "
-            f"got {type(masks).__name__}."
+            f"{_what_it_is(masks)}."
         )
     return masks
+
+
+def _what_it_is(masks: Any) -> str:
+    """Say what was given in place of masks, and how it is written."""
+    if not isinstance(masks, Mapping):
+        return f"got {type(masks).__name__}"
+    name, value = next((str(name), value) for name, value in masks.items() if not isinstance(value, Mapping))
+    module, dot, parameter = name.rpartition(".")
+    fits = dot and parameter in ("weight", "bias")
+    hint = f"{{{module!r}: {{{parameter!r}: …}}}}" if fits else f"{{{name!r}: {{'weight': …}}}}"
+    return f"got dict with a {type(value).__name__} under {name!r}: write {hint}"
 
 
 def parameter_name(module: str, parameter: str, known: Mapping[str, Any]) -> str | None:

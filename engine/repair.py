@@ -208,6 +208,19 @@ def _rows(structure: Structure, free: Tensor) -> Iterator[Tensor]:
 _POLICIES: dict[str, Policy] = {"union": _union, "intersection": _intersection, "score": _score}
 
 
+def check_policy(policy: str) -> None:
+    """Refuse an unknown policy.
+
+    Raises:
+        InputError: names those that there are.
+
+    Example:
+        >>> check_policy("union")
+    """
+    if policy not in _POLICIES:
+        raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
+
+
 def fix_mask_conflict(
     masks: Any,
     model: nn.Module,
@@ -252,8 +265,7 @@ def fix_mask_conflict(
 
     NNI: ``nni.compression.pytorch.utils.mask_conflict.fix_mask_conflict``.
     """
-    if policy not in _POLICIES:
-        raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
+    check_policy(policy)
     given = load_masks(masks)
     canonical = canonical_masks(given, model)
     problem = _Problem(model, structure_for(model, dummy_input, graph, rules), canonical)

@@ -22,7 +22,7 @@ from engine.proof import Proof
 from engine.replace import Replace, check_functions, opaque_names
 from engine.rule import Registry
 from engine.spreading import candidates
-from engine.tracer import trace
+from engine.tracer import check_model, trace
 
 __all__ = ["ModelSpeedup"]
 
@@ -113,6 +113,7 @@ class ModelSpeedup:
     ) -> None:
         if not isinstance(confidence, int) or confidence < 0:
             raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
+        check_model(model)
         if confidence and any(p.is_meta for p in model.parameters()):
             raise InputError("The model is on the meta device and cannot be run; pass `confidence=0`.")
         self._model = model

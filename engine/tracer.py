@@ -36,7 +36,7 @@ from engine.sizes import Size
 from engine.stored import distinct_modules
 from engine.trees import map_tensors, tensors_in
 
-__all__ = ["call_model", "evaluation", "resolve_inputs", "trace"]
+__all__ = ["call_model", "check_model", "evaluation", "resolve_inputs", "trace"]
 
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -55,11 +55,30 @@ def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     if isinstance(example_inputs, (tuple, list)):
         args = tuple(example_inputs)
     if not any(True for _ in tensors_in((args, kwargs))):
+        shape = isinstance(example_inputs, (tuple, list)) and all(type(n) is int for n in example_inputs)
+        hint = f" For a shape, pass `torch.rand({', '.join(map(str, example_inputs))})`." if shape else ""
         raise InputError(
             f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
-            "positional arguments or a mapping of keyword arguments."
+            f"positional arguments or a mapping of keyword arguments.{hint if example_inputs else ''}"
         )
     return args, kwargs
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module whose Python code runs.
+
+    Raises:
+        InputError: for a class in place of an instance, for TorchScript, and for anything else.
+
+    Example:
+        >>> check_model(nn.Linear(1, 1))
+    """
+    if isinstance(model, type):
+        raise InputError(f"The model is the class {model.__name__}; pass an instance, `{model.__name__}(...)`.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
 
 
 def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -244,7 +263,7 @@ def trace(
         The recorded program. Auxiliary branches that run in train mode only are part of it.
 
     Raises:
-        InputError: where the example inputs hold no tensor.
+        InputError: where the model is no module, or the example inputs hold no tensor.
         TraceError: where the model rejects the example inputs.
 
     Example:
@@ -252,6 +271,7 @@ def trace(
         >>> [node.op for node in graph.nodes]
         ['conv2d', 'relu']
     """
+    check_model(model)
     args, kwargs = resolve_inputs(example_inputs)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with apart(model, spread or {}):

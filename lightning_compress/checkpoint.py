@@ -18,6 +18,7 @@ from engine.atomic import replacing
 from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from engine.errors import CheckpointError, EngineError
 from engine.follow import entries
+from lightning_compress.packages import LIGHTNING_MODULES
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -117,11 +118,13 @@ def load_compacted(
         The LightningModule, on the device of the loaded weights.
 
     Raises:
-        CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan.
+        CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan; or where path
+            and class are none.
 
     Example:
         >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
     """
+    _check_call(path, LightningModuleClass)
     checkpoint = read_checkpoint(path, map_location)
     device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))
     module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
@@ -134,6 +137,23 @@ def load_compacted(
             f"built with other arguments. {error}"
         ) from error
     return module.to(device)
+
+
+def _check_call(path: Any, cls: Any) -> None:
+    """Refuse what is likely to be passed in place of a file and a class."""
+    if isinstance(path, type):
+        raise CheckpointError(f"The path comes first: `load_compacted(path, {path.__name__})`.")
+    if path is None:
+        raise CheckpointError(
+            "There is no path: `ModelCompaction.checkpoint_path` is None before the end of the fit, and where nothing "
+            "was masked, so that nothing was compacted and written."
+        )
+    if not isinstance(cls, type) or not issubclass(cls, LIGHTNING_MODULES):
+        given = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise CheckpointError(
+            f"`load_compacted` takes the class of the LightningModule that was trained, got {given}. A plain model "
+            "takes the weights with `engine.load_compacted_state(model, path)`."
+        )
 
 
 def instantiate(

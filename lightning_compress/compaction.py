@@ -23,12 +23,14 @@ from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.launchers import bring_results_back
 from lightning_compress.masking import MaskWatch, active_masks, holders
 from lightning_compress.packages import MisconfigurationException
+from lightning_compress.report import change
 from lightning_compress.shrinking import shrink
 from lightning_compress.survey import check_runs, latency
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
+_NOTES = 10  # of a plan that are shown where it is not asked for
 NOISE = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
 
 
@@ -233,6 +235,7 @@ class ModelCompaction(CompressionCallback):
 
     def _try(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
         """Compact if it can be done; says whether it could."""
+        before = _parameters(self.target(pl_module)[1])
         try:
             changed = self._compact(trainer, pl_module, training=training, alone=alone)
         except EngineError as error:
@@ -241,8 +244,9 @@ class ModelCompaction(CompressionCallback):
                 raise
             rank_zero_warn(f"The model is not compacted, and is as it was: {error}")
             return False
-        if changed:
-            rank_zero_info(f"ModelCompaction:\n{self.plan}\n{self.certificate}")
+        if changed and self.plan is not None:
+            after = _parameters(self.target(pl_module)[1])
+            rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after)}\n{self.certificate}")
         return True
 
     def _compact(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
@@ -306,6 +310,31 @@ class ModelCompaction(CompressionCallback):
         if failure is not None:
             raise CheckpointError(failure)
         self.checkpoint_path = str(path)
+
+
+def brief(plan: engine.Plan, before: int, after: int) -> str:
+    """What a compaction did, in a few lines: the plan of a large model has hundreds.
+
+    Args:
+        plan: what was removed.
+        before: number of parameters before.
+        after: number of parameters after.
+
+    Example:
+        >>> print(brief(engine.Plan(notes=("'fc' is masked as a whole.",)), 200, 50))
+        200 -> 50 parameters (−75.0 %), 0 tensors smaller; print(compaction.plan) lists them.
+          'fc' is masked as a whole.
+    """
+    notes = [*plan.notes[:_NOTES], *([f"… and {len(plan.notes) - _NOTES} notes more"] if plan.notes[_NOTES:] else [])]
+    first = (
+        f"{before:,} -> {after:,} parameters ({change(before, after)}), {len(plan.slices)} tensors smaller; "
+        "print(compaction.plan) lists them."
+    )
+    return "\n  ".join([first, *notes])
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _warn_if_slower(before: float | None, after: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import operator
 from collections.abc import Iterable
@@ -34,9 +35,11 @@ def imported(path: Any, argument: str, known: Iterable[str]) -> Any:
     try:
         found = operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
+        near = difflib.get_close_matches(str(path).lower(), known, 1)
+        why = f": {error}." if module else "."
         raise MisconfigurationException(
             f"`{argument}={path!r}` is neither one of {', '.join(sorted(known))} nor the import path of a function "
-            f"('package.module:function'): {error}."
+            f"('package.module:function'){f'. Did you mean {near[0]!r}?' if near else why}"
         ) from error
     if not callable(found):
         raise MisconfigurationException(f"`{argument}={path!r}` is no function but {type(found).__name__}.")

@@ -63,7 +63,8 @@ def html(report: Report) -> str:
         _layers(report),
         *(_section(sections[name]) for name in ("What stays whole",) if name in sections),
         *(_section(sections[name]) for name in ("Certificate", "Plan", "Settings") if name in sections),
-        f"<footer>torch {escape(torch.__version__)}. One multiply-accumulate (MAC) is two FLOPs.</footer>",
+        f"<footer>torch {escape(torch.__version__)}. One multiply-accumulate (MAC) is two FLOPs. {_timed(report)}"
+        "</footer>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -80,6 +81,10 @@ def _cards(report: Report) -> str:
         for name, before, after, change in reports.costs(report)
     )
     return f'<div class="cards">{cards}</div>'
+
+
+def _timed(report: Report) -> str:
+    return f"Timed with the input {escape(report.example)}." if report.before.latency and report.example else ""
 
 
 def _charts(report: Report) -> str:

@@ -8,6 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 import engine
+from engine.repair import check_policy
 from lightning_compress.base import to_device
 from lightning_compress.masking import MaskingCallback, combine, masks_anything, same
 from lightning_compress.selection import Masks
@@ -33,7 +34,7 @@ class MaskConflictRepair(MaskingCallback):
         example_input: what the model takes.
 
     Raises:
-        InputError: when training starts, for an unknown policy.
+        InputError: for an unknown policy.
 
     Example:
         >>> MaskConflictRepair(policy="union").masks
@@ -42,6 +43,7 @@ class MaskConflictRepair(MaskingCallback):
 
     def __init__(self, policy: str = "union", model: str | None = None, example_input: Any = None) -> None:
         super().__init__(model, example_input)
+        check_policy(policy)
         self.policy = policy
         self.report: Any = None
         self._repaired: Masks = {}
@@ -74,7 +76,7 @@ class MaskConflictRepair(MaskingCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A wrong policy or example input fails here, before the first epoch, and not at the first repair.
+        # A wrong example input fails here, before the first epoch, and not at the first repair.
         self.repaired({}, self.target(pl_module)[1], self.example(trainer, pl_module))
         self._repair_buffers(trainer, pl_module)
 

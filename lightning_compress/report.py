@@ -9,6 +9,8 @@ from typing import Any
 import engine
 from lightning_compress.survey import Axis, Layer, Survey
 
+_SHORT = 28  # characters of an input's description that a heading has room for
+
 
 @dataclass(frozen=True)
 class Report:
@@ -26,6 +28,7 @@ class Report:
         metrics: what the model logged last, by name.
         settings: arguments by callback.
         example: shape of the example input, for the latency.
+        part: path of the part of the model that plan and certificate speak of; ``""`` is all of it.
     """
 
     model: str
@@ -39,6 +42,7 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     example: str = ""
+    part: str = ""
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -110,7 +114,8 @@ def costs(report: Report) -> list[tuple[str, str, str, str]]:
     ]
     if one.latency and two.latency:
         speed = change(one.latency, two.latency)
-        rows.append((f"Forward pass, {report.example}", _ms(one.latency), _ms(two.latency), speed))
+        shown = f"Forward pass, {report.example}" if len(report.example) <= _SHORT else "Forward pass"
+        rows.append((shown, _ms(one.latency), _ms(two.latency), speed))
     return rows
 
 
@@ -252,7 +257,9 @@ def _certificate(report: Report) -> Section:
             ("Inputs", f"{c.samples} random samples, of shapes {shapes}"),
         ]
     rows += [("Note", note) for note in c.notes]
-    lead = "Masked and compacted model were run on the same random inputs before the compaction took effect."
+    lead = (
+        f"Masked and compacted model{_of(report)} were run on the same random inputs before the compaction took effect."
+    )
     return Section("Certificate", lead if c.verified else "", ("", "verdict"), tuple(rows))
 
 
@@ -262,8 +269,12 @@ def _plan(report: Report) -> Section:
     cuts = report.plan.slices
     rows = tuple((name, _shape(cut.before), _shape(cut.shape)) for name, cut in cuts.items())
     rest = str(report.plan).splitlines()[1 + len(cuts) if cuts else 0 :]
-    lead = "What was cut from which tensor, and where constants went."
+    lead = f"What was cut from which tensor{_of(report)}, and where constants went."
     return Section("Plan", lead, ("tensor", "before", "after"), rows, "\n".join(rest), numbers=True)
+
+
+def _of(report: Report) -> str:
+    return f" of `{report.part}`" if report.part else ""
 
 
 def _shape(sizes: Sequence[int]) -> str:

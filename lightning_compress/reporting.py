@@ -176,7 +176,8 @@ class CompressionReport(CompressionCallback):
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         masks = active_masks(callbacks, pl_module, path)
         small = engine.count_flops_params(model, example, verbose=False, masks=masks) if masks else None
-        mine = [c for c in callbacks if isinstance(c, ModelCompaction) and c.target(pl_module)[0] == path]
+        mine = {c: c.target(pl_module)[0] for c in callbacks if isinstance(c, ModelCompaction)}
+        mine = {c: own for c, own in mine.items() if _inside(own, path) or _inside(path, own)}
         done = next((c for c in mine if c.plan is not None), None)
         monitor = next((c for c in callbacks if isinstance(c, ComplexityMonitor)), None)
         return Report(
@@ -191,6 +192,7 @@ class CompressionReport(CompressionCallback):
             metrics=self._metrics,
             settings=settings(trainer),
             example=describe(example).replace("Tensor", ""),
+            part=mine[done].removeprefix(path).lstrip(".") if done and _inside(mine[done], path) else "",
         )
 
     def _log(self, trainer: Trainer, report: Report) -> None:
@@ -209,6 +211,11 @@ class CompressionReport(CompressionCallback):
     def _show(self, tag: str, figure: Any, trainer: Trainer) -> None:
         for logger in trainer.loggers:
             loggers.log_figure(logger, f"compression/{tag}", figure, trainer.global_step)
+
+
+def _inside(path: str, other: str) -> bool:
+    """Whether a module is another one, or a part of it, by their paths."""
+    return f"{path}.".startswith(f"{other}." if other else "")
 
 
 def settings(trainer: Trainer) -> dict[str, dict[str, Any]]:

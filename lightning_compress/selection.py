@@ -96,8 +96,17 @@ def check_patterns(groups: Sequence[Group], patterns: Iterable[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise MisconfigurationException(
-                f"The pattern {pattern!r} matches no layer with channels. The model's layers are: {some or 'none'}."
+                f"The pattern {pattern!r} matches no layer with channels.{_hint(names, pattern)} The model's layers are: "
+                f"{some or 'none'}."
             )
+
+
+def _hint(names: Sequence[str], pattern: str) -> str:
+    """What to write where the pattern begins with the path of the model inside the LightningModule."""
+    rest = pattern.partition(".")[2]
+    while rest and not any(fnmatchcase(name, rest) for name in names):
+        rest = rest.partition(".")[2]
+    return f" Names are those inside of the model that is pruned: write {rest!r}." if rest else ""
 
 
 def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:

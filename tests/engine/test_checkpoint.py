@@ -179,6 +179,18 @@ def test_a_faulty_checkpoint_is_refused(tmp_path: Path, kind: str) -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+def test_a_saved_state_dict(tmp_path: Path) -> None:
+    """What ``torch.save(model.state_dict(), path)`` writes is enough; of a model that lost nothing it says so."""
+    model, x = golden.made("convolutional")
+    engine.load_compacted_state(model, golden.FOLDER / "convolutional-2.golden").eval()
+    torch.save(model.state_dict(), tmp_path / "small.pt")
+    loaded = engine.load_compacted_state(golden.made("convolutional")[0], tmp_path / "small.pt").eval()
+    assert torch.equal(loaded(x), model(x))
+    torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "plain.pt")
+    with pytest.raises(CheckpointError, match="no compaction plan.*state dict of a plain model"):
+        engine.load_compacted_state(nn.Linear(1, 1), tmp_path / "plain.pt")
+
+
 def test_a_truncated_or_missing_file(tmp_path: Path) -> None:
     """Each is one clear error."""
     path = tmp_path / "cut.ckpt"

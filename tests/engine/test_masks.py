@@ -32,7 +32,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "no tensor": ({"0": {"weight": [1, 0]}}, "'0.weight' is a list"),
     "a list": ([FULL], "got list"),
     "a number": (3, "got int"),
-    "a flat mapping": ({"0.weight": FULL}, "got dict"),
+    "a flat mapping": ({"0.weight": FULL}, r"got dict with a Tensor under '0.weight': write {'0': {'weight': …}}"),
+    "a mask of a module": ({"layer.0": FULL}, r"under 'layer.0': write {'layer.0': {'weight': …}}"),
     "no such file": ("/nowhere/masks.pt", "/nowhere/masks.pt"),
 }
 

@@ -82,6 +82,22 @@ def test_inputs_without_a_tensor_are_refused(bad: object) -> None:
         engine.ModelSpeedup(plain(), bad, {})
 
 
+def test_a_shape_in_place_of_an_input() -> None:
+    """What to write is said."""
+    with pytest.raises(InputError, match=r"`torch.rand\(1, 3, 8, 8\)`"):
+        engine.ChannelDependency(plain(), (1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("call", [engine.trace, engine.count_flops_params, engine.ModelSpeedup])
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated")
+def test_what_is_no_model_is_refused(call: Any) -> None:
+    """A class, TorchScript, and other objects, each with what to pass instead."""
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    for bad, message in ((nn.Conv2d, r"class Conv2d; pass an instance"), (scripted, "TorchScript"), (3, "is a int")):
+        with pytest.raises(InputError, match=message):
+            call(bad, image())
+
+
 def test_how_example_inputs_are_passed() -> None:
     """A tensor is one argument; a tuple or list, positional; a mapping, keywords."""
     x, y = torch.ones(1), torch.zeros(1)

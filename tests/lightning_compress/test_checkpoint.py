@@ -117,6 +117,19 @@ def test_truncated_file_is_refused(tmp_path: Path, compacted: Compacted, share: 
         load_compacted(tmp_path / "cut.ckpt", Wrapped)
 
 
+def test_likely_slips_are_named(compacted: Compacted) -> None:
+    """Arguments in the other order, no path, an instance, and a class that is no LightningModule."""
+    cases: list[tuple[Any, Any, str]] = [
+        (Wrapped, "a.ckpt", r"The path comes first: `load_compacted\(path, Wrapped\)`"),
+        (None, Wrapped, "checkpoint_path` is None .* nothing was masked"),
+        ("a.ckpt", Wrapped(), "takes the class .* got a Wrapped"),
+        ("a.ckpt", torch.nn.Linear, r"got the class Linear\. A plain model .*load_compacted_state"),
+    ]
+    for path, cls, message in cases:
+        with pytest.raises(CheckpointError, match=message):
+            load_compacted(path, cls)
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     """A path without a file is an error that names it."""
     with pytest.raises(CheckpointError, match=r"no checkpoint .*gone\.ckpt"):

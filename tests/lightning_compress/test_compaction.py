@@ -31,6 +31,7 @@ from lightning_compress import (
     ModelCompaction,
     load_compacted,
 )
+from lightning_compress.compaction import brief
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.survey import latency
 from tests.lightning_compress.models import Base, Reference, Root, Wrapped, data, difference, fit, seeded, trainer
@@ -124,6 +125,24 @@ def test_compacted_model_trains_on(tmp_path: Path) -> None:
     assert pruning.masks == {}
     fit(module, tmp_path, pruning, ModelCompaction(on_failure="raise"))
     assert widths(module) == (2, 4)
+
+
+def test_what_is_said_is_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line for what became smaller, whatever the size of the model, one for the verdict, and where to read more."""
+    module, compaction = seeded(Wrapped), ModelCompaction(on_failure="raise")
+    before = sum(p.numel() for p in module.parameters())
+    with caplog.at_level("INFO"):
+        fit(module, tmp_path, ChannelPruning(amount=0.5), MaskConflictRepair(), compaction)
+    (said,) = (record.getMessage() for record in caplog.records if "ModelCompaction:" in record.getMessage())
+    first, *rest = said.splitlines()
+    assert f"{before:,} -> {sum(p.numel() for p in module.parameters()):,} parameters" in first
+    assert "print(compaction.plan)" in first and rest == str(compaction.certificate).splitlines()
+
+
+def test_long_notes_are_cut() -> None:
+    """Ten of them are shown, and how many there are."""
+    lines = brief(engine.Plan(notes=tuple(map(str, range(25)))), 4, 1).splitlines()
+    assert len(lines) == 12 and lines[-1] == "  … and 15 notes more"
 
 
 def test_nothing_masked_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import engine
-from lightning_compress.report import Report, Section, kept_channels, markdown, plain, sections
+from lightning_compress.page import html
+from lightning_compress.report import Report, Section, costs, kept_channels, markdown, plain, sections
 from tests.lightning_compress.reports import compacted, masked
 
 
@@ -22,6 +23,8 @@ def test_the_summary_has_the_costs_before_and_after() -> None:
     assert rows["MACs per sample"][:2] == (f"{before.macs}", f"{after.macs}")
     assert rows["Parameters"][2] == f"−{100 * (before.params - after.params) / before.params:.1f} %"
     assert "Forward pass, [1, 1, 2, 2]" in rows
+    long = dataclasses.replace(compacted(), example="({image: [2, 3, 48, 48], mask: [2, 48, 48], name: [str, str]})")
+    assert "Forward pass" in [row[0] for row in costs(long)] and "name: [str, str]" in html(long)
     silent = dataclasses.replace(report, before=dataclasses.replace(before, latency=None))
     assert not any("Forward" in row[0] for row in by_title(silent)["Summary"].rows)
 

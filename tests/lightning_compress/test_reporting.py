@@ -22,6 +22,7 @@ from lightning_compress import (
     ModelCompaction,
 )
 from lightning_compress.packages import MisconfigurationException
+from lightning_compress.report import sections
 from lightning_compress.reporting import arguments, settings
 from tests.lightning_compress.models import Root, Wrapped, fit, seeded, trainer
 
@@ -58,6 +59,18 @@ def test_a_fit_without_compaction_reports_the_prediction(tmp_path: Path) -> None
     fit(seeded(Root), tmp_path, ChannelPruning(amount=0.5), MaskConflictRepair(), again, ModelCompaction(confidence=1))
     last = again.history[-1]
     assert report.report.predicted == (last["complexity/macs"], last["complexity/params"])
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_a_part_that_was_compacted(tmp_path: Path, outer: bool) -> None:
+    """A compaction of a part of what is reported on, or of more, is one; the plan says whose names it has."""
+    paths = ("", "features") if outer else ("features", "")
+    report, compaction = quiet(model=paths[0]), ModelCompaction(model=paths[1], on_failure="raise")
+    fit(seeded(Root), tmp_path, ChannelPruning(amount=0.5), MaskConflictRepair(), compaction, report)
+    assert report.report is not None and report.report.plan is not None
+    assert report.report.verdict[0] == "good"
+    leads = [section.lead for section in sections(report.report) if section.title in ("Plan", "Certificate")]
+    assert [(" of `features`" in lead) for lead in leads] == [outer, outer]
 
 
 def test_a_failed_compaction_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,16 @@ def test_pattern_that_matches_nothing_is_an_error(groups: list[engine.Group]) ->
         selection.amounts(groups, {"typo": 0.5})
 
 
+def test_pattern_with_the_path_of_the_model(groups: list[engine.Group]) -> None:
+    """Names inside of the LightningModule are a likely guess: what to write is said."""
+    with pytest.raises(
+        MisconfigurationException, match=r"inside of the model that is pruned: write 'ste\*'\. The model"
+    ):
+        selection.check_patterns(groups, ["model.backbone.ste*"])
+    with pytest.raises(MisconfigurationException, match=r"with channels\. The model"):
+        selection.check_patterns(groups, ["model.nowhere*"])
+
+
 def test_nothing_prunable_is_an_error(groups: list[engine.Group]) -> None:
     """Choosing only the output layer is an error that gives the engine's reason."""
     reason = next(group.reason for group in groups if "fc" in group.layers)
