@@ -96,8 +96,8 @@ def check_patterns(groups: Sequence[Group], patterns: Iterable[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise MisconfigurationException(
-                f"The pattern {pattern!r} matches no layer with channels.{_hint(names, pattern)} The model's layers are: "
-                f"{some or 'none'}."
+                f"The pattern {pattern!r} matches no layer with channels.{_hint(names, pattern)} "
+                f"The model's layers are: {some or 'none'}."
             )
 
 
