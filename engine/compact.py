@@ -7,6 +7,7 @@ attributes are exchanged, so that optimizers, hooks and averaged copies keep wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -166,8 +167,20 @@ class Compaction:
 
     def _prepare_pins(self, module: nn.Module, pins: Sequence[Pin]) -> None:
         old, new = type(module), pinned_class(type(module), pins)
-        self._redo.append(lambda: setattr(module, "__class__", new))
-        self._undo.append(lambda: setattr(module, "__class__", old))
+        # A module may choose at construction which of its methods runs: `self.forward = self.forward_train`.
+        bound = {key: own for key, own in vars(module).items() if _is_method_of(module, own)}
+        free = {key: MethodType(getattr(new, own.__name__), module) for key, own in bound.items()}
+
+        def redo() -> None:
+            module.__class__ = new
+            vars(module).update(free)
+
+        def undo() -> None:
+            module.__class__ = old
+            vars(module).update(bound)
+
+        self._redo.append(redo)
+        self._undo.append(undo)
 
     def add_history(self, plan: Mapping[str, Any], certificate: Mapping[str, Any] | None = None) -> None:
         """Let the model remember, once this is made, that it was.
@@ -261,6 +274,15 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
         for fold in folds:
             new = fold.apply(new)
     return new
+
+
+def _is_method_of(module: nn.Module, value: Any) -> bool:
+    """Whether a value is a method of the module's class, bound to the module."""
+    return (
+        isinstance(value, MethodType)
+        and value.__self__ is module
+        and getattr(type(module), value.__name__, None) is value.__func__
+    )
 
 
 def _small_gradient(

@@ -140,6 +140,12 @@ class Labels:
             self._meetings += [(layer, other) for other in met]
         elif len(met) == 1 and touched < set(support(met[0])):
             self._meetings.append((met[0], layer))
+        elif shared := touched.intersection(*(support(other) for other in met)):
+            # What each has for itself is tied: of attention between the channels of a head, whole heads go.
+            tied = [self.tie(array, set(support(array)) - shared) for array in (*met, layer)]
+            have[:] = [other for other in have if all(other is not m for m in met)] + tied[:1]
+            for array in tied[1:]:
+                self.slots.union(tied[0], array)
         else:
             for array in (*met, layer):
                 self.slots.freeze(array, f"its axes overlap in {value!r}")

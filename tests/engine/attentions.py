@@ -62,6 +62,20 @@ class Rewritten(Attention):
         return self.out(y.transpose(1, 2).reshape(n, t, c))
 
 
+class Chosen(Attention):
+    """Which of its methods runs is chosen when it is made."""
+
+    def __init__(self, width: int = 8, heads: int = 4) -> None:
+        super().__init__(width, heads)
+        self.forward = self.attend
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).reshape(n, t, c))
+
+
 def split_heads(x: Tensor, heads: int, width: int) -> tuple[Tensor, ...]:
     """Return queries, keys and values, (batch, heads, tokens, width)."""
     return x.reshape(x.shape[0], x.shape[1], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)

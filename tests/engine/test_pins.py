@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import sys
 from collections.abc import Callable, Iterable
 
@@ -22,6 +23,7 @@ from tests.engine.attentions import (
     ByFunctions,
     ByMethod,
     BySuper,
+    Chosen,
     Decorated,
     Factored,
     Inner,
@@ -260,6 +262,22 @@ def test_a_plan_survives_a_file() -> None:
     fresh.load_state_dict(small.state_dict())
     assert relative_error(run(small, tokens(1, 3)), run(fresh, tokens(1, 3))) == 0
     assert stored(plan).pins == plan.pins
+
+
+def test_a_method_that_was_chosen_when_the_module_was_made() -> None:
+    """`self.forward = self.attend` runs the pinned code, in copies, pickles and later compactions; and it comes back."""
+    model = net(Chosen)
+    masks = attention_masks(model)
+    small, plan = compacted(model, masks, tokens())
+    assert plan.pins and small[1].qkv.out_features == 12 and error_of(model, masks, small, tokens(3, 7)) < 1e-9
+    for again in (copy.deepcopy(small), pickle.loads(pickle.dumps(small)), plan.apply(copy.deepcopy(model))):
+        assert again[1].forward.__self__ is again[1] and relative_error(run(small, tokens()), run(again, tokens())) == 0
+    more = {"1.qkv": without_heads(small[1].qkv, [1], heads=2)}
+    assert error_of(small, more, compacted(small, more, tokens())[0], tokens(3, 7)) < 1e-9
+    change, before = plan.prepare(model), model[1].forward
+    change.commit()
+    change.rollback()
+    assert type(model[1]) is Chosen and model[1].forward == before
 
 
 def test_what_holds_on_to_the_model_keeps_working() -> None:
