@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from engine.errors import PlanError
 from engine.folds import Fold
 from engine.history import Step, changed, history, remember, snapshot
+from engine.integers import with_integers
 from engine.ops.heads import headwise_for_good
 from engine.ops.spread import Spread, spread_out
 from engine.ops.wide import Widening, widen
@@ -157,10 +158,9 @@ class Compaction:
             self._redo.append(lambda s=state, k=key, n=new: s.__setitem__(k, n))  # type: ignore[misc]
             self._undo.append(lambda s=state, k=key, o=entry: s.__setitem__(k, o))  # type: ignore[misc]
 
-    def _prepare_attributes(self, name: str, module: nn.Module, values: Mapping[str, int]) -> None:
-        for key, value in values.items():
-            if not isinstance(getattr(module, key, None), int):
-                raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) has no {key!r}.")
+    def _prepare_attributes(self, path: str, module: nn.Module, values: Mapping[str, int]) -> None:
+        made = with_integers(path, module, values)
+        for key, value in made.items():
             old = getattr(module, key)
             self._redo.append(lambda k=key, v=value: setattr(module, k, v))  # type: ignore[misc]
             self._undo.append(lambda k=key, v=old: setattr(module, k, v))  # type: ignore[misc]

@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
@@ -103,20 +103,25 @@ def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: typ
         side = 0 if site.reflected else 1
         pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
     if pin is None and argument != DIVISOR and site.function == node.op.removesuffix("_with_sizes"):
-        pin = _template(site, "", argument[1], owner)  # type: ignore[arg-type]
+        sizes = node.args.get(argument[0])
+        pin = _template(site, "", argument[1], owner, len(sizes) if isinstance(sizes, Sequence) else 0)  # type: ignore[arg-type]
     return None if pin is None else replace(pin, module=node.module, value=value)
 
 
 @functools.cache
-def _template(site: Site, symbol: str, position: int, owner: Hashable) -> Pin | None:
-    """Return the pin of a call, for no module and value in particular; None where the call cannot be edited."""
+def _template(site: Site, symbol: str, position: int, owner: Hashable, count: int = 0) -> Pin | None:
+    """Return the pin of a call, for no module and value in particular; None where the call cannot be edited.
+
+    ``count``: how many sizes the call was given as a sequence or in its place; 0 for a single number.
+    """
     found = _located(site, owner)
     if found is None or site.end is None:
         return None
     function, method = _original(found[0]), found[1]
     line = site.end[0] - function.__code__.co_firstlineno
     pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], symbol, position, 0)
-    return pin if _edited(function, (pin,)) is not None else None
+    tree = _edited(function, (pin,), count)
+    return None if tree is None else pin
 
 
 def _located(site: Site, owner: Hashable) -> tuple[FunctionType, str] | None:
@@ -168,8 +173,11 @@ def _parsed(function: FunctionType) -> tuple[str, int] | None:
     return textwrap.dedent(source), len(first) - len(first.lstrip())
 
 
-def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
-    """Return the syntax tree with the pinned arguments replaced, or None where a call is not found as expected."""
+def _edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.Module | None:
+    """Return the syntax tree with the pinned arguments replaced, or None where a call is not found as expected.
+
+    ``count``: as `_template` has it.
+    """
     parsed = _parsed(function)
     if parsed is None or function.__closure__:
         return None
@@ -184,9 +192,19 @@ def _edited(function: FunctionType, pins: Iterable[Pin]) -> ast.Module | None:
     for pin in pins:
         kind = "" if pin.operator in _ON_CALLS else pin.operator
         call = places.get((kind, pin.line + 1, pin.column - parsed[1]))
-        if call is None or not _ON_CALLS.get(pin.operator, _set)(call, pin):
+        if call is None or count and not _one_by_one(call, count):
+            return None
+        if not _ON_CALLS.get(pin.operator, _set)(call, pin):
             return None
     return ast.fix_missing_locations(tree)
+
+
+def _one_by_one(call: ast.Call | ast.BinOp, count: int) -> bool:
+    """Whether the sizes of a call are written one by one, and not as a name that stands for all of them."""
+    sizes = _sizes(call)
+    if not isinstance(sizes, _Tail):
+        return True
+    return isinstance(call, ast.Call) and _name(call) not in ("split", "unflatten") and (count == 1 or len(sizes) > 1)
 
 
 def _set(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
@@ -241,7 +259,7 @@ def _sizes(call: ast.Call | ast.BinOp) -> list[ast.expr] | None:
     """Return the size arguments of a call, or the two sides of an operator: a list that changes them when set."""
     if isinstance(call, ast.BinOp):
         return _Sides(call)
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    name = _name(call)
     if name not in _SIZES_AT:
         return None
     free = (
@@ -254,6 +272,12 @@ def _sizes(call: ast.Call | ast.BinOp) -> list[ast.expr] | None:
         elements: list[ast.expr] = call.args[start].elts  # type: ignore[attr-defined]
         return elements
     return _Tail(call.args, start)
+
+
+def _name(call: ast.Call) -> str:
+    """Return the name of the function or method that is called."""
+    name: str = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name
 
 
 class _Sides(list[ast.expr]):

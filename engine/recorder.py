@@ -21,6 +21,7 @@ from engine.errors import TraceError
 from engine.expressions import Expr, Guard
 from engine.fakes import Fakes
 from engine.graph import Graph, Node, Value, walk_values
+from engine.integers import integers
 from engine.opaque import Inside, storage_of
 from engine.provenance import Provenance
 from engine.signature import Signature, signature
@@ -138,10 +139,7 @@ class Recorder(TorchDispatchMode):
             outputs=tuple(self._outputs),
             stored=self._stored,
             aliases=self._aliases,
-            attributes={
-                name: {k: int(v) for k, v in vars(m).items() if isinstance(v, int) and not isinstance(v, bool)}
-                for name, m in modules.items()
-            },
+            attributes={name: integers(m) for name, m in modules.items()},
             types={name: type(m) for name, m in modules.items()},
             args=args,
             kwargs=kwargs,

@@ -27,6 +27,7 @@ from engine.errors import InputError, TraceError
 from engine.expressions import AttributeOf
 from engine.fakes import Fakes
 from engine.graph import Graph
+from engine.integers import tagged
 from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
 from engine.ops.spread import apart
@@ -170,11 +171,6 @@ def _module_stack(
             module_hooks._global_forward_hooks_with_kwargs.pop(hook.id, None)
 
 
-def int_attributes(module: nn.Module) -> dict[str, int]:
-    """Return the public integers among a module's attributes; a subclass of ``int`` may know more than its number."""
-    return {k: v for k, v in vars(module).items() if type(v) is int and not k.startswith("_")}
-
-
 def _run(
     recorder: Recorder,
     model: nn.Module,
@@ -196,7 +192,8 @@ def _run(
         scope.enter_context(_module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
         for m in model.modules():
-            vars(m).update({k: Size(v, AttributeOf(names[id(m)], k)) for k, v in int_attributes(m).items()})
+            name = names[id(m)]
+            vars(m).update(tagged(m, lambda key, number, name=name: Size(number, AttributeOf(name, key))))
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 

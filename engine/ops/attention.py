@@ -253,11 +253,12 @@ class Attention(nn.Module):
         heads: number of heads.
         fused: whether to call `scaled_dot_product_attention`.
         biased: whether to add a bias per head to the scores.
+        across: whether the channels of a head attend to each other, in place of the tokens.
     """
 
-    def __init__(self, width: int, heads: int, fused: bool, biased: bool = False) -> None:
+    def __init__(self, width: int, heads: int, fused: bool, biased: bool = False, across: bool = False) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        self.heads, self.fused, self.across = heads, fused, across
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.bias = nn.Parameter(torch.randn(heads, 1, 1)) if biased else None
 
@@ -265,7 +266,9 @@ class Attention(nn.Module):
         """Return tokens, (batch, tokens, width)."""
         n, t, c = x.shape
         q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        if self.fused:
+        if self.across:
+            y = ((q.transpose(-2, -1) @ k / t).softmax(-1) @ v.transpose(-2, -1)).transpose(-2, -1)
+        elif self.fused:
             y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
         else:
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -275,16 +278,17 @@ class Attention(nn.Module):
 
 
 def _samples() -> Iterable[Sample]:
-    def tokens(name: str, attention: bool, fused: bool, biased: bool) -> Sample:
+    def tokens(name: str, fused: bool = False, biased: bool = False, across: bool = False) -> Sample:
         def make() -> nn.Module:
-            body = Attention(8, 4, fused, biased) if attention else nn.Identity()
+            body = Attention(8, 4, fused, biased, across)
             return nn.Sequential(nn.Linear(5, 8), body, nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3))
 
         return Sample(make, (2, 4, 5), name)
 
-    yield tokens("attention by hand", True, fused=False, biased=False)
-    yield tokens("attention by hand with a bias per head", True, fused=False, biased=True)
-    yield tokens("fused attention", True, fused=True, biased=False)
+    yield tokens("attention by hand")
+    yield tokens("attention by hand with a bias per head", biased=True)
+    yield tokens("fused attention", fused=True)
+    yield tokens("attention between channels", across=True)
 
 
 RULES = [

@@ -323,6 +323,27 @@ class Sized(nn.Module):
         return self.head(x.mean(2))
 
 
+class Pieces(nn.Module):
+    """A stem whose channels are split at widths that were computed beforehand, ``again`` for a second stem."""
+
+    def __init__(self, widths: list[int] | tuple[int, ...], again: bool = False) -> None:
+        super().__init__()
+        self.stem, self.other = nn.Conv2d(3, 8, 1), nn.Conv2d(3, 8, 1) if again else None
+        self.head, self.widths = nn.Linear(sum(widths) * (2 if again else 1), 2), widths
+
+    def pieces(self, x: Tensor) -> Tensor:
+        """Return channels, each piece by a function of its own."""
+        first, second = torch.split(x, self.widths, 1)
+        return torch.cat([first.tanh(), second.sigmoid()], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        found = [self.pieces(self.stem(x))]
+        if self.other is not None:
+            found.append(self.pieces(self.other(x)))
+        return self.head(torch.cat(found, 1).mean((2, 3)))
+
+
 class Viewed(nn.Module):
     """One call of each function whose sizes can be pinned."""
 

@@ -29,6 +29,7 @@ from tests.engine.attentions import (
     Inner,
     Large,
     Named,
+    Pieces,
     Rewritten,
     ScaledByWidth,
     Sized,
@@ -176,6 +177,36 @@ def test_an_attribute_is_pinned() -> None:
     small, plan = compacted(model, masks, image())
     assert [(p.position, p.value) for p in plan.pins] == [(1, 5)] and small.width == 8
     assert error_of(model, masks, small, image(9), image(4, batch=1)) < 1e-9
+
+
+@pytest.mark.parametrize("widths", [[2, 6], (2, 6)])
+def test_widths_that_were_computed_beforehand(widths: list[int] | tuple[int, ...]) -> None:
+    """`torch.split(x, self.widths)`: the list is no number that could be pinned, but its numbers can be set."""
+    model = randomised(Pieces(widths))
+    assert engine.not_safe_to_prune(model, image()) == []
+    masks = dead(model, {"stem": [0, 2, 5, 6]}, bias=True)
+    small, plan = compacted(model, masks, image())
+    assert plan.pins == () and plan.attributes[""] == {"widths[0]": 1, "widths[1]": 3}
+    assert small.widths == type(widths)([1, 3]) and model.widths is widths
+    assert error_of(model, masks, small, image(9, batch=3)) < 1e-9
+    again = stored(plan).apply(copy.deepcopy(model))
+    assert again.widths == small.widths
+    change = plan.prepare(model)
+    change.commit()
+    change.rollback()
+    assert model.widths is widths
+    with pytest.raises(PlanError, match=r"Sized.*has no 'widths\[0\]'"):
+        plan.apply(Sized("attribute"))
+
+
+def test_one_list_of_widths_for_two_layers() -> None:
+    """Where two layers would need other widths, what cannot follow stays, and the result is exact."""
+    model = randomised(Pieces([2, 6], again=True))
+    for other in ([0, 2, 5, 6], [1, 3, 4, 7], [2, 3, 4, 5]):
+        masks = dead(model, {"stem": [0, 2, 5, 6], "other": other}, bias=True)
+        small, _ = compacted(model, masks, image())
+        assert error_of(model, masks, small, image(9, batch=3)) < 1e-9
+        assert (small.stem.out_channels == 4) == (other[0] < 2)
 
 
 KINDS = ["view tuple", "torch.reshape list", "unflatten", "torch.unflatten", "expand", "split"]
@@ -387,6 +418,27 @@ def test_a_pin_as_primitives() -> None:
     state["pins"][0].pop("value")
     with pytest.raises(PlanError, match="damaged"):
         engine.Plan.from_state_dict(state)
+
+
+def sizes_by_name(x: Tensor) -> Tensor:
+    """Sizes that a call gets all at once, under one name."""
+    shape = (x.shape[0], -1)
+    return x.reshape(shape)
+
+
+class BySizes(nn.Module):
+    """Calls `sizes_by_name`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return rows."""
+        return sizes_by_name(x)
+
+
+def test_a_name_that_stands_for_several_sizes_is_no_size() -> None:
+    """One of them cannot be pinned in its place."""
+    node = next(n for n in engine.trace(BySizes(), image()).nodes if n.op in ("reshape", "view"))
+    name = next(name for name, given in node.args.items() if isinstance(given, (list, tuple)))
+    assert pin_of(node, (name, 0), 1, BySizes) is None
 
 
 def test_a_call_without_a_place_has_no_pin() -> None:

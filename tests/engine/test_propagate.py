@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,15 +76,31 @@ def test_joint_labels_become_a_product() -> None:
     assert torch.equal(slots[:4], slots[4:]) and len(slots.unique()) == 4
 
 
-def test_overlapping_axes_are_frozen() -> None:
-    """A layer over (a, b) meeting one over (b, c) has no common form: both stay, with a reason."""
-    graph = engine.trace(nn.ReLU(), torch.zeros(2, 3, 4))
-    labels = Labels(graph, engine.RULES)
-    value = graph.nodes[-1].output
-    first, second = labels.slots.new(6).view(2, 3, 1), labels.slots.new(12).view(1, 3, 4)
-    labels.add(value, first)
-    labels.add(value, second)
-    assert labels.slots.frozen(first).all() and "overlap" in labels.slots.why(second)
+def overlapping(*layers: tuple[int, ...]) -> tuple[Labels, list[Tensor]]:
+    """Labels of a value of shape (2, 3, 4, 5), given layers over some dimensions, and these layers."""
+    graph = engine.trace(nn.ReLU(), torch.zeros(2, 3, 4, 5))
+    labels, value = Labels(graph, engine.RULES), graph.nodes[-1].output
+    made = []
+    for dims in layers:
+        shape = [size if d in dims else 1 for d, size in enumerate(value.shape)]
+        made.append(labels.slots.new(math.prod(shape)).view(shape))
+        labels.add(value, made[-1])
+    return labels, made
+
+
+def test_overlapping_axes_go_along_what_they_share() -> None:
+    """A layer over (a, b) meets one over (b, c): what is left is one slot per entry of b, the same of both."""
+    labels, (first, second) = overlapping((0, 1), (1, 2))
+    assert len(labels.layers(labels.graph.nodes[-1].output)) == 1
+    roots = [labels.slots.find(layer).movedim(1, 0).reshape(3, -1) for layer in (first, second)]
+    assert torch.equal(roots[0].amin(1), roots[1].amax(1)) and len(roots[0].unique()) == 3
+    assert not labels.slots.frozen(first).any() and not labels.slots.frozen(second).any()
+
+
+def test_overlapping_axes_that_share_nothing_are_frozen() -> None:
+    """A layer over (b, c) between one over (a, b) and one over (c, d): no common form, all stay with a reason."""
+    labels, layers = overlapping((0, 1), (2, 3), (1, 2))
+    assert all(labels.slots.frozen(layer).all() for layer in layers) and "overlap" in labels.slots.why(layers[1])
 
 
 def test_contractions_of_a_structure() -> None:

@@ -205,6 +205,16 @@ def test_heads_go_with_their_bias(fused: bool, biased: bool) -> None:
 
 
 @needs_places
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_between_channels(kind: str) -> None:
+    """Cross-covariance attention (XCiT): a head's channels attend to each other; whole heads go, and any masks fit."""
+    model = net(Attention(8, 4, fused=False, across=True))
+    plan = check_exact(model, {"1.qkv": without_heads(model[1].qkv, [0, 3])}, tokens(), tokens(1, 1), tokens(3, 7))
+    assert plan.slices["1.qkv.weight"].shape == (12, 8) and plan.slices["1.out.weight"].shape == (8, 4)
+    check_exact(model, KINDS[kind](model, 3), tokens(), tokens(3, 6))
+
+
+@needs_places
 @pytest.mark.parametrize("fused", [True, False])
 def test_only_the_values_of_a_head_are_dead(fused: bool) -> None:
     """Then its queries and keys do nothing, and the head goes; a head of dead queries still averages its values."""

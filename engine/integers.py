@@ -1,0 +1,82 @@
+"""The integers among a module's attributes: alone (``self.heads``), or in a list or tuple (``self.sizes[0]``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from engine.errors import PlanError
+
+__all__ = ["integers", "tagged", "with_integers"]
+
+
+def integers(module: nn.Module) -> dict[str, int]:
+    """Return the integers among a module's attributes by name; those of a list or tuple as ``name[position]``.
+
+    Example:
+        >>> layer = nn.Identity()
+        >>> layer.heads, layer.sizes = 4, (16, 48)
+        >>> {name: number for name, number in integers(layer).items() if name != "call_super_init"}
+        {'heads': 4, 'sizes[0]': 16, 'sizes[1]': 48}
+    """
+    found = {name: int(v) for name, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool)}
+    for name, value in _sequences(module):
+        found.update({f"{name}[{position}]": int(number) for position, number in enumerate(value)})
+    return found
+
+
+def tagged(module: nn.Module, tag: Callable[[str, int], int]) -> dict[str, Any]:
+    """Return a module's public attributes that are or hold plain integers, with what ``tag`` makes of each.
+
+    Args:
+        module: the module, which is left as it is.
+        tag: takes the name and the number; a subclass of ``int`` may know more than its number.
+    """
+    made: dict[str, Any] = {
+        name: tag(name, value) for name, value in vars(module).items() if type(value) is int and name[0] != "_"
+    }
+    for name, value in _sequences(module):
+        if name[0] != "_":
+            made[name] = type(value)([tag(f"{name}[{i}]", number) for i, number in enumerate(value)])
+    return made
+
+
+def _sequences(module: nn.Module) -> Iterator[tuple[str, list[int] | tuple[int, ...]]]:
+    """Yield the lists and tuples of integers; those of torch's own layers are strides and the like."""
+    if type(module).__module__.startswith("torch.nn.modules"):
+        return
+    for name, value in vars(module).items():
+        if type(value) in (list, tuple) and value and all(type(number) is int for number in value):
+            yield name, value
+
+
+def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> dict[str, Any]:
+    """Return the attributes that have to be set for integers to become others.
+
+    Args:
+        path: of the module in the model.
+        module: the module, which is left as it is.
+        values: the integers, by names as `integers` gives them.
+
+    Raises:
+        PlanError: where the module has no such integer.
+
+    Example:
+        >>> layer = nn.Identity()
+        >>> layer.sizes = (16, 48)
+        >>> with_integers("body", layer, {"sizes[1]": 24})
+        {'sizes': (16, 24)}
+    """
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        name, _, position = key.rstrip("]").partition("[")
+        old = made.get(name, getattr(module, name, None))
+        if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
+            made[name] = type(old)([value if i == int(position) else number for i, number in enumerate(old)])
+        elif not position and isinstance(old, int):
+            made[name] = value
+        else:
+            raise PlanError(f"The plan is of another model: {path!r} ({type(module).__name__}) has no {key!r}.")
+    return made
