@@ -8,6 +8,7 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -171,6 +172,10 @@ def _module_stack(
             module_hooks._global_forward_hooks_with_kwargs.pop(hook.id, None)
 
 
+def _size_of(module: str, name: str, number: int) -> Size:
+    return Size(number, AttributeOf(module, name))
+
+
 def _run(
     recorder: Recorder,
     model: nn.Module,
@@ -192,8 +197,7 @@ def _run(
         scope.enter_context(_module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
         for m in model.modules():
-            name = names[id(m)]
-            vars(m).update(tagged(m, lambda key, number, name=name: Size(number, AttributeOf(name, key))))
+            vars(m).update(tagged(m, functools.partial(_size_of, names[id(m)])))
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 

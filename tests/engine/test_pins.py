@@ -296,7 +296,7 @@ def test_a_plan_survives_a_file() -> None:
 
 
 def test_a_method_that_was_chosen_when_the_module_was_made() -> None:
-    """`self.forward = self.attend` runs the pinned code, in copies, pickles and later compactions; and it comes back."""
+    """`self.forward = self.attend` runs the pinned code, in copies and later compactions too; it comes back."""
     model = net(Chosen)
     masks = attention_masks(model)
     small, plan = compacted(model, masks, tokens())

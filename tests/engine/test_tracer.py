@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import InputError, TraceError
-from engine.tracer import evaluation, int_attributes, resolve_inputs
+from engine.tracer import evaluation, resolve_inputs
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Auxiliary, Net, dead, image, plain, snapshot, unchanged
 
@@ -187,13 +187,6 @@ def test_evaluation_keeps_what_the_modes_need() -> None:
     with evaluation(model, [model[0]]):
         assert model[0].training and not model[1].training
     assert not model[0].training
-
-
-def test_int_attributes_are_public_integers() -> None:
-    """No booleans, nothing private."""
-    module = nn.Linear(3, 2)
-    module._hidden, module.flag, module.count = 3, True, 4
-    assert int_attributes(module) == {"in_features": 3, "out_features": 2, "count": 4}
 
 
 def test_control_flow_that_depends_on_data() -> None:
