@@ -40,6 +40,10 @@ from engine.trees import map_tensors, tensors_in
 
 __all__ = ["call_model", "check_model", "evaluation", "resolve_inputs", "trace"]
 
+_UNSEEN = {
+    "train": "The train path was not recorded.",
+    "other": "No larger resolution was recorded, which matters where the code takes another path there.",
+}
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -214,7 +218,7 @@ def _record(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[
             recorder.drop_if_repeated(mark, shapes=path == "train")
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
-            recorder.notes.append(f"The {path} path was not recorded. {error}")
+            recorder.notes.append(f"{_UNSEEN[path]} {error}")
     return recorder
 
 

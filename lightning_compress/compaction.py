@@ -246,7 +246,8 @@ class ModelCompaction(CompressionCallback):
             return False
         if changed and self.plan is not None:
             after = _parameters(self.target(pl_module)[1])
-            rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after)}\n{self.certificate}")
+            told = () if self.certificate is None else self.certificate.notes
+            rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after, told)}\n{self.certificate}")
         return True
 
     def _compact(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
@@ -312,20 +313,22 @@ class ModelCompaction(CompressionCallback):
         self.checkpoint_path = str(path)
 
 
-def brief(plan: engine.Plan, before: int, after: int) -> str:
+def brief(plan: engine.Plan, before: int, after: int, told: Sequence[str] = ()) -> str:
     """What a compaction did, in a few lines: the plan of a large model has hundreds.
 
     Args:
         plan: what was removed.
         before: number of parameters before.
         after: number of parameters after.
+        told: notes that are said elsewhere.
 
     Example:
         >>> print(brief(engine.Plan(notes=("'fc' is masked as a whole.",)), 200, 50))
         200 -> 50 parameters (−75.0 %), 0 tensors smaller; print(compaction.plan) lists them.
           'fc' is masked as a whole.
     """
-    notes = [*plan.notes[:_NOTES], *([f"… and {len(plan.notes) - _NOTES} notes more"] if plan.notes[_NOTES:] else [])]
+    notes = [note for note in plan.notes if note not in told]
+    notes[_NOTES:] = [f"… and {len(notes) - _NOTES} notes more"] if notes[_NOTES:] else []
     first = (
         f"{before:,} -> {after:,} parameters ({change(before, after)}), {len(plan.slices)} tensors smaller; "
         "print(compaction.plan) lists them."

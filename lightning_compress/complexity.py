@@ -10,7 +10,7 @@ from typing_extensions import override
 
 import engine
 from lightning_compress.base import CompressionCallback
-from lightning_compress.masking import active_masks
+from lightning_compress.masking import active_masks, holders
 from lightning_compress.selection import kept_units
 from lightning_compress.survey import check_runs, latency
 
@@ -126,7 +126,9 @@ class ComplexityMonitor(CompressionCallback):
             return
         path, model = self.target(pl_module)
         # Without explicit masks, ModelCompaction reads zeros from the weights: the prediction has to do the same.
-        masks = {} if compacted else active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
+        masks = active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
+        if compacted or (masks is None and not trainer.global_step and holders(trainer)):
+            masks = {}  # what is zero by itself before the first step (a ViT's head) has yet to learn
         metrics = measure(model, self.example(trainer, pl_module), masks)
         # Right after the compaction no step has been made: one later, both can be seen in a chart.
         entry = {"step": trainer.global_step + compacted, **metrics}

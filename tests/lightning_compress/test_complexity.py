@@ -136,6 +136,16 @@ def test_zeros_that_are_not_masked_are_not_predicted(tmp_path: Path) -> None:
     assert monitor.history[-1]["complexity/macs_compacted"] == SMALL_MACS
 
 
+def test_what_starts_at_zero_is_not_predicted_to_go(tmp_path: Path) -> None:
+    """A head of zeros makes all before it useless to the letter: the curve starts at the whole all the same."""
+    module, monitor = seeded(Wrapped), ComplexityMonitor(latency_runs=0)
+    torch.nn.init.zeros_(module.net.fc.weight)
+    fit(module, tmp_path, monitor, ChannelPruning(amount=0.5))
+    first = monitor.history[0]
+    assert first["complexity/macs_compacted"] == first["complexity/macs"]
+    assert first["complexity/params_compacted"] == first["complexity/params"] and first["sparsity/channels"] == 0
+
+
 def test_alone_it_reads_zeros_from_the_weights(tmp_path: Path) -> None:
     """Without a callback that holds masks, zeros in the weights are what a compaction would remove."""
     module = seeded(Wrapped)
