@@ -188,7 +188,8 @@ def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor
         calls.setdefault(consumer.key, []).append(consumer)
     for same in calls.values():  # one weight, several calls: it can be folded once only, so constants must agree
         for one, other in zip(same[1:], same[:-1], strict=True):
-            differ = (one.used | other.used) & ~((one.constants == other.constants) & (one.bordered == other.bordered))
+            equal = (one.constants == other.constants) & ((one.constants == 0) | (one.bordered == other.bordered))
+            differ = (one.used | other.used) & ~equal
             for consumer in same:
                 keep[consumer.slots[differ]] = True
     return keep

@@ -44,14 +44,19 @@ def _selected(node: Node, array: Tensor, position: int) -> Tensor:
 
 
 def _piece_labels(node: Node, labels: Labels) -> None:
-    """Pieces of one size keep equally many; pieces of several sizes, unless each is given, pin the axis."""
+    """Pieces of one size keep equally many; pieces of several sizes, unless each is given, pin the axis.
+
+    What other axes have a part in, goes along those: of queries, keys and values of each head, whole heads.
+    """
     source, dim = source_of(node), _dim(node)
     labels.claim(source)
     even = len({v.shape[dim] for v in node.outputs}) == 1 and "indices" not in node.args
     for layer in labels.layers(source):
         if dim not in support(layer) or len(node.outputs) == 1:
             continue
-        if support(layer) != (dim,) or not even and node.op != "split_with_sizes":
+        if support(layer) != (dim,):
+            labels.tie(layer, [dim])
+        elif not even and node.op != "split_with_sizes":
             labels.slots.freeze(layer, f"the pieces of {node!r} are not of one size")
         elif node.op != "split_with_sizes":
             labels.constraints.append(Equal(layer.view(len(node.outputs), -1)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
@@ -57,6 +59,21 @@ def test_a_module_called_on_different_constants_keeps_them() -> None:
     masks = dead(model, {"stem": [0, 1, 2]})
     plan = check_exact(model, masks, image(), image(9))
     assert "stem.weight" not in plan.slices
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_module_called_with_and_without_a_border(bias: bool) -> None:
+    """What is zero is zero at a border, too, and goes; another constant that only one call sees at a border stays."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head(m.shared(F.pad(x, (1, 1))).tanh().mean((2, 3)) + m.shared(x).tanh().mean((2, 3)))
+
+    model = randomised(
+        Net(forward, stem=nn.Conv2d(3, 6, 1), shared=nn.Conv2d(6, 4, 1, bias=False), head=nn.Linear(4, 2))
+    )
+    plan = check_exact(model, dead(model, {"stem": [0, 3]}, bias=bias), image())
+    assert ("stem.weight" in plan.slices and plan.slices["stem.weight"].shape[0] == 4) == bias
 
 
 def test_a_removed_live_channel_would_show() -> None:

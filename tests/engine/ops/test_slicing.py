@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from tests.engine.exactness import check_exact, randomised
+from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.nets import Net, dead, image
 from tests.engine.ops.brute import check_constants, check_labels, check_use, demands_of, labels_of, stems
 
@@ -42,6 +43,38 @@ def test_pieces_of_a_chunk_keep_equally_many() -> None:
     labels = labels_of(stems(lambda x: x.chunk(2, 1)))
     rows = [c.rows for c in labels.constraints if hasattr(c, "rows")]
     assert len(rows) == 1 and rows[0].shape == (2, 4)
+
+
+class PerHead(nn.Module):
+    """Attention whose projection puts out queries, keys and values head by head."""
+
+    def __init__(self, sizes: list[int] | None) -> None:
+        super().__init__()
+        self.heads, self.sizes, self.width = 4, sizes, sum(sizes or [2, 2, 2])
+        self.embed, self.qkv = nn.Linear(5, 8), nn.Linear(8, 4 * self.width)
+        self.out = nn.Linear(4 * (sizes or [2])[-1], 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        y = self.qkv(self.embed(x).tanh()).view(*x.shape[:2], self.heads, self.width)
+        q, k, v = y.chunk(3, -1) if self.sizes is None else y.split(self.sizes, -1)
+        scores = torch.einsum("nqhd,nkhd->nhqk", q, k)
+        return self.out(torch.einsum("nhqk,nkhd->nqhd", scores.softmax(-1), v).flatten(2))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
+@pytest.mark.parametrize("sizes", [None, [2, 2, 4]])
+def test_queries_keys_and_values_of_each_head(sizes: list[int] | None) -> None:
+    """Where each head is cut into pieces, of one size or not, whole heads go, and any masks are exact."""
+    model = randomised(PerHead(sizes))
+    x, other = torch.randn(2, 4, 5).double(), torch.randn(3, 7, 5).double()
+    groups = {g.name: g for g in engine.dependency_groups(model, x)}
+    assert (groups["qkv"].size, groups["qkv"].reason) == (4, None)
+    masks = engine.group_masks(list(groups.values()), {"qkv": torch.tensor([True, False, True, False])})
+    plan = check_exact(model, masks, x, other)
+    assert plan.slices["qkv.weight"].shape[0] == model.qkv.out_features // 2
+    for kind in KINDS:
+        check_exact(model, KINDS[kind](model, 3), x, other)
 
 
 def test_constants_of_parts() -> None:
