@@ -311,28 +311,29 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
         raise PlanError(f"The source of {function.__qualname__} is not the one that the plan was made for.")
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
-    definition.decorator_list, definition.returns = [], None
-    for node in ast.walk(definition):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    # defaults were evaluated where the function was defined; they are handed over below
+    # decorators and defaults were evaluated where the function was defined; defaults are handed over below
+    definition.decorator_list = []
     definition.args.defaults = [ast.Constant(None) for _ in definition.args.defaults]
     definition.args.kw_defaults = [d and ast.Constant(None) for d in definition.args.kw_defaults]
     ast.fix_missing_locations(tree)
+    text = ast.unparse(definition)
     _indent(tree, _parsed(function)[1])  # type: ignore[index]
     space: dict[str, Any] = {}
-    code = compile(
-        ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename, "exec"
-    )
-    text = ast.unparse(definition)
+    code = _compiled(ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename)
     label = f"{function.__qualname__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     exec(code, namespace(function, label, names), space)  # the user's own source, a number replaced
     made: FunctionType = space[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    made.__qualname__ = function.__qualname__
+    made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
     made._unpinned = function  # type: ignore[attr-defined]
     made.__wrapped__ = _legible(text, label, function)  # type: ignore[attr-defined]
     return made
+
+
+def _compiled(source: ast.Module | str, name: str) -> CodeType:
+    """Compile without evaluating annotations, whose names may have been known to a type checker only."""
+    code: CodeType = compile(source, name, "exec", flags=annotations.compiler_flag, dont_inherit=True)
+    return code
 
 
 def _legible(text: str, label: str, function: FunctionType) -> FunctionType:
@@ -343,7 +344,7 @@ def _legible(text: str, label: str, function: FunctionType) -> FunctionType:
     name = f"<{function.__module__}.{label}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space: dict[str, Any] = {}
-    exec(compile(text, name, "exec"), function.__globals__, space)
+    exec(_compiled(text, name), function.__globals__, space)
     made: FunctionType = space[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     made.__annotations__ = function.__annotations__

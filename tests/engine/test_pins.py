@@ -6,7 +6,9 @@ import copy
 import dataclasses
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from tests.engine.attentions import (
     ByFunctions,
     ByMethod,
     BySuper,
+    ByTypedFunction,
     Chosen,
     Decorated,
     Factored,
@@ -106,6 +109,18 @@ def test_whatever_the_code_looks_like(make: Callable[[], nn.Module]) -> None:
     small, plan = compacted(model, masks, tokens())
     assert plan.is_empty or plan.slices["1.qkv.weight"].shape == (12, 8)
     assert error_of(model, masks, small, tokens(), tokens(3, 7)) < 1e-9
+
+
+def test_types_stay(tmp_path: Path) -> None:
+    """A rebuilt function takes what it took: TorchScript reads the types of its arguments."""
+    model = net(ByTypedFunction)
+    masks, x = attention_masks(model), tokens()
+    small, plan = compacted(model, masks, x)
+    assert plan.pins and error_of(model, masks, small, x) <= 1e-9
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit.* is deprecated")
+        torch.jit.script(small).save(tmp_path / "small.pt")
+        assert torch.equal(torch.jit.load(tmp_path / "small.pt")(x), small(x))
 
 
 @pytest.mark.parametrize("make", [Decorated, Inner, Unpacked, Named])
