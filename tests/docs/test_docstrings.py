@@ -100,3 +100,37 @@ def test_public_methods_are_documented(name: str) -> None:
                 f"``{p}``" in doc for p in missing
             )
             assert doc and (not missing or plain), f"{name}.{key} does not document {missing}"
+
+
+HOLDS_TENSORS = re.compile(r"^(?:Tensor|(?:Mapping|dict)\[str, Tensor\])(?: \| None)?$")
+SHAPED = re.compile(r"``\(.*\)``|\bshape\b|\brank\b|broadcastable|state dict|the tensor itself")
+DURATION = re.compile(r"\b(?:latency|duration|median time|how long)\b")
+UNIT = re.compile(r"(?:milli)?seconds?\b|\bms\b|_ms\b|``\"latency\"``|latency_runs|`LatencyTable`|timed|measure")
+
+
+def told_of(thing: Any) -> dict[str, str]:
+    """What is said of each parameter or attribute, by name."""
+    doc = inspect.getdoc(thing) or ""
+    lines = section(doc, "Args") + section(doc, "Attributes")
+    entries = re.findall(r"^ {4}((?:\w+, )*\w+):(.*(?:\n {5,}.*)*)", lines, re.MULTILINE)
+    return {name: text for names, text in entries for name in names.split(", ")}
+
+
+def callables(name: str) -> list[Any]:
+    """A public name, and where it is a class, its public methods."""
+    thing = PUBLIC[name]
+    methods = vars(thing).items() if inspect.isclass(thing) else ()
+    return [thing, *(method for key, method in methods if inspect.isfunction(method) and not key.startswith("_"))]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_tensors_have_shapes_and_times_have_units(name: str) -> None:
+    """Whoever passes a tensor reads which shape it has, and whoever reads a time, in which unit it is."""
+    for thing in callables(name):
+        told = told_of(thing)
+        for parameter in inspect.signature(thing).parameters.values():
+            if HOLDS_TENSORS.match(str(parameter.annotation)) and parameter.name in told:
+                assert SHAPED.search(told[parameter.name]), f"{name}: {parameter.name} has no shape"
+        for parameter_name, text in told.items():
+            if DURATION.search(text):
+                assert UNIT.search(text), f"{name}: {parameter_name} has no unit"
