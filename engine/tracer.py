@@ -61,11 +61,12 @@ def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     if isinstance(example_inputs, (tuple, list)):
         args = tuple(example_inputs)
     if not any(True for _ in tensors_in((args, kwargs))):
-        shape = isinstance(example_inputs, (tuple, list)) and all(type(n) is int for n in example_inputs)
-        hint = f" For a shape, pass `torch.rand({', '.join(map(str, example_inputs))})`." if shape else ""
+        sizes = example_inputs if isinstance(example_inputs, (tuple, list)) else ()
+        shape = sizes and all(type(n) is int for n in sizes)
+        hint = f" For a shape, pass `torch.rand({', '.join(map(str, sizes))})`." if shape else ""
         raise InputError(
             f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
-            f"positional arguments or a mapping of keyword arguments.{hint if example_inputs else ''}"
+            f"positional arguments or a mapping of keyword arguments.{hint}"
         )
     return args, kwargs
 

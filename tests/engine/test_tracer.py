@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ def test_a_rejected_input_changes_nothing_either() -> None:
     assert unchanged(model, state) and [dict(vars(m)) for m in model.modules()] == before
 
 
-@pytest.mark.parametrize("bad", [None, 3, "text", (), [], {}, {"x": 1}, ([],)])
+@pytest.mark.parametrize("bad", [None, 3, "text", (), [], {}, {"x": 1}, ([],), np.ones((1, 3, 8, 8))])
 def test_inputs_without_a_tensor_are_refused(bad: object) -> None:
     """The type is named, and what to pass instead."""
     with pytest.raises(InputError, match=type(bad).__name__):
