@@ -99,6 +99,7 @@ def test_tensorboard_shows_all(tmp_path: Path) -> None:
     assert tags <= set(found.Tags()["tensors"])
     hparams = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"ChannelPruning/amount" in hparams and b"width" in hparams
+    assert not any(name in hparams for name in (b"latency_runs", b"on_failure", b"confidence", b"save"))
     assert b"complexity/macs" in found.SummaryMetadata("_hparams_/experiment").plugin_data.content
     assert (Path(logger.log_dir) / "compression.html").is_file()
 
