@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
@@ -24,15 +24,17 @@ class FinalMetric(Callback):
     saved before by the first checkpoint at final sparsity.
 
     The metric is one of the validation, or one that is logged in ``training_step``. What the LightningModule logs in
-    its ``on_train_epoch_end`` comes after the callbacks, so that this one would see the value of the epoch before. The
-    patience of an `EarlyStopping` that monitors it has to outlast the pruning.
+    its ``on_train_epoch_end`` comes after the callbacks, so that this one would see the value of the epoch before. An
+    `EarlyStopping` may monitor it too, with ``check_finite=False``: its patience counts from final sparsity on.
 
     Args:
         monitor: name of the metric, as it is logged.
-        mode: ``"min"`` where lower is better, ``"max"`` where higher is.
+        mode: ``"min"`` where lower is better, ``"max"`` where higher is; None: as the callbacks say that monitor the
+            metric, ``"min"`` where there are none.
 
     Raises:
-        MisconfigurationException: for another mode, and where a fit is set up without a :class:`ChannelPruning`.
+        MisconfigurationException: for another mode; and where a fit is set up without a :class:`ChannelPruning`, with a
+            callback that monitors the metric in another mode, or one that would stop the fit at an infinite value.
 
     Example:
         >>> from pytorch_lightning.callbacks import ModelCheckpoint
@@ -42,11 +44,12 @@ class FinalMetric(Callback):
         'val_loss_final'
     """
 
-    def __init__(self, monitor: str, mode: str = "min") -> None:
+    def __init__(self, monitor: str, mode: str | None = None) -> None:
         super().__init__()
-        if mode not in ("min", "max"):
+        if mode not in ("min", "max", None):
             raise MisconfigurationException(f"`mode` is 'min' or 'max', got {mode!r}.")
         self.monitor, self.mode = monitor, mode
+        self._worst = math.inf
 
     @property
     def name(self) -> str:
@@ -60,6 +63,28 @@ class FinalMetric(Callback):
                 f"`FinalMetric({self.monitor!r})` waits for the end of a pruning, and the Trainer has no "
                 "`ChannelPruning`."
             )
+        if stage == "fit":
+            self._worst = -math.inf if self._agreed(trainer) == "max" else math.inf
+
+    def _agreed(self, trainer: Trainer) -> str:
+        """The mode of all who have a say."""
+        said = {} if self.mode is None else {"FinalMetric": self.mode}
+        for callback in self._readers(trainer):
+            said[type(callback).__name__] = callback.mode
+            if getattr(callback, "check_finite", False):
+                raise MisconfigurationException(
+                    f"`{type(callback).__name__}` would stop the fit at once: {self.name!r} is infinite until all is "
+                    "masked. Pass `check_finite=False`; its patience counts from then on."
+                )
+        if len(set(said.values())) > 1:
+            told = ", ".join(f"{name} {mode!r}" for name, mode in said.items())
+            raise MisconfigurationException(f"Is a lower {self.monitor!r} better, or a higher one? `mode` is: {told}.")
+        return next(iter(said.values()), "min")
+
+    def _readers(self, trainer: Trainer) -> list[Any]:
+        """Callbacks that monitor the metric."""
+        found = (c for c in trainer.callbacks if getattr(c, "monitor", None) == self.name)  # type: ignore[attr-defined]
+        return [callback for callback in found if hasattr(callback, "mode")]
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,12 +97,15 @@ class FinalMetric(Callback):
         self._update(trainer)
 
     def _update(self, trainer: Trainer) -> None:
-        metrics, worst = trainer.callback_metrics, math.inf if self.mode == "min" else -math.inf
+        metrics = trainer.callback_metrics
         final = all(pruning.finished for pruning in _prunings(trainer))
         if final and self.monitor not in metrics:
             return  # of a training metric nothing is known yet in the first validation
         with torch.inference_mode(False):  # what is made here is kept over the next training steps
-            metrics[self.name] = metrics[self.monitor].detach().clone() if final else torch.tensor(worst)
+            metrics[self.name] = metrics[self.monitor].detach().clone() if final else torch.tensor(self._worst)
+        for callback in () if final else self._readers(trainer):
+            if hasattr(callback, "wait_count"):
+                callback.wait_count = -1  # it adds one of its own, before this or behind it
 
 
 def _prunings(trainer: Trainer) -> list[ChannelPruning]:

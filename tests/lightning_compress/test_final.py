@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_compress import ChannelPruning, FinalMetric
 from lightning_compress.packages import MisconfigurationException
@@ -17,7 +17,7 @@ from tests.lightning_compress.models import Wrapped, data, seeded, trainer
 class Worsening(Wrapped):
     """A validation loss that is best at first, as the unpruned model's is, and a score that does the opposite."""
 
-    losses = (1.0, 2.0, 9.0, 7.0, 8.0)
+    losses = (1.0, 2.0, 9.0, 7.0, 8.0, 8.0, 8.0)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log."""
@@ -59,6 +59,34 @@ def test_validation_in_the_middle_of_epochs_and_before(tmp_path: Path) -> None:
     """Sanity checks count for nothing; a validation in the middle of the last pruning epoch does not either."""
     options = {"num_sanity_val_steps": 1, "val_check_interval": 1}
     assert best(tmp_path, "val_loss", "min", final=True, **options)["epoch"] == 3
+
+
+@pytest.mark.parametrize("given", [None, "max"])
+def test_the_mode_is_that_of_who_monitors_it(tmp_path: Path, given: str | None) -> None:
+    """Higher is better where the checkpoint says so; who says otherwise is named before the fit."""
+    metric, saver = FinalMetric("val_score", given), ModelCheckpoint(tmp_path, monitor="val_score_final", mode="max")
+    watched = [saver, metric, ChannelPruning(amount=0.5, end=2)]
+    settings = {"max_epochs": 5, "limit_val_batches": 1, "enable_checkpointing": True}
+    trainer(tmp_path, *watched, **settings).fit(seeded(Worsening))
+    assert torch.load(saver.best_model_path, weights_only=True)["epoch"] == 3
+    with pytest.raises(MisconfigurationException, match="'val_score' better.*FinalMetric 'min', ModelCheckpoint 'max'"):
+        trainer(tmp_path, FinalMetric("val_score", "min"), *watched[::2], **settings).fit(seeded(Worsening))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("patience", [1, 2])
+def test_patience_counts_from_final_sparsity(tmp_path: Path, first: bool, patience: int) -> None:
+    """The fit is not stopped while channels are masked; an infinite value would stop it, which is said before."""
+    stopping = EarlyStopping("val_loss_final", patience=patience, check_finite=False)
+    callbacks = [FinalMetric("val_loss"), stopping, ChannelPruning(amount=0.5, end=2)][:: 1 if first else -1]
+    settings = {"max_epochs": 9, "limit_val_batches": 1}
+    done = trainer(tmp_path, *callbacks, **settings)
+    done.fit(seeded(Worsening))
+    assert done.current_epoch == 4 + patience  # the best is that of epoch 3
+    with pytest.raises(MisconfigurationException, match="`EarlyStopping` would stop .*check_finite=False"):
+        trainer(tmp_path, FinalMetric("val_loss"), EarlyStopping("val_loss_final"), ChannelPruning(), **settings).fit(
+            seeded(Worsening)
+        )
 
 
 def test_bad_use() -> None:
