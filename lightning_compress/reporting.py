@@ -30,8 +30,10 @@ COMPARED = ("complexity/macs", "complexity/params", "sparsity/channels")
 
 # Callbacks and arguments that only say what is written where: no reason for runs to differ.
 PACKAGE = __name__.partition(".")[0]
-OUTPUT = ("CompressionReport", "ComplexityMonitor", "dirpath", "filename", "save", "save_weights_only", "model")
-OUTPUT += ("confidence", "latency_runs", "on_failure")  # how a compaction is looked at, not what it does
+OUTPUT = (
+    *("CompressionReport", "ComplexityMonitor", "dirpath", "filename", "save", "save_weights_only", "model"),
+    *("confidence", "latency_runs", "on_failure"),  # how a compaction is looked at, not what it does
+)
 
 
 class CompressionReport(CompressionCallback):
