@@ -239,18 +239,24 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
         replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
         hint = f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
         raise VerificationError(f"The compacted model does not run: {error}{hint}") from error
-    pairs = [[n for n in g.nodes if _computes(n, analysis)] for g in (graph, small)]
-    if len(pairs[0]) != len(pairs[1]):
+    runs = [{path: _run_of(g, path, analysis) for path in ("eval", "train")} for g in (graph, small)]
+    if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
         raise VerificationError("The compacted model takes another path through its code than the masked one.")
-    for old, new in zip(*pairs, strict=True):
+    for old, new in (pair for path in runs[0] for pair in zip(runs[0][path], runs[1][path], strict=True)):
         want = [shrunk.shape(v) for v in old.outputs]
         have = [v.shape for v in new.outputs]
         if old.op != new.op or want != have:
             raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
 
 
+def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
+    """Return the norms and contractions of a run; one that is not recorded was no other than the first."""
+    recorded = {node.path for node in graph.nodes}
+    return [n for n in graph.nodes if n.path == (path if path in recorded else "eval") and _computes(n, analysis)]
+
+
 def _computes(node: Node, analysis: Analysis) -> bool:
     rules = analysis.structure.rules
     wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
     computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
-    return computes and node.module not in wide and node.path != "other"
+    return computes and node.module not in wide

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
 from engine.errors import VerificationError
-from engine.proof import Trial, masked_tensors, random_inputs
+from engine.proof import Trial, check_shapes, masked_tensors, random_inputs
 from engine.slices import Slice
 from tests.engine.exactness import masked, run
-from tests.engine.nets import Net, dead, image, plain, snapshot, unchanged
+from tests.engine.nets import Net, analysis_of, dead, image, plain, snapshot, unchanged
 
 
 def verdict(model: nn.Module, example: object, rows: dict[str, list[int]], **arguments: object) -> engine.Certificate:
@@ -173,3 +174,34 @@ def test_a_list_of_pictures_is_compared_as_it_is() -> None:
     speedup.speedup_model()
     assert model.conv.out_channels == 4 and speedup.certificate.dtype == "float64"
     assert speedup.certificate.shapes == ((3, 64, 64), (3, 64, 96)) and speedup.certificate.max_error < 1e-12
+
+
+class Trains(nn.Module):
+    """Takes another way while it trains; ``extra`` says what it does there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.extra = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 3), ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, (batch, 2)."""
+        x = self.stem(x)
+        if self.training and self.extra == "copy":
+            x = x.clone()
+        if self.training and self.extra == "layer":
+            x = x + self.stem(F.pad(x[:, :3], (1, 1, 1, 1)))
+        return self.head(x.relu()).mean((2, 3))
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "copy"), ("copy", ""), ("", "layer"), ("layer", "")])
+def test_what_runs_while_training(before: str, after: str) -> None:
+    """A copy more or less in train mode is the same way through the layers; a layer more or less is not."""
+    model = Trains()
+    model.extra = before
+    analysis = analysis_of(model, torch.randn(2, 3, 8, 8), {})
+    model.extra = after
+    if "layer" in (before, after):
+        with pytest.raises(VerificationError, match="another path"):
+            check_shapes(model, analysis)
+    else:
+        check_shapes(model, analysis)
