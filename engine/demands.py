@@ -106,18 +106,41 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
             if pin is None:
                 found = Unmet(c.node, _reason(c.node, c.demand, c.expr), _involved(shrunk.structure, c))
                 unmet.setdefault(c.node.index, found)
-                if isinstance(c.expr, AttributeOf) and isinstance(c.demand.wanted, int):
-                    wishes.setdefault(c.expr.module, {})[c.expr.name] = c.demand.wanted
+                for attribute_of, factor in _multiplied(shrunk, c.expr):
+                    if isinstance(c.demand.wanted, int) and c.demand.wanted % factor == 0:
+                        wishes.setdefault(attribute_of.module, {})[attribute_of.name] = c.demand.wanted // factor
             else:
                 pins[c.place] = pin
     for c in checked if wishes else ():
-        if isinstance(c.expr, Apply) and _pin(shrunk, c) is None:  # it is right for some removals only, if at all
+        # Else it is right for some removals only, if at all.
+        if isinstance(c.expr, Apply) and not any(_multiplied(shrunk, c.expr)) and _pin(shrunk, c) is None:
             for leaf in leaves(c.expr):
                 if isinstance(leaf, AttributeOf):
                     wishes.get(leaf.module, {}).pop(leaf.name, None)
     return Settled(shrunk, tuple(pins.values()), (*unmet.values(), *broken)), {
         name: wish for name, wish in wishes.items() if wish
     }
+
+
+def _multiplied(shrunk: Shrunk, expr: Expr) -> Iterator[tuple[AttributeOf, int]]:
+    """Yield the attribute that an expression is a multiple of, and the factor, unless that is up to channels, too.
+
+    ``self.heads`` is once itself, ``x.shape[0] * self.heads`` as often as the batch is large.
+    """
+    if isinstance(expr, AttributeOf):
+        yield expr, 1
+    elif isinstance(expr, Apply) and expr.symbol == "*":
+        for part, other in ((expr.left, expr.right), (expr.right, expr.left)):
+            sizes = [leaf for leaf in leaves(other) if isinstance(leaf, ShapeOf)]
+            fixed = len(sizes) == len(list(leaves(other)))
+            if fixed and all(shrunk.structure.along(size.value, size.dim) is None for size in sizes):
+                number = evaluate(other, shrunk.shape, _no_attribute)
+                for found, factor in _multiplied(shrunk, part) if number else ():
+                    yield found, factor * number
+
+
+def _no_attribute(expr: AttributeOf) -> int:
+    raise AssertionError(expr)
 
 
 def _attributes(shrunk: Shrunk) -> Callable[[AttributeOf], int]:

@@ -1,4 +1,4 @@
-"""Ops that take a part of a tensor: chunk, split, slice, narrow, select, unbind."""
+"""Ops that take a part of a tensor: chunk, split, slice, narrow, select, unbind, unfold."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ def _selected(node: Node, array: Tensor, position: int) -> Tensor:
     dim = _dim(node)
     index = node.args["index"] if node.op == "select" else position
     return array.select(dim, 0 if array.size(dim) == 1 else index)
+
+
+def _windows(node: Node, array: Tensor, position: int) -> Tensor:
+    """Windows that may overlap, their entries in a new dimension at the end."""
+    dim = node.args["dimension"] % source_of(node).ndim
+    if array.size(dim) == 1:
+        return array.unsqueeze(-1)
+    return array.unfold(dim, node.args["size"], node.args["step"])
+
+
+def _window_labels(node: Node, labels: Labels) -> None:
+    """How wide windows are and how far apart is written in the code: the axis stays whole."""
+    source = source_of(node)
+    labels.claim(source)
+    labels.without(source, [node.args["dimension"] % source.ndim], f"{node!r} steps over it")
+    move_labels(_windows)(node, labels)
 
 
 def _piece_labels(node: Node, labels: Labels) -> None:
@@ -128,6 +144,8 @@ def _samples() -> Iterable[Sample]:
     yield through("one channel for all", lambda x: x[:, 0:1] + x)
     yield through("strided", lambda x: x[:, ::2, ::2], after=4)
     yield through("narrow", lambda x: x.narrow(2, 1, 2))
+    yield through("windows", lambda x: x.unfold(2, 3, 1).unfold(3, 2, 2).mean((4, 5)))
+    yield through("windows of channels", lambda x: x.unfold(1, 2, 2).sum(-1), after=4)
     yield through("chunk", lambda x: residual(*x.chunk(2, 1)), after=4)
     yield through("split", lambda x: residual(*x.split(4, 1)), after=4)
     yield through("split by half", lambda x: residual(*x.split(x.shape[1] // 2, 1)), after=4)
@@ -144,10 +162,12 @@ MOVES: Mapping[str, Move] = (
     dict.fromkeys(_PIECES, _piece)
     | dict.fromkeys(("slice", "narrow"), _sliced)
     | dict.fromkeys(("select", "unbind"), _selected)
+    | {"unfold": _windows}
 )
 
 RULES = [
     shape_rule(_PIECES, _piece, _piece_labels, demands=_piece_demands),
     shape_rule(("slice", "narrow"), _sliced, _slice_labels, demands=_slice_demands, samples=_samples),
     shape_rule(("select", "unbind"), _selected, _picked_labels),
+    shape_rule(("unfold",), _windows, _window_labels),
 ]

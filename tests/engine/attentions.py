@@ -62,6 +62,18 @@ class Rewritten(Attention):
         return self.out(y.transpose(1, 2).reshape(n, t, c))
 
 
+class ByBatch(Attention):
+    """Heads next to the batch, in one dimension: the number that splits them off follows the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        n, t, c = x.shape
+        qkv = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, n * self.heads, t, c // self.heads).unbind(0)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.out(y.view(n, self.heads, t, -1).transpose(1, 2).flatten(2))
+
+
 class Chosen(Attention):
     """Which of its methods runs is chosen when it is made."""
 

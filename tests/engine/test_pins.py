@@ -21,6 +21,7 @@ from tests.engine.attentions import (
     Attention,
     ByAttribute,
     ByBase,
+    ByBatch,
     ByFunction,
     ByFunctions,
     ByMethod,
@@ -324,6 +325,16 @@ def test_a_method_that_was_chosen_when_the_module_was_made() -> None:
     change.commit()
     change.rollback()
     assert type(model[1]) is Chosen and model[1].forward == before
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_heads_next_to_the_batch(batch: int) -> None:
+    """`n * self.heads` follows the batch and cannot be pinned; the attribute that it is a multiple of is set."""
+    model = net(ByBatch)
+    masks, x = attention_masks(model), tokens(batch)
+    small, plan = compacted(model, masks, x)
+    assert plan.attributes["1"] == {"heads": 2} and small[1].heads == 2
+    assert small[1].qkv.out_features == 12 and error_of(model, masks, small, tokens(3, 7), tokens(1, 2)) < 1e-9
 
 
 def test_what_holds_on_to_the_model_keeps_working() -> None:

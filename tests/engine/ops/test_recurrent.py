@@ -321,6 +321,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_layers_by_hand(name: str, batch: int) -> None:

@@ -29,6 +29,9 @@ from tests.engine.ops.brute import check_constants, check_labels, check_use, dem
         (lambda x: x.split(3, 1), 0),  # the last piece is smaller: sizes cannot follow
         (lambda x: x.unbind(2), 8),
         (lambda x: x[:, ::2], 0),  # steps over channels
+        (lambda x: x.unfold(2, 3, 1), 8),
+        (lambda x: x.unfold(-1, 2, 2), 8),
+        (lambda x: x.unfold(1, 2, 2), 0),  # windows over channels
         (lambda x: x[:, 3], 0),  # an index written in the code
         (lambda x: x.unbind(1), 0),
     ],
@@ -80,6 +83,7 @@ def test_queries_keys_and_values_of_each_head(sizes: list[int] | None) -> None:
 def test_constants_of_parts() -> None:
     """A part has the constants of its channels."""
     check_constants(lambda x: x[:, 2:6], known=[0, 1])
+    check_constants(lambda x: x.unfold(3, 2, 1), known=[0, 1, 2, 3])
     check_constants(lambda x: x.chunk(2, 1)[0], known=[0, 1, 2, 3])
     check_constants(lambda x: x.split([3, 5], 1)[1], known=[0])
     check_constants(lambda x: x.select(1, 2)[:, None], known=[0])
@@ -87,6 +91,7 @@ def test_constants_of_parts() -> None:
 
 def test_use_of_parts() -> None:
     """What lies outside of the part is unused."""
+    check_use(lambda x: x.unfold(2, 3, 1).sum(-1), [1], [1])
     check_use(lambda x: x[:, 2:6], [1], [0, 1, 3, 6, 7])
     check_use(lambda x: x.chunk(2, 1)[1], [], [0, 1, 2, 3])
     check_use(lambda x: torch.add(*x.chunk(2, 1)), [2], [2, 6])
