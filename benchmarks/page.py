@@ -117,7 +117,13 @@ def _verification(rows: Mapping[str, Any]) -> _Section:
 
 
 def _memory(rows: Mapping[str, Any]) -> _Section:
-    lines = ["## Memory", "", "Peak above what is resident with the model and its masks in memory, in MB.", ""]
+    lines = [
+        "## Memory",
+        "",
+        "Peak above what is resident with the model and its masks in memory, in MB; verified with the default "
+        "confidence.",
+        "",
+    ]
     cells, plain, verified = [], [], []
     for name, row in rows.items():
         limits = 1.2 * row["compacted"] + 100, 4 * row["dense"]

@@ -2,15 +2,15 @@
 
 On randomised mobile nets the output hardly depends on the input, so that comparing outputs alone hides wrongly removed
 channels. What every norm and every contraction puts out is compared too, channel by channel, each relative to that
-channel's own size. Channels are compared by random projections: for ``r ~ N(0, I)`` the expected square of ``<r, a -
-b>`` is ``|a - b|²``, so a few of them find any difference, and nothing large has to be stored.
+channel's own size. Channels are compared by a few random projections, which find any difference, so that nothing large
+has to be stored.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,14 +23,15 @@ from torch.utils.hooks import RemovableHandle
 from engine.decisions import Decision, Decisions
 from engine.errors import VerificationError
 from engine.ops.heads import headwise
+from engine.projections import PROJECTIONS, Directions, channel_norms
 from engine.signature import signature
+from engine.standin import StandIn
+from engine.stored import distinct_modules, stored_tensors
 from engine.tracer import call_model, evaluation
 from engine.trees import tensors_in
-from engine.witness import Channels, Witness
+from engine.witness import Look, Witness
 
 __all__ = ["Certificate", "Observation", "compare", "observe"]
-
-_PROJECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -104,29 +105,102 @@ class Certificate:
 class Observation:
     """Projections of what a model computed.
 
+    They are written into memory that is reserved before the run: small things that stay, made between activations that
+    come and go, keep the memory of these from being used again.
+
     Attributes:
-        inner: per observed node (channels, projections), with the norm of each channel.
+        table: projections of the channels of all nodes that were looked at, (projections, channels), float64; from
+            `choose` on of those that are compared.
+        norms: in the run that is the reference, the norm of each of them.
+        counts: per node, the number of its channels in the table, or None where it was not looked at.
+        shapes: per node, the shape of its output, or None where it was not reached.
         outputs: the outputs.
         runs: number of observed calls.
+        written: number of channels in the table.
+        reserved: memory for projections and norms of what is compared.
         decisions: what was compared, sorted and chosen on the way.
     """
 
-    inner: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    table: Tensor
+    norms: Tensor
+    counts: list[int | None]
+    shapes: list[tuple[int, ...] | None]
     outputs: list[Tensor] = field(default_factory=list)
     runs: int = 0
+    written: int = 0
+    reserved: tuple[Tensor, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, looks: Sequence[Look | None], reference: bool) -> Observation:
+        """Reserve memory for what is looked at."""
+        known = [look for look in looks if look is not None]
+        compared = sum(look.size if look.channels is None else len(look.channels) for look in known)
+        lengths = (compared, compared if reference else 0)
+        reserved = _tables(*lengths)
+        table, norms = _tables(*(sum(look.size for look in known) if length else 0 for length in lengths))
+        return cls(table, norms, [None] * len(looks), [None] * len(looks), reserved=reserved)
+
+    def note(self, position: int, projected: Tensor, norms: Tensor | None) -> None:
+        """Write down the channels of a node."""
+        start, stop = self.written, self.written + projected.size(1)
+        self.counts[position], self.written = stop - start, stop
+        self.table = _written(self.table, start, stop, projected)
+        if norms is not None:
+            self.norms = _written(self.norms, start, stop, norms)
+
+    def choose(self, looks: Sequence[Look | None]) -> None:
+        """Keep the channels that are compared; nodes stay in the order in which they were noted, that of positions."""
+        rows, start = [torch.zeros(0, dtype=torch.long)], 0
+        for position, (count, look) in enumerate(zip(self.counts, looks, strict=True)):
+            if count is not None and look is not None:
+                rows.append((torch.arange(count) if look.channels is None else look.channels) + start)
+                start, self.counts[position] = start + count, len(rows[-1])
+        index = torch.cat(rows)
+        tables = (self.table, self.norms) if len(self.norms) else (self.table,)
+        found = [_selected(table, index, out) for table, out in zip(tables, self.reserved, strict=False)]
+        self.table, self.norms, self.reserved = found[0], found[-1] if len(found) > 1 else self.norms, ()
+
+    def at(self, positions: Collection[int]) -> Tensor:
+        """Return the projections at some of the nodes that were looked at."""
+        counts = {position: count for position, count in enumerate(self.counts) if count is not None}
+        parts = dict(zip(counts, self.table.split(list(counts.values()), 1), strict=True))
+        return self.table if set(parts) == set(positions) else torch.cat([parts[p] for p in positions], 1)
+
+
+def _tables(channels: int, norms: int) -> tuple[Tensor, Tensor]:
+    """Reserve memory for projections and norms."""
+    return torch.empty(PROJECTIONS, channels, dtype=torch.float64), torch.empty(norms, dtype=torch.float64)
+
+
+def _selected(table: Tensor, index: Tensor, out: Tensor) -> Tensor:
+    """Return columns of a table, in memory that is reserved for them where it is as large as was expected."""
+    fits = out.size(-1) == len(index)
+    return torch.index_select(table, -1, index, out=out) if fits else table.index_select(-1, index)
+
+
+def _written(table: Tensor, start: int, stop: int, values: Tensor) -> Tensor:
+    """Write values into the last dimension of a table; into a longer one where there are more than expected."""
+    if stop > table.size(-1):
+        table = torch.cat([table, table.new_empty(*table.shape[:-1], stop)], -1)
+    table[..., start:stop] = values
+    return table
 
 
 class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
     def __init__(
-        self, witness: Witness, channels: Sequence[Channels], found: Observation, decisions: Decisions
+        self,
+        witness: Witness,
+        looks: Sequence[Look | None],
+        found: Observation,
+        decisions: Decisions,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._witness, self._channels, self._found, self._decisions = witness, channels, found, decisions
+        self._witness, self._looks, self._found, self._decisions = witness, looks, found, decisions
         self._ops = {node.op for node in witness.nodes}
-        self._directions: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._directions = Directions()
         self._depth = 0  # of modules that are not looked into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,32 +237,13 @@ class _Observer(TorchDispatchMode):
         position, self._found.runs = self._found.runs, self._found.runs + 1
         if position >= len(self._witness.nodes) or self._witness.nodes[position].op != op:
             return
-        channels, dim = self._channels[position], self._witness.dims[position]
-        if channels is not None and all(d < out.ndim and int(i.max()) < out.size(d) for d, i in channels.items()):
-            for d, index in channels.items():
-                out = out if d == dim else out.index_select(d, index.to(out.device))
-            norms = torch.linalg.vector_norm(out, dim=[d for d in range(out.ndim) if d != dim]).cpu().double()
-            projected = _projected(out, dim, self._random(out, dim)).cpu().double()
-            chosen = channels.get(dim, slice(None))
-            self._found.inner[position] = (projected[chosen], norms[chosen])
-
-    def _random(self, out: Tensor, dim: int) -> Tensor:
-        """Return random directions of what each channel of a tensor holds; those of the same size are made once."""
-        size = out.numel() // max(out.size(dim), 1)
-        if (size, out.dtype) not in self._directions:
-            generator = torch.Generator().manual_seed(size)
-            drawn = torch.randn(size, _PROJECTIONS, generator=generator, dtype=torch.float32)
-            self._directions[size, out.dtype] = drawn.to(out)
-        return self._directions[size, out.dtype].to(out.device)
-
-
-def _projected(out: Tensor, dim: int, random: Tensor) -> Tensor:
-    """Return ``rows @ random``, (channels, projections), where a row holds all of a channel; mostly without a copy."""
-    if dim == out.ndim - 1:
-        return (random.T @ out.reshape(-1, out.size(-1))).T
-    if dim == 1:
-        return torch.bmm(out.flatten(2), random.view(out.size(0), -1, random.size(1))).sum(0)
-    return out.movedim(dim, 0).flatten(1) @ random
+        self._found.shapes[position] = tuple(out.shape)
+        look = self._looks[position]
+        if look is not None and look.fits(out):
+            for d, index in look.others:
+                out = out.index_select(d, index.to(out.device))
+            norms = None if self._decisions.repeats else channel_norms(out, look.dim)
+            self._found.note(position, self._directions.project(out, look.dim), norms)
 
 
 @functools.cache
@@ -217,7 +272,7 @@ def observe(
     tensors: Mapping[str, Tensor],
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     witness: Witness,
-    channels: Sequence[Channels],
+    looks: Sequence[Look | None],
     earlier: Observation | None = None,
     tolerance: float = 0.0,
 ) -> Observation:
@@ -227,29 +282,44 @@ def observe(
         model: is left as it was.
         tensors: parameters and buffers to run it with.
         inputs: positional and keyword arguments.
-        witness, channels: what to look at.
+        witness, looks: where to look, and at what there.
         earlier: the run whose decisions are repeated wherever the numbers are the same.
         tolerance: relative difference up to which they are.
     """
     decisions = Decisions(None if earlier is None else earlier.decisions, tolerance)
-    found = Observation(decisions=decisions.taken)
-    buffers = {name for name, _ in model.named_buffers()}  # a forward may write into them
-    own = {f"model.{name}": t.clone() if name in buffers else t for name, t in tensors.items()}
-    observer = _Observer(witness, channels, found, decisions)
-    with evaluation(model), headwise(model), torch.inference_mode(), observer.passing_over(model), observer:
-        torch.manual_seed(0)
-        out = torch.func.functional_call(_Call(model), own, inputs)
-    found.outputs = [t.detach().cpu() for t in tensors_in(out)]
+    found = Observation.of(looks, reference=earlier is None)
+    found.decisions = decisions.taken
+    observer = _Observer(witness, looks, found, decisions)
+    try:
+        with evaluation(model), headwise(model), torch.inference_mode(), observer.passing_over(model):
+            _exchange(model, tensors)
+            torch.manual_seed(0)
+            with observer:
+                out = call_model(model, *inputs)
+    finally:
+        for tensor in tensors.values():
+            if isinstance(tensor, StandIn):
+                tensor.forget()
+    del observer
+    found.choose(looks)
+    found.outputs = [t.detach().to("cpu", copy=True) for t in tensors_in(out)]
     return found
 
 
-class _Call(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put other tensors into a model's tables, under every name; `evaluation` puts its own back.
 
-    def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return call_model(self.model, args, kwargs)
+    What a compaction itself put there, tables of where channels go, stays as it is.
+    """
+    stored = stored_tensors(model)
+    others = {id(stored[name]): tensor for name, tensor in tensors.items()}
+    for module in distinct_modules(model).values():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = others.get(id(parameter), parameter)  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = others.get(id(buffer), buffer).clone()  # a forward may write into it
 
 
 def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
@@ -266,25 +336,33 @@ def compare(reference: Observation, compacted: Observation, witness: Witness, to
         if not math.isfinite(scale):
             raise VerificationError("The masked model's own output is not finite on random inputs; nothing to compare.")
         worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
-    for position, (projected, norms) in reference.inner.items():
-        if position not in compacted.inner:
-            raise VerificationError(
-                f"The compacted model does not reach {witness.nodes[position]!r} as the masked one does."
-            )
-        error = _inner_error(projected, norms, compacted.inner[position][0], tolerance)
+    for node, one, other in zip(witness.nodes, reference.counts, compacted.counts, strict=True):
+        if one is not None and one != other:
+            raise VerificationError(f"The compacted model does not reach {node!r} as the masked one does.")
+    if reference.table.numel():
+        error, position = _inner_error(reference, compacted, tolerance)
         if error > worst:
             worst, where = error, repr(witness.nodes[position])
     return worst, where
 
 
 def _relative(difference: float, scale: float) -> float:
+    if not math.isfinite(difference):
+        return math.inf
     return difference / scale if scale > 0 else (0.0 if difference == 0 else math.inf)
 
 
-def _inner_error(projected: Tensor, norms: Tensor, other: Tensor, tolerance: float) -> float:
-    """Relative error per channel; what is so small that rounding hides it is measured against the largest channel."""
+def _inner_error(reference: Observation, compacted: Observation, tolerance: float) -> tuple[float, int]:
+    """Return the largest relative error of a channel, and the position of its node.
+
+    What is so small that rounding hides it is measured against the node's largest channel.
+    """
     resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
-    floor = 100 * resolution / tolerance * float(norms.max())
-    error = (projected - other).abs().amax(1) / norms.clamp(min=max(floor, 1e-300))
-    worst = float(error.max())
-    return worst if math.isfinite(worst) else math.inf
+    counts = {position: count for position, count in enumerate(reference.counts) if count is not None}
+    nodes = torch.arange(len(counts)).repeat_interleave(torch.tensor(list(counts.values())))
+    peaks = reference.norms.new_zeros(len(counts)).scatter_reduce(0, nodes, reference.norms, "amax")
+    floors = (100 * resolution / tolerance * peaks).clamp(min=1e-300)[nodes]
+    errors = (reference.table - compacted.at(counts)).abs().amax(0) / reference.norms.maximum(floors)
+    errors = errors.where(errors.isfinite(), math.inf)
+    worst = int(errors.argmax())
+    return float(errors[worst]), list(counts)[int(nodes[worst])]

@@ -81,6 +81,11 @@ class Decisions:
         self._calls = 0
         self.taken: list[Decision] = []
 
+    @property
+    def repeats(self) -> bool:
+        """Whether those of another run are repeated."""
+        return self._earlier is not None
+
     def settle(self, op: str, args: Any, kwargs: Any, out: Any) -> Any:
         """Return the output of a call, or that of the same call in the earlier run."""
         inputs = decides(args, kwargs, out)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,40 +12,36 @@ from engine.build import Analysis
 from engine.certify import Certificate, Observation, compare, observe
 from engine.compact import names_of
 from engine.errors import TraceError, VerificationError
-from engine.folds import Fold
 from engine.graph import Graph, Node
-from engine.plan import Plan
-from engine.stored import stored_tensors
+from engine.memory import give_back
+from engine.stored import parameters_of, stored_tensors
+from engine.tensors import Recipe, given, masked_recipes, small_recipes
 from engine.tracer import trace
-from engine.trees import map_tensors, tensors_in
+from engine.trees import tensors_in
+from engine.trials import Trial, agree, random_inputs, sample_bytes
 from engine.witness import Witness
 
-__all__ = ["Proof", "Trial", "random_inputs"]
+__all__ = ["Proof"]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_FREE = 20 * 2**20
+"""Bytes that one run may take, however small the model is."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One run of both models.
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run of the masked model.
 
     Attributes:
-        batch: batch size, or None for the example's.
-        larger: whether dimensions behind the channels are larger than the example's.
-        dtype: dtype to compute in, or None for the model's own.
+        trial: which one.
+        shape: shape of its first input.
+        found: what was seen.
     """
 
-    batch: int | None
-    larger: bool
-    dtype: torch.dtype | None
-
-    def __str__(self) -> str:
-        parts = ["at a larger resolution" if self.larger else "at the example's resolution"]
-        parts.append("the example's batch size" if self.batch is None else f"batch size {self.batch}")
-        parts.append("the model's own dtype" if self.dtype is None else "float64")
-        return ", ".join(parts)
+    trial: Trial
+    shape: tuple[int, ...]
+    found: Observation
 
 
 class Proof:
@@ -54,6 +49,10 @@ class Proof:
 
     What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the
     model's dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
+
+    Samples run in groups, or one after the other, where all of them at once would take more memory than half of the
+    weights. At least two run together in any case, if need be at half the resolution, and one of them runs again in
+    other company: if its outputs depend on the samples beside it (statistics of the batch), all run at once after all.
 
     Args:
         model: the model before the change.
@@ -69,37 +68,111 @@ class Proof:
     def __init__(
         self, model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], batch_dim: int, confidence: int
     ) -> None:
-        self._model, self._analysis, self._masks = model, analysis, masks
-        self._graph, self._batch_dim = analysis.structure.graph, batch_dim
+        self._model, self._analysis = model, analysis
+        self._graph, self._batch_dim, self._confidence = analysis.structure.graph, batch_dim, confidence
         self._exact = not any(norm.plain for norm in analysis.plan.widened)
-        self._witness = Witness.of(analysis) if self._exact else Witness((), (), (), (), self._graph.opaque)
+        opaque = self._graph.opaque
+        self._witness = Witness.of(analysis) if self._exact else Witness((), (), (), (), opaque=opaque)
         self._notes: list[str] = []
-        self._runs: list[tuple[Inputs, Observation]] = []
-        self._dtype: torch.dtype | None = torch.float64
-        masked: dict[str, Tensor] = {}
+        self._runs: list[_Run] = []
+        self._apart = False  # whether a sample's outputs are known not to depend on the others
+        self._resolution = (False, False)  # of the run before
+        self._masked = masked_recipes(model, self._graph, masks)
+        self._dtype: torch.dtype | None
         for dtype in (torch.float64, None):
-            masked = masked_tensors(model, self._graph, masks, dtype)
+            tensors = given(model, self._graph, self._masked, dtype)
             # a list of pictures is no batch: it runs as it is, if not with more of them
-            if self._first_that_runs([Trial(n, False, dtype) for n in (confidence, None)], masked):
+            self._dtype = dtype
+            if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
                 break
         else:
             raise VerificationError("The masked model runs on no random input. " + " ".join(self._notes))
-        self._first_that_runs([Trial(n, True, self._dtype) for n in (min(confidence, 2), None)], masked)
-        del masked  # the small ones are cut one after the other, so that both are never in memory as a whole
-        self._small = small_tensors(_masked(model, self._graph, masks, self._dtype), analysis.plan)
+        self._run_larger(dtype, tensors)
 
-    def _first_that_runs(self, trials: list[Trial], masked: Mapping[str, Tensor]) -> bool:
-        for trial in trials:
-            inputs = random_inputs(self._graph, trial, self._batch_dim)
-            try:
-                found = observe(self._model, masked, inputs, self._witness, self._witness.before)
-            except TraceError as error:
-                self._notes.append(f"Not compared {trial}: {error}")
-                continue
-            self._runs.append((inputs, found))
-            self._dtype = trial.dtype
+    def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
+        """Run all samples at the example's resolution; False where the model rejects them."""
+        count, most = self._confidence, self._at_once(Trial(None, False, dtype))
+        if count <= most:
+            return self._attempt(Trial(count, False, dtype), tensors)
+        group = self._company(Trial(max(most, 2), False, dtype), tensors)
+        if group is None:
+            return False
+        last = (group.batch or 1) - 1
+        self._apart = self._repeats(replace(group, batch=min(most, count - last), first=last), tensors)
+        if not self._apart:
+            return self._attempt(Trial(count, False, dtype), tensors) or not group.smaller
+        starts = range(0 if group.smaller else last + min(most, count - last), count, most)
+        ran = [self._attempt(Trial(min(most, count - n), False, dtype, n), tensors) for n in starts]
+        return any(ran) or not group.smaller
+
+    def _company(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
+        """Run samples in company: at half the resolution, where the model accepts that, if they are too large."""
+        half, told = replace(group, smaller=True), len(self._notes)
+        resolutions = any(
+            t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))
+        )
+        if resolutions and self._at_once(group) < 2:
+            if self._attempt(half, tensors):
+                return half
+            del self._notes[told:]
+        return group if self._attempt(group, tensors) else None
+
+    def _repeats(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the first sample of a run comes out as it did as the last one of the run before."""
+        before, told = self._runs[-1].found.outputs, len(self._notes)
+        if not self._attempt(trial, tensors):
+            del self._notes[told:]  # so all of them run at once
+            return False
+        if agree(before, self._runs[-1].found.outputs, trial.first, self._batch_dim, self._tolerance()):
             return True
+        self._runs.pop()
         return False
+
+    def _run_larger(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
+        """Run two samples at a larger resolution, where the model accepts it."""
+        count = min(self._confidence, 2)
+        # what runs apart is large, and a picture that is larger along one side is of another resolution as well
+        trials = [Trial(1, True, dtype, wider=True)] if self._apart else []
+        for trial in (*trials, Trial(count, True, dtype), Trial(None, True, dtype)):
+            told = len(self._notes)
+            if self._attempt(trial, tensors):
+                for start in range(trial.batch or count, count):
+                    self._attempt(replace(trial, first=start), tensors)
+                return
+            if trial.wider:
+                del self._notes[told:]
+
+    def _at_once(self, trial: Trial) -> int:
+        """How many samples run at once: what they take is no more than half of what the weights do."""
+        return max(int(1 / self._share(trial)), 1)
+
+    def _share(self, trial: Trial) -> float:
+        """How much of the memory that a run may take one sample takes."""
+        weights = {id(p): p.numel() * p.element_size() for p in parameters_of(self._model).values()}
+        need = sample_bytes(self._graph, self._analysis.structure.rules, self._batch_dim, trial)
+        return max(need, 1) / max(_FREE, sum(weights.values()) // 2, 1)
+
+    def _attempt(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
+        self._tidy(trial)
+        inputs = random_inputs(self._graph, trial, self._batch_dim)
+        try:
+            found = observe(self._model, tensors, inputs, self._witness, self._witness.looks[0])
+        except TraceError as error:
+            self._notes.append(f"Not compared {trial}: {error}")
+            return False
+        self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), found))
+        return True
+
+    def _tidy(self, trial: Trial) -> None:
+        """Give back what runs at another resolution left, and any run of a sample that is too large by itself."""
+        resolution = (trial.larger, trial.smaller)
+        if self._apart and (resolution != self._resolution or self._share(trial) > 1):
+            give_back()
+        self._resolution = resolution
+
+    def _tolerance(self) -> float:
+        own = next((p.dtype for p in self._model.parameters()), torch.float32)
+        return _TOLERANCE.get(self._dtype or own, 1e-4)
 
     def conclude(self, certificate: Certificate) -> Certificate:
         """Run the compacted model on the same inputs, and return the certificate with the verdict.
@@ -108,120 +181,94 @@ class Proof:
             VerificationError: naming the place of the largest difference.
         """
         check_shapes(self._model, self._analysis)
-        self._check_stored()
-        own = next((p.dtype for p in self._model.parameters()), torch.float32)
-        dtype = self._dtype or own
-        tolerance = _TOLERANCE.get(dtype, 1e-4)
-        worst, where = max((self._error(*run, tolerance) for run in self._runs), key=lambda found: found[0])
+        tensors = given(self._model, self._graph, self._stored(), self._dtype)
+        tolerance = self._tolerance()
+        worst, where = max((self._error(run, tensors, tolerance) for run in self._runs), key=lambda found: found[0])
         if self._exact and not worst <= tolerance:
             raise VerificationError(
                 f"The compacted model differs from the masked one: relative error {worst:.1e} at {where} (tolerance "
                 f"{tolerance:.0e}). The model was left as it was; exclude that layer from pruning, and report this."
             )
-        shapes = [tuple(next(tensors_in(inputs)).shape) for inputs, _ in self._runs]
+        own = next((p.dtype for p in self._model.parameters()), torch.float32)
         return replace(
             certificate,
             verified=self._exact,
             max_error=worst,
             tolerance=tolerance,
-            dtype=str(dtype).removeprefix("torch."),
-            samples=sum(shape[self._batch_dim] if len(shape) > self._batch_dim else 1 for shape in shapes),
-            shapes=tuple(shapes),
+            dtype=str(self._dtype or own).removeprefix("torch."),
+            samples=self._samples(),
+            shapes=tuple(run.shape for run in self._runs),
             compared=len(self._witness.nodes),
             notes=(*certificate.notes, *self._notes),
         )
 
-    def _error(self, inputs: Inputs, reference: Observation, tolerance: float) -> tuple[float, str]:
+    def _samples(self) -> int:
+        """Number of different samples; each is of one resolution."""
+        last: dict[tuple[bool, bool], int] = {}
+        for run in self._runs:
+            resolution = (run.trial.larger, run.trial.smaller)
+            size = run.shape[self._batch_dim] if len(run.shape) > self._batch_dim else 1
+            last[resolution] = max(last.get(resolution, 0), run.trial.first + size)
+        return sum(last.values())
+
+    def _error(self, run: _Run, tensors: Mapping[str, Tensor], tolerance: float) -> tuple[float, str]:
+        self._tidy(run.trial)
+        inputs = random_inputs(self._graph, run.trial, self._batch_dim)
+        look = (self._witness, self._witness.looks[1])
         try:
-            tensors, channels = self._tensors(), self._witness.after
-            found = observe(self._model, tensors, inputs, self._witness, channels, reference, tolerance)
+            found = observe(self._model, tensors, inputs, *look, run.found, tolerance)
         except TraceError as error:
-            raise VerificationError(f"The compacted model does not run where the masked one does: {error}") from error
-        return compare(reference, found, self._witness, tolerance)
+            raise VerificationError(
+                f"The compacted model does not run where the masked one does: {error}{_hint(self._analysis)}"
+            ) from error
+        if not run.trial.larger and not run.trial.smaller:
+            check_run(self._witness, run.found, found)
+        return compare(run.found, found, self._witness, tolerance)
 
     def _inside(self, name: str) -> bool:
         """Whether a parameter is one of a module that was replaced."""
         return any(name.startswith(f"{module.module}.") for module in self._analysis.plan.replaced)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """What the plan makes of the model's tensors; those of replaced modules as they are."""
-        found = {name: t for name, t in self._small.items() if not self._inside(name)}
-        for name, tensor in names_of(stored_tensors(self._model)) if self._analysis.plan.replaced else ():
-            if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
-                wide = self._dtype is not None and tensor.is_floating_point()
-                found[name] = tensor.detach().to(self._dtype) if wide else tensor.detach()
-        return found
+    def _stored(self) -> dict[str, Recipe]:
+        """Hold what is stored against what the plan makes of the masked weights, and return this.
 
-    def _check_stored(self) -> None:
-        """The stored weights are the verified ones, rounded."""
-        stored = stored_tensors(self._model)
-        for name, wide in self._small.items():
+        The stored weights are the planned ones, rounded; where nothing was folded nothing is rounded, and they are the
+        same. Those of replaced modules are taken as they are.
+        """
+        stored, found = stored_tensors(self._model), {}
+        for name, recipe in small_recipes(self._masked, self._analysis.plan).items():
             if self._inside(name):
                 continue
-            have = stored[name]
-            if have.shape != wide.shape or not torch.equal(have, wide.to(have.dtype)):
+            have, want = stored[name].detach(), recipe.make(self._dtype if recipe.folds else None)
+            if have.shape != want.shape or not torch.equal(have, want.to(have.dtype)):
                 raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
+            found[name] = Recipe(want if recipe.folds else have)
+        for name, tensor in names_of(stored) if self._analysis.plan.replaced else ():
+            if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
+                found[name] = Recipe(tensor.detach())
+        return found
 
 
-def small_tensors(masked: Iterable[tuple[str, Tensor]], plan: Plan) -> dict[str, Tensor]:
-    """Return what a plan makes of masked parameters and buffers, in their dtype, one after the other."""
-    folds: dict[str, list[Fold]] = {}
-    for fold in plan.folds:
-        folds.setdefault(fold.name, []).append(fold)
-    small = {}
-    for name, tensor in masked:
-        tensor = plan.slices[name].apply(tensor) if name in plan.slices else tensor
-        for fold in folds.get(name, ()):
-            tensor = fold.apply(tensor)
-        small[name] = tensor
-    return small
+def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:
+    """Hold the shape of what each norm and contraction puts out against the predicted one, at any batch size.
 
-
-def _masked(
-    model: nn.Module, graph: Graph, masks: Mapping[str, Tensor], dtype: torch.dtype | None
-) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in stored_tensors(model).items():
-        if graph.aliases.get(name) == name:
-            tensor = tensor.detach() if name not in masks else tensor.detach() * masks[name].to(tensor.device)
-            yield name, tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-
-def masked_tensors(
-    model: nn.Module, graph: Graph, masks: Mapping[str, Tensor], dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Return ``parameter * mask`` and the buffers by canonical name, floating ones in ``dtype``."""
-    return dict(_masked(model, graph, masks, dtype))
-
-
-def random_inputs(graph: Graph, trial: Trial, batch_dim: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return random inputs like the graph's example inputs.
-
-    Floating tensors get normal noise with the example's mean and deviation (0 and 1 where it is constant); others are
-    repeated.
+    Raises:
+        VerificationError: naming the first node that differs.
     """
-    generator = torch.Generator().manual_seed(0)
-    tensors = list(tensors_in((graph.args, graph.kwargs)))
-    size = tensors[0].shape[batch_dim] if tensors[0].ndim > batch_dim else None
+    rows = zip(witness.nodes, witness.sizes, reference.shapes, compacted.shapes, strict=True)
+    for node, sizes, shape, have in rows:
+        if sizes is None or shape is None or len(sizes) != len(shape):
+            continue
+        want = tuple(n * small // full if full else n for n, (full, small) in zip(shape, sizes, strict=True))
+        if have is None:
+            raise VerificationError("The compacted model takes another path through its code than the masked one.")
+        if have != want:
+            raise VerificationError(f"After compaction {node!r} gives the shape {have}; {want} was predicted.")
 
-    def vary(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        batch = trial.batch
-        batched = batch is not None and tensor.ndim > batch_dim and shape[batch_dim] == size
-        if not tensor.is_floating_point():
-            if not batched or batch is None or not size:
-                return tensor
-            return tensor.index_select(batch_dim, (torch.arange(batch) % size).to(tensor.device))
-        if batched and batch is not None:
-            shape[batch_dim] = batch
-        if trial.larger:
-            shape[2:] = [n + 32 if n >= 64 else 2 * n for n in shape[2:]]
-        wide = tensor.double()
-        mean, deviation = wide.mean(), wide.std(correction=0)
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(tensor.device)
-        noise = noise * deviation + mean if float(deviation) > 0 else noise
-        return noise.to(trial.dtype or tensor.dtype)
 
-    return map_tensors(graph.args, vary), map_tensors(dict(graph.kwargs), vary)
+def _hint(analysis: Analysis) -> str:
+    replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
+    return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
 
 
 def check_shapes(model: nn.Module, analysis: Analysis) -> None:
@@ -236,9 +283,7 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
     try:
         small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque)
     except TraceError as error:
-        replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
-        hint = f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
-        raise VerificationError(f"The compacted model does not run: {error}{hint}") from error
+        raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
     runs = [{path: _run_of(g, path, analysis) for path in ("eval", "train")} for g in (graph, small)]
     if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
         raise VerificationError("The compacted model takes another path through its code than the masked one.")

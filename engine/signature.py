@@ -12,13 +12,23 @@ __all__ = ["Signature", "signature"]
 
 @dataclass(frozen=True)
 class Signature:
-    """What the schema of an op says: its plain name, its arguments, and which of them it writes to."""
+    """What the schema of an op says.
+
+    Attributes:
+        op: its plain name.
+        names: of its arguments.
+        defaults: of arguments that have one.
+        writes: names of the arguments that it writes to.
+        recorded: whether it is part of the program; what torch asks in between is not.
+        shares: whether it writes to an argument or gives out a view of one.
+    """
 
     op: str
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     writes: tuple[str, ...]
     recorded: bool
+    shares: bool
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""
@@ -40,4 +50,5 @@ def signature(func: Any) -> Signature:
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
         writes=writes,
         recorded=space != "prim",
+        shares=any(value.alias_info is not None for value in (*schema.arguments, *schema.returns)),
     )

@@ -45,7 +45,8 @@ class ModelSpeedup:
             None: whatever is zero in the weights is removed.
         map_location: where to put masks from a file, as in `torch.load`.
         batch_dim: index of the batch dimension of the inputs.
-        confidence: number of random samples to verify with; 0 trusts the rules and runs nothing.
+        confidence: number of random samples to verify with at the example's resolution, and up to two more at another;
+            large ones run one after the other. 0 trusts the rules and runs nothing.
         customized_replace_func: ``{class name: f}`` for modules of that class, or of one derived from it, that
             ``f(module, masks)`` makes smaller and the engine does not look into. ``f`` gets a copy of the module with
             masked parameters, and ``(in_mask, out_mask, weight_mask)``: floats, 1 where an entry stays. The first two

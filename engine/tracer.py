@@ -110,12 +110,12 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
 
     Modes, module attributes and dictionaries, buffers' identity and the random state are restored.
     """
-    modules = list(model.modules())
+    modules = list(distinct_modules(model).values())
     before = [dict(vars(m)) for m in modules]
     tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for m in modules:
         tables += [(t, dict(t)) for t in (m._parameters, m._buffers, m._modules)]  # type: ignore[arg-type, misc]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    devices = {p.device for m in modules for p in m._parameters.values() if p is not None and p.device.type == "cuda"}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled():
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,9 +13,39 @@ from engine.contraction import Contraction
 from engine.graph import Node
 from engine.rule import Statistic
 
-__all__ = ["Channels", "Witness"]
+__all__ = ["Channels", "Look", "Witness"]
 
 Channels = Mapping[int, Tensor] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What of a tensor is looked at.
+
+    Attributes:
+        dim: its channel dimension.
+        channels: indices along it, or None for all.
+        others: indices along other dimensions.
+        sizes: per dimension, how large it has to be at least.
+        size: number of channels with the example input, whether they are looked at or not.
+    """
+
+    dim: int
+    channels: Tensor | None
+    others: tuple[tuple[int, Tensor], ...]
+    sizes: tuple[tuple[int, int], ...]
+    size: int
+
+    @classmethod
+    def at(cls, dim: int, channels: Mapping[int, Tensor], size: int) -> Look:
+        """Look at indices by dimension, as `Witness` has them."""
+        others = tuple((d, index) for d, index in channels.items() if d != dim)
+        sizes = tuple((d, int(index.max()) + 1) for d, index in channels.items())
+        return cls(dim, channels.get(dim), others, sizes, size)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor has all these indices."""
+        return all(d < tensor.ndim and size <= tensor.size(d) for d, size in self.sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +57,28 @@ class Witness:
         dims: channel dimension of each.
         opaque: names of modules whose inside is not looked at.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
+        sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
+            that stays as wide inside as it was.
     """
 
     nodes: tuple[Node, ...]
     dims: tuple[int, ...]
     before: tuple[Channels, ...]
     after: tuple[Channels, ...]
+    sizes: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     opaque: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
+        """What to look at before and after."""
+        rows = list(zip(self.dims, self.nodes, self.sizes, strict=True))
+        wide = [node.output.shape[dim] for dim, node, _ in rows]
+        small = [n if sizes is None else sizes[dim][1] for n, (dim, _, sizes) in zip(wide, rows, strict=True)]
+        before, after = (
+            tuple(None if c is None else Look.at(d, c, n) for d, c, n in zip(self.dims, column, counts, strict=True))
+            for column, counts in ((self.before, wide), (self.after, small))
+        )
+        return before, after
 
     @classmethod
     def of(cls, analysis: Analysis) -> Witness:
@@ -45,12 +91,15 @@ class Witness:
             and consumer.sink is not consumer.contraction.bias
             and consumer.removed(kept.shrunk.keep).any()
         }
+        wide = {norm.module for norm in analysis.plan.widened}
         rows = []
         for node in analysis.structure.graph.nodes:
             contractions = rules.contractions(node)
             if node.path == "eval" and (contractions or rules.rule(node.op).normalises):
                 dim = _channel_dim(analysis, node, contractions)
-                rows.append((node, dim, *_channels(analysis, node, node.index in shifted)))
+                sizes = tuple(zip(node.output.shape, kept.shrunk.shape(node.output), strict=True))
+                channels = _channels(analysis, node, node.index in shifted)
+                rows.append((node, dim, *channels, None if node.module in wide else sizes))
         found = cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
         return replace(found, opaque=analysis.structure.graph.opaque)
 

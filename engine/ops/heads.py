@@ -18,6 +18,7 @@ from typing_extensions import TypeIs
 from engine.errors import PlanError
 from engine.graph import Node
 from engine.rule import Shapes
+from engine.stored import distinct_modules
 
 __all__ = ["HeadwiseAttention", "head_sizes", "headwise", "headwise_for_good", "shape_free"]
 
@@ -171,7 +172,7 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
 @contextmanager
 def headwise(model: nn.Module) -> Iterator[frozenset[str]]:
     """Exchange the class of all such modules for the length of the body; gives their names."""
-    found = {name: m for name, m in model.named_modules() if shape_free(m)}
+    found = {name: m for name, m in distinct_modules(model).items() if shape_free(m)}
     for module in found.values():
         module.__class__ = HeadwiseAttention
         vars(module)["scale"] = _scale(module)

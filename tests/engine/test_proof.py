@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,10 +11,10 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import VerificationError
-from engine.proof import Trial, check_shapes, masked_tensors, random_inputs
-from engine.slices import Slice
-from tests.engine.exactness import masked, run
-from tests.engine.nets import Net, analysis_of, dead, image, plain, snapshot, unchanged
+from engine.proof import check_shapes
+from engine.standin import StandIn
+from tests.engine.exactness import masked, randomised, run
+from tests.engine.nets import Mean, Net, analysis_of, dead, image, plain, snapshot, unchanged
 
 
 def verdict(model: nn.Module, example: object, rows: dict[str, list[int]], **arguments: object) -> engine.Certificate:
@@ -65,20 +67,6 @@ def test_a_model_of_one_size_only() -> None:
     assert any("larger resolution" in note for note in found.notes)
 
 
-def test_weights_are_masked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many inputs the model rejects, there is one float64 copy of its weights at a time."""
-    made = []
-
-    def counted(*args: object) -> dict[str, Tensor]:
-        made.append(args[-1])
-        return masked_tensors(*args)
-
-    monkeypatch.setattr("engine.proof.masked_tensors", counted)
-    model = Net(lambda m, x: m.head(torch.relu(m.stem(x)).flatten(1)), stem=nn.Conv2d(3, 4, 1), head=nn.Linear(144, 2))
-    found = verdict(model, image(dtype=torch.float32), {"stem": [0]})
-    assert found.verified and any("larger" in note for note in found.notes) and made == [torch.float64]
-
-
 def test_a_model_of_one_batch_size_only() -> None:
     """The example's batch size is used where another does not run."""
 
@@ -107,40 +95,12 @@ def test_a_model_that_runs_on_no_random_input_is_refused() -> None:
     assert unchanged(model, state)
 
 
-def test_random_inputs_are_like_the_example() -> None:
-    """Floating ones with its mean and deviation, at another batch size and resolution; integers are repeated."""
-    example = (image(8) * 3 + 5, {"index": torch.tensor([3, 1]), "scale": torch.ones(4)})
-    graph = engine.trace(
-        Net(lambda m, x, extra: m.conv(x) * extra["scale"].sum(), conv=nn.Conv2d(3, 4, 1)).double(), example
-    )
-    (x, extra), keywords = random_inputs(graph, Trial(5, False, torch.float64), 0)
-    assert x.shape == (5, 3, 8, 8) and abs(float(x.mean()) - 5) < 0.5 and abs(float(x.std()) - 3) < 0.5
-    assert extra["index"].tolist() == [3, 1, 3, 1, 3] and extra["scale"].shape == (4,) and keywords == {}
-    assert random_inputs(graph, Trial(None, True, None), 0)[0][0].shape == (2, 3, 16, 16)
-
-
-def test_masked_tensors_are_the_masked_model() -> None:
-    """Parameter times mask, by canonical name, in the asked dtype; the model is untouched."""
-    model = plain().float()
-    graph = engine.trace(model, image(dtype=torch.float32))
-    masks = {"0.weight": torch.tensor([0, 1, 1, 1, 1, 1]).bool().view(6, 1, 1, 1)}
-    found = masked_tensors(model, graph, masks, torch.float64)
-    assert found["0.weight"].dtype == torch.float64 and not found["0.weight"][0].any() and model[0].weight[0].any()
-    assert all(t.dtype == torch.float64 for t in found.values() if t.is_floating_point())
-
-
-def test_trials_can_be_read() -> None:
-    """For the notes."""
-    assert str(Trial(8, True, torch.float64)) == "at a larger resolution, batch size 8, float64"
-    assert "the example's batch size, the model's own dtype" in str(Trial(None, False, None))
-
-
 def test_the_stored_weights_are_the_verified_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A swap that stores something else is an error, and the model is as it was."""
     model = plain().float()
     state = snapshot(model)
-    apply = Slice.apply
-    monkeypatch.setattr(Slice, "apply", lambda cut, tensor: apply(cut, tensor) * (1 + (tensor.dtype == torch.float32)))
+    stored = engine.compact.compacted
+    monkeypatch.setattr("engine.compact.compacted", lambda *args: stored(*args) * 2)
     with pytest.raises(VerificationError, match="does not hold the verified weights"):
         verdict(model, image(dtype=torch.float32), {"0": [0, 1]})
     assert unchanged(model, state)
@@ -205,3 +165,87 @@ def test_what_runs_while_training(before: str, after: str) -> None:
             check_shapes(model, analysis)
     else:
         check_shapes(model, analysis)
+
+
+def large() -> nn.Module:
+    """A model whose activations take much more than its weights, with statistics that are its own."""
+    return randomised(nn.Sequential(nn.Conv2d(3, 24, 1), nn.BatchNorm2d(24), nn.ReLU(), Mean(), nn.Linear(24, 2)))
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs take no more memory than the weights."""
+    monkeypatch.setattr("engine.proof._FREE", 0)
+
+
+@pytest.mark.usefixtures("little")
+def test_samples_run_apart_where_they_are_large() -> None:
+    """Two together at half the resolution, one of them again, all one after the other, and two more at another size."""
+    found = verdict(large(), image(12), {"0": range(8)}, confidence=3)
+    assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), *[(1, 3, 12, 12)] * 3, *[(1, 3, 12, 24)] * 2)
+    assert found.verified and found.samples == 7 and not found.notes
+
+
+@pytest.mark.usefixtures("little")
+def test_samples_that_depend_on_each_other_run_together() -> None:
+    """Statistics of the batch say nothing of a single sample."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = torch.relu(m.conv(x)).mean((2, 3))
+        return m.head(y - y.mean(0))
+
+    model = randomised(Net(forward, conv=nn.Conv2d(3, 24, 1), head=nn.Linear(24, 2)))
+    found = verdict(model, image(12), {"conv": range(8)}, confidence=5)
+    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24)) and found.verified and not found.notes
+
+
+@pytest.mark.usefixtures("little")
+def test_a_single_sample_that_is_rejected() -> None:
+    """All run together, as a model that looks at the batch size wants it."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        assert len(x) > 1
+        return m.head(torch.relu(m.conv(x)).mean((2, 3)))
+
+    model = randomised(Net(forward, conv=nn.Conv2d(3, 24, 1), head=nn.Linear(24, 2)))
+    found = verdict(model, image(12), {"conv": range(8)}, confidence=5)
+    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24)) and found.verified and not found.notes
+
+
+@pytest.mark.usefixtures("little")
+def test_models_of_one_resolution_run_apart_too() -> None:
+    """Two together at the example's resolution then."""
+    model = randomised(nn.Sequential(nn.Conv2d(3, 24, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 36, 2)))
+    found = verdict(model, image(6), {"0": range(8)}, confidence=3)
+    assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), (1, 3, 6, 6)) and found.samples == 3
+    assert [note for note in found.notes if "larger" in note] == list(found.notes)
+
+
+@pytest.mark.usefixtures("little")
+def test_an_error_in_one_of_the_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of their own are compared like runs together."""
+    model = large()
+    state = snapshot(model)
+    monkeypatch.setattr("engine.folds.Fold.apply", lambda self, t: t)
+    with pytest.raises(VerificationError, match="differs from the masked one"):
+        engine.ModelSpeedup(model, image(12), dead(model, {"0": range(8)})).speedup_model()
+    assert unchanged(model, state)
+
+
+def test_weights_are_in_float64_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many large weights the float64 copy that is being read is alive, and that of no other."""
+    made: list[weakref.ref[Tensor]] = []
+    most = [0]
+
+    def read(self: StandIn, keep: bool) -> Tensor:
+        found = original(self, keep)
+        made.append(weakref.ref(found))
+        most[0] = max(most[0], sum(ref() is not None for ref in made))
+        return found
+
+    original = StandIn._read
+    monkeypatch.setattr(StandIn, "_read", read)
+    layers = [nn.Linear(64, 64, bias=False) for _ in range(5)]
+    model = nn.Sequential(nn.Linear(3, 64), *layers, nn.Linear(64, 2))
+    found = verdict(model, torch.randn(2, 3), {"0": range(9)}, confidence=2)
+    assert found.verified and found.dtype == "float64" and most == [1] and len(made) >= 10
