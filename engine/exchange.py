@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import copyreg
+import linecache
 import sys
 from collections.abc import Callable, Mapping
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
-__all__ = ["derived", "moved", "namespace"]
+__all__ = ["compiled", "derived", "legible", "moved", "namespace"]
 
 
 def derived(
@@ -66,6 +68,27 @@ def namespace(function: FunctionType, label: str, names: Mapping[str, Any]) -> d
     vars(space).update({**function.__globals__, **names, "__name__": space.__name__})
     sys.modules[space.__name__] = space
     return vars(space)
+
+
+def compiled(source: ast.Module | str, name: str) -> CodeType:
+    """Compile without evaluating annotations, whose names may have been known to a type checker only."""
+    code: CodeType = compile(source, name, "exec", flags=annotations.compiler_flag, dont_inherit=True)
+    return code
+
+
+def legible(text: str, label: str, function: FunctionType) -> FunctionType:
+    """Return a function that was made from text once more, from text of its own that `inspect` finds: TorchScript reads text, not code.
+
+    The code that runs keeps the places of the text that the user wrote, in which pins are counted.
+    """
+    name = f"<{function.__module__}.{label}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    space: dict[str, Any] = {}
+    exec(compiled(text, name), function.__globals__, space)
+    made: FunctionType = space[function.__name__]
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    made.__annotations__ = function.__annotations__
+    return made
 
 
 def _call(cls: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:

@@ -13,7 +13,6 @@ import copy
 import functools
 import hashlib
 import inspect
-import linecache
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from engine.errors import PlanError
-from engine.exchange import derived, namespace
+from engine.exchange import compiled, derived, legible, namespace
 from engine.graph import Node
 from engine.sites import Site
 
@@ -319,35 +318,14 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
     text = ast.unparse(definition)
     _indent(tree, _parsed(function)[1])  # type: ignore[index]
     space: dict[str, Any] = {}
-    code = _compiled(ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename)
+    code = compiled(ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename)
     label = f"{function.__qualname__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     exec(code, namespace(function, label, names), space)  # the user's own source, a number replaced
     made: FunctionType = space[function.__name__]
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
     made._unpinned = function  # type: ignore[attr-defined]
-    made.__wrapped__ = _legible(text, label, function)  # type: ignore[attr-defined]
-    return made
-
-
-def _compiled(source: ast.Module | str, name: str) -> CodeType:
-    """Compile without evaluating annotations, whose names may have been known to a type checker only."""
-    code: CodeType = compile(source, name, "exec", flags=annotations.compiler_flag, dont_inherit=True)
-    return code
-
-
-def _legible(text: str, label: str, function: FunctionType) -> FunctionType:
-    """Return a pinned function once more, from text of its own that `inspect` finds: TorchScript reads text, not code.
-
-    The code that runs keeps the places of the text that the user wrote, in which pins are counted.
-    """
-    name = f"<{function.__module__}.{label}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {}
-    exec(_compiled(text, name), function.__globals__, space)
-    made: FunctionType = space[function.__name__]
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    made.__annotations__ = function.__annotations__
+    made.__wrapped__ = legible(text, label, function)  # type: ignore[attr-defined]
     return made
 
 

@@ -213,9 +213,6 @@ def check_policy(policy: str) -> None:
 
     Raises:
         InputError: names those that there are.
-
-    Example:
-        >>> check_policy("union")
     """
     if policy not in _POLICIES:
         raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")

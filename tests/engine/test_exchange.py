@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import inspect
 import io
 import pickle
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.exchange import derived
+from engine.exchange import derived, legible
 from engine.history import history
 from tests.engine import golden
 
@@ -57,6 +58,17 @@ def test_whole_models_pickle(name: str) -> None:
     buffer.seek(0)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model), torch.load(buffer, weights_only=False)):
         assert torch.equal(other(x), model(x)) and len(history(other)) == 1
+
+
+def test_annotations_are_not_evaluated() -> None:
+    """Their names may be there for a type checker only; they stay in the text that is read, and in the function."""
+
+    def plain(x: Unknown) -> Unknown:  # type: ignore[name-defined] # noqa: F821
+        return x
+
+    made = legible("def plain(x: Unknown) -> Unknown:\n    return x + 1", "label", plain)  # type: ignore[arg-type]
+    assert made(1) == 2 and made.__annotations__ == {"x": "Unknown", "return": "Unknown"}
+    assert "x: Unknown" in inspect.getsource(made)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")  # and many ship with it
