@@ -77,7 +77,7 @@ def compiled(source: ast.Module | str, name: str) -> CodeType:
 
 
 def legible(text: str, label: str, function: FunctionType) -> FunctionType:
-    """Return a function that was made from text once more, from text of its own that `inspect` finds: TorchScript reads text, not code.
+    """Return a rebuilt function once more, from text of its own that `inspect` finds: TorchScript reads text, not code.
 
     The code that runs keeps the places of the text that the user wrote, in which pins are counted.
     """
