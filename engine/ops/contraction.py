@@ -115,8 +115,9 @@ def _contract(node: Node, labels: Labels, c: Contraction) -> None:
 
 
 def _can_drop_groups(node: Node, labels: Labels) -> bool:
-    """Whether the group count is the owner's attribute, so that it can be changed."""
-    return labels.graph.attributes.get(node.module, {}).get("groups") == node.args["groups"]
+    """Whether the group count is the owner's attribute, or computed from sizes, so that it can be changed."""
+    known = labels.graph.attributes.get(node.module, {}).get("groups")
+    return ("groups", 0) in node.sizes or known == node.args["groups"]
 
 
 def _convolution_labels(node: Node, labels: Labels) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
 
@@ -276,3 +277,29 @@ def test_positions_with_slots_in_front_of_a_kernel() -> None:
     model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 3, 2, 1), head=nn.Linear(8, 2)))
     plan = check_exact(model, dead(model, {"stem": [0, 4]}, bias=True), image(), image(8))
     assert plan.slices["stem.weight"].shape[0] == 6
+
+
+class Blur(nn.Module):
+    """A fixed filter over each channel (anti-aliasing), its number of groups written in one of several ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.channels = kind, 8
+        self.register_buffer("one", torch.rand(1, 1, 3, 3))
+        self.register_buffer("each", torch.rand(8, 1, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return blurred channels at half of the resolution."""
+        if self.kind == "repeated":
+            return F.conv2d(x, self.one.repeat(self.channels, 1, 1, 1), stride=2, groups=self.channels)
+        groups = {"written": 8, "shape": x.shape[1], "attribute": self.channels}[self.kind]
+        return F.conv2d(x, self.each, stride=2, groups=groups)
+
+
+@pytest.mark.parametrize("kind", ["shape", "attribute", "repeated", "written"])
+def test_a_fixed_filter_over_each_channel(kind: str) -> None:
+    """The number of groups follows a shape, or is set in an attribute; what is written down or made anew stays."""
+    model = randomised(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Blur(kind), nn.Conv2d(8, 4, 1), nn.Flatten()))
+    plan = check_exact(model, dead(model, {"0": [1, 2, 5]}, bias=True), image(9))
+    assert ("0.weight" in plan.slices) == (kind in ("shape", "attribute"))
+    assert plan.is_empty or plan.slices["0.weight"].shape[0] == 5
