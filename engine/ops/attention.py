@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from engine.arrays import align, support
 from engine.constants import Constants
 from engine.graph import Node, Value
+from engine.ops.contraction import or_layer
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes
 from engine.use import Use
 
-__all__ = ["RULES", "letters_of"]
+__all__ = ["PRODUCT", "RULES", "letters_of"]
 
 
 def _pass_batch(labels: Labels, value: Value, target: Value, inner: int, reason: str) -> None:
@@ -291,8 +292,12 @@ def _samples() -> Iterable[Sample]:
     yield tokens("attention between channels", across=True)
 
 
+PRODUCT = Rule(
+    ("bmm", "matmul", "mm"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples
+)
+
 RULES = [
-    Rule(("bmm", "matmul"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples),
+    or_layer(PRODUCT),
     Rule(("einsum",), _einsum_labels, _einsum_constants, macs=_einsum_macs),
     Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
     Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),

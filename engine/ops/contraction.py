@@ -22,10 +22,10 @@ from engine.contraction import Contraction
 from engine.graph import Node
 from engine.ops.samples import chain
 from engine.propagate import Labels
-from engine.rule import Demand, Rule, Sample, Shapes, as_recorded
+from engine.rule import UNKNOWN, Demand, Rule, Sample, Shapes, Statistic, as_recorded
 from engine.use import Use
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "or_layer"]
 
 
 def _all_equal(numbers: Any, value: int) -> bool:
@@ -264,6 +264,95 @@ def _linear_samples() -> Iterable[Sample]:
     yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)), (2, 4, 5), "tokens")
 
 
+def _matrix(node: Node) -> Contraction | None:
+    """A product with a stored matrix, whose inputs come first; None for products of activations, and scaled sums."""
+    *bias, x, weight = node.inputs
+    if node.args.get("alpha", 1) != 1 or node.args.get("beta", 1) != 1 or x.stored or not weight.stored:
+        return None
+    if weight.ndim != 2 or any(b.name is None or b.shape != weight.shape[1:] for b in bias):
+        return None
+    last = (x.ndim - 1, node.output.ndim - 1)
+    return Contraction(x, weight, bias[0] if bias else None, node.output, *last, 1, True, False)
+
+
+def or_layer(other: Rule) -> Rule:
+    """Return the rule of a product, which is a layer where its second factor is stored (``x @ self.weight``).
+
+    Args:
+        other: what holds for all other products.
+    """
+
+    def labels(node: Node, labels: Labels) -> None:
+        c = _matrix(node)
+        if c is None:
+            other.labels(node, labels)
+        else:
+            _pass_others(labels, c, labels.layers(c.input))
+            _contract(node, labels, c)
+
+    def constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+        c = _matrix(node)
+        return other.constants(node, constants) if c is None else _known(node, constants, c)
+
+    def use(node: Node, use: Use) -> None:
+        c = _matrix(node)
+        return other.use(node, use) if c is None else _used(node, use, c)
+
+    def macs(node: Node, shapes: Shapes) -> int:
+        c = _matrix(node)
+        return other.macs(node, shapes) if c is None else _macs(node, shapes, c)
+
+    def inner(node: Node) -> Sequence[Contraction]:
+        c = _matrix(node)
+        return other.inner(node) if c is None else (c,)
+
+    def only_zeros(node: Node) -> Iterable[Statistic]:
+        return other.only_zeros(node) if _matrix(node) is None else ()
+
+    def samples() -> Iterable[Sample]:
+        yield from other.samples()
+        yield from _matrix_samples(other.ops)
+
+    return replace(
+        other,
+        labels=labels,
+        constants=constants,
+        use=use,
+        macs=macs,
+        inner=inner,
+        only_zeros=only_zeros,
+        samples=samples,
+    )
+
+
+class Product(nn.Module):
+    """A layer that is written as a product with its matrix, ``op`` says by which function."""
+
+    def __init__(self, inputs: int, outputs: int, op: str) -> None:
+        super().__init__()
+        self.weight, self.bias, self.op = (
+            nn.Parameter(torch.randn(inputs, outputs)),
+            nn.Parameter(torch.randn(outputs)),
+            op,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x @ weight + bias``."""
+        if self.op == "addmm":
+            rows = torch.addmm(self.bias, x.flatten(0, -2), self.weight)
+            return rows.view(*x.shape[:-1], rows.shape[-1])
+        return (torch.mm if self.op == "mm" else torch.matmul)(x, self.weight) + self.bias
+
+
+def _matrix_samples(ops: Iterable[str]) -> Iterable[Sample]:
+    for op in sorted({"addmm", "matmul", "mm"} & set(ops)):
+        yield Sample(
+            lambda op=op: nn.Sequential(nn.Linear(5, 8), Product(8, 6, op), nn.ReLU(), nn.Linear(6, 3)),  # type: ignore[misc]
+            (2, 5) if op == "mm" else (2, 4, 5),
+            f"layer by {op}",
+        )
+
+
 def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attributes: Any, samples: Any) -> Rule:
     """Return the rule of ops that contract as ``describe`` says."""
     return Rule(
@@ -289,4 +378,5 @@ RULES = [
         use=_deformed_used,
     ),
     _rule("linear", _linear, _linear_labels, _linear_attributes, _linear_samples),
+    or_layer(replace(UNKNOWN, ops=("addmm",))),
 ]

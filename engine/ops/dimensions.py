@@ -19,14 +19,13 @@ from torch import Tensor
 from engine.expressions import Apply, ShapeOf
 from engine.graph import Node, Value
 from engine.ops import attention, spatial
+from engine.ops.contraction import or_layer
 from engine.pins import SCALE
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Shapes, Statistic
 from engine.use import Use
 
 __all__ = ["RULES"]
-
-_PRODUCT = next(rule for rule in attention.RULES if "matmul" in rule.ops)  # of vectors nothing goes, here as there
 
 
 def _meet(node: Node, labels: Labels, a: Value, b: Value, dims: tuple[int, int]) -> None:
@@ -55,7 +54,7 @@ def _product_labels(node: Node, labels: Labels) -> None:
     """``(…, m, k) @ (…, k, n)``: k is tied, m and n pass, all other dimensions stay whole."""
     a, b = node.inputs[:2]
     if a.ndim < 2 or b.ndim < 2:
-        _PRODUCT.labels(node, labels)
+        attention.PRODUCT.labels(node, labels)  # of vectors nothing goes, here as there
         return
     for value in (a, b):
         labels.claim(value)
@@ -89,7 +88,7 @@ def _product_used(node: Node, use: Use) -> None:
     a, b = node.inputs[:2]
     used = use[node.output]
     if a.ndim < 2 or b.ndim < 2:
-        _PRODUCT.use(node, use)
+        attention.PRODUCT.use(node, use)
         return
     use.add(a, used.any(-1, keepdim=True) & _varying(use, b, -2, -1, node.output))
     use.add(b, used.any(-2, keepdim=True) & _varying(use, a, -1, -2, node.output))
@@ -193,7 +192,8 @@ def _by_dimension(rule: Rule) -> Rule:
     if rule in spatial.RULES:
         return rule if rule.only_zeros is Rule.only_zeros else _entries_first(rule)
     if "matmul" in rule.ops:
-        return replace(rule, labels=_product_labels, use=_product_used, only_zeros=_product_entries)
+        product = replace(attention.PRODUCT, labels=_product_labels, use=_product_used, only_zeros=_product_entries)
+        return or_layer(product)
     if "einsum" in rule.ops:
         return replace(rule, labels=_einsum_labels, only_zeros=_einsum_entries)
     if "scaled_dot_product_attention" in rule.ops:

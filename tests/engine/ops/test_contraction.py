@@ -13,6 +13,7 @@ from torchvision.ops import DeformConv2d
 
 import engine
 from engine.constraints import Grouped
+from engine.ops.contraction import Product
 from tests.engine.exactness import KINDS, check_exact, masked, randomised, run
 from tests.engine.nets import Mean, Net, constants_of, dead, image, structure
 from tests.engine.ops.brute import check_macs
@@ -303,3 +304,33 @@ def test_a_fixed_filter_over_each_channel(kind: str) -> None:
     plan = check_exact(model, dead(model, {"0": [1, 2, 5]}, bias=True), image(9))
     assert ("0.weight" in plan.slices) == (kind in ("shape", "attribute"))
     assert plan.is_empty or plan.slices["0.weight"].shape[0] == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", ["addmm", "mm", "matmul"])
+def test_a_layer_that_is_a_product_with_its_matrix(op: str, kind: str) -> None:
+    """As GPT-2 writes them: its outputs and inputs go like those of a linear layer, under any masks."""
+    model = randomised(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), Product(8, 6, op), nn.Tanh(), nn.Linear(6, 3)))
+    x, other = (torch.randn(n, 5).double() if op == "mm" else torch.randn(n, 4, 5).double() for n in (2, 3))
+    masks = dead(model, {"0": [1, 2]}, bias=True)
+    masks["2"] = {"weight": torch.ones(8, 6).index_fill(1, torch.tensor([0, 3, 4]), 0), "bias": torch.ones(6)}
+    masks["2"]["bias"][[0, 3, 4]] = 0
+    plan = check_exact(model, masks, x, other)
+    assert plan.slices["2.weight"].shape == (6, 3) and plan.slices["4.weight"].shape == (3, 3)
+    groups = {group.name: group for group in engine.dependency_groups(model, x)}
+    assert groups["2"].size == 6 and groups["2"].reason is None
+    assert engine.count_flops_params(model, x, verbose=False)[0] == (5 * 8 + 8 * 6 + 6 * 3) * (x.numel() // 5 // len(x))
+    check_exact(model, KINDS[kind](model, 3), x, other)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 2.0}, {"beta": 0.5}])
+def test_a_scaled_sum_is_no_layer(options: dict[str, float]) -> None:
+    """What goes in stays whole, and the result is exact."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(torch.addmm(m.product.bias, m.stem(x), m.product.weight, **options))
+
+    parts = {"stem": nn.Linear(5, 8), "product": Product(8, 6, "addmm"), "head": nn.Linear(6, 3)}
+    model = randomised(Net(forward, **parts))
+    plan = check_exact(model, dead(model, {"stem": [1, 2]}, bias=True), torch.randn(2, 5).double())
+    assert "stem.weight" not in plan.slices
