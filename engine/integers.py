@@ -16,9 +16,11 @@ def integers(module: nn.Module) -> dict[str, int]:
     """Return the integers among a module's attributes by name; those of a list or tuple as ``name[position]``.
 
     Example:
-        >>> layer = nn.Identity()
-        >>> layer.heads, layer.sizes = 4, (16, 48)
-        >>> {name: number for name, number in integers(layer).items() if name != "call_super_init"}
+        >>> class Split(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.heads, self.sizes = 4, (16, 48)
+        >>> integers(Split())
         {'heads': 4, 'sizes[0]': 16, 'sizes[1]': 48}
     """
     found = {name: int(v) for name, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool)}
