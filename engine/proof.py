@@ -18,7 +18,7 @@ from engine.stored import parameters_of, stored_tensors
 from engine.tensors import Recipe, given, masked_recipes, small_recipes
 from engine.tracer import trace
 from engine.trees import tensors_in
-from engine.trials import Trial, agree, random_inputs, sample_bytes
+from engine.trials import Trial, agree, not_compared, random_inputs, sample_bytes
 from engine.witness import Witness
 
 __all__ = ["Proof"]
@@ -73,7 +73,7 @@ class Proof:
         self._exact = not any(norm.plain for norm in analysis.plan.widened)
         opaque = self._graph.opaque
         self._witness = Witness.of(analysis) if self._exact else Witness((), (), (), (), opaque=opaque)
-        self._notes: list[str] = []
+        self._rejected: list[tuple[Trial, str]] = []
         self._runs: list[_Run] = []
         self._apart = False  # whether a sample's outputs are known not to depend on the others
         self._resolution = (False, False)  # of the run before
@@ -86,7 +86,9 @@ class Proof:
             if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
                 break
         else:
-            raise VerificationError("The masked model runs on no random input. " + " ".join(self._notes))
+            raise VerificationError(
+                "The masked model runs on no random input. " + " ".join(not_compared(self._rejected))
+            )
         self._run_larger(dtype, tensors)
 
     def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
@@ -107,21 +109,21 @@ class Proof:
 
     def _company(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
         """Run samples in company: at half the resolution, where the model accepts that, if they are too large."""
-        half, told = replace(group, smaller=True), len(self._notes)
+        half, told = replace(group, smaller=True), len(self._rejected)
         resolutions = any(
             t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))
         )
         if resolutions and self._at_once(group) < 2:
             if self._attempt(half, tensors):
                 return half
-            del self._notes[told:]
+            del self._rejected[told:]
         return group if self._attempt(group, tensors) else None
 
     def _repeats(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the first sample of a run comes out as it did as the last one of the run before."""
-        before, told = self._runs[-1].found.outputs, len(self._notes)
+        before, told = self._runs[-1].found.outputs, len(self._rejected)
         if not self._attempt(trial, tensors):
-            del self._notes[told:]  # so all of them run at once
+            del self._rejected[told:]  # so all of them run at once
             return False
         if agree(before, self._runs[-1].found.outputs, trial.first, self._batch_dim, self._tolerance()):
             return True
@@ -134,13 +136,13 @@ class Proof:
         # what runs apart is large, and a picture that is larger along one side is of another resolution as well
         trials = [Trial(1, True, dtype, wider=True)] if self._apart else []
         for trial in (*trials, Trial(count, True, dtype), Trial(None, True, dtype)):
-            told = len(self._notes)
+            told = len(self._rejected)
             if self._attempt(trial, tensors):
                 for start in range(trial.batch or count, count):
                     self._attempt(replace(trial, first=start), tensors)
                 return
             if trial.wider:
-                del self._notes[told:]
+                del self._rejected[told:]
 
     def _at_once(self, trial: Trial) -> int:
         """How many samples run at once: what they take is no more than half of what the weights do."""
@@ -158,7 +160,7 @@ class Proof:
         try:
             found = observe(self._model, tensors, inputs, self._witness, self._witness.looks[0])
         except TraceError as error:
-            self._notes.append(f"Not compared {trial}: {error}")
+            self._rejected.append((trial, str(error)))
             return False
         self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), found))
         return True
@@ -199,7 +201,7 @@ class Proof:
             samples=self._samples(),
             shapes=tuple(run.shape for run in self._runs),
             compared=len(self._witness.nodes),
-            notes=(*certificate.notes, *self._notes),
+            notes=(*certificate.notes, *not_compared(self._rejected, certificate.notes)),
         )
 
     def _samples(self) -> int:

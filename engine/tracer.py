@@ -7,10 +7,12 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
 import sys
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -108,13 +110,16 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[None]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
-    Modes, module attributes and dictionaries, buffers' identity and the random state are restored.
+    Modes, module attributes and what lies in lists, sets and dictionaries among them, buffers' identity and the random
+    state are restored.
     """
     modules = list(distinct_modules(model).values())
     before = [dict(vars(m)) for m in modules]
-    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    contents: dict[int, tuple[Any, Any]] = {}
     for m in modules:
-        tables += [(t, dict(t)) for t in (m._parameters, m._buffers, m._modules)]  # type: ignore[arg-type, misc]
+        for name, value in vars(m).items():
+            if name in _TABLES or name not in _OF_EVERY_MODULE:
+                _keep_contents(value, contents)
     devices = {p.device for m in modules for p in m._parameters.values() if p is not None and p.device.type == "cuda"}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled():
@@ -129,9 +134,21 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
             for m, attributes in zip(modules, before, strict=True):
                 vars(m).clear()
                 vars(m).update(attributes)
-            for table, entries in tables:
-                table.clear()
-                table.update(entries)
+            for container, kept in contents.values():
+                container.clear()
+                (container.extend if isinstance(container, (list, deque)) else container.update)(kept)
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _keep_contents(value: Any, contents: dict[int, tuple[Any, Any]]) -> None:
+    """Copy what lies in a container, and in those inside of it: a forward may keep in there what it computed."""
+    if isinstance(value, (dict, list, set, deque)) and id(value) not in contents:
+        contents[id(value)] = (value, copy.copy(value))
+        for inner in value.values() if isinstance(value, dict) else value:
+            _keep_contents(inner, contents)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine.graph import Graph, Node
 from engine.rule import Registry
 from engine.trees import map_tensors, tensors_in
 
-__all__ = ["Inputs", "Trial", "agree", "random_inputs", "sample_bytes"]
+__all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -49,12 +50,52 @@ class Trial:
         first = len(sizes) - 1 if self.wider else 0 if self.larger else len(sizes)
         return [*sizes[:first], *(n + 32 if n >= 64 else 2 * n for n in sizes[first:])]
 
-    def __str__(self) -> str:
+    @property
+    def resolution(self) -> str:
+        """Where it runs, in words."""
         other = "smaller" if self.smaller else "larger"
-        parts = [f"at a {other} resolution" if self.larger or self.smaller else "at the example's resolution"]
-        parts.append("the example's batch size" if self.batch is None else f"batch size {self.batch}")
-        parts.append("the model's own dtype" if self.dtype is None else "float64")
-        return ", ".join(parts)
+        return f"at a {other} resolution" if self.larger or self.smaller else "at the example's resolution"
+
+    @property
+    def samples(self) -> str:
+        """How many samples run at once, in words."""
+        return "the example's batch size" if self.batch is None else f"batch size {self.batch}"
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, in words."""
+        return "the model's own dtype" if self.dtype is None else "float64"
+
+    def __str__(self) -> str:
+        return f"{self.resolution}, {self.samples}, {self.precision}"
+
+
+def not_compared(rejected: Iterable[tuple[Trial, str]], known: Sequence[str] = ()) -> Iterator[str]:
+    """Say which runs a model rejected: each cause once, and not again where it is known.
+
+    Args:
+        rejected: runs, and the errors that they ended with.
+        known: notes that may name the cause already.
+
+    Example:
+        >>> error = "Net rejected the example input ((1, 3, 9) float32): ValueError: no. Pass example inputs that …"
+        >>> [note] = not_compared([(Trial(1, True, None), error), (Trial(None, True, None), error)])
+        >>> note.partition(": ")[2]
+        'the model rejects that, with ValueError: no.'
+    """
+    causes: dict[tuple[str, str, str], list[str]] = {}
+    for trial, error in rejected:
+        causes.setdefault((trial.resolution, trial.precision, _cause(error)), []).append(trial.samples)
+    for (resolution, precision, cause), sizes in causes.items():
+        said = any(cause in note for note in known)
+        where = f"{resolution}, {' or '.join(dict.fromkeys(sizes))}, {precision}"
+        yield f"Not compared {where}: the model rejects that, {'as said above' if said else f'with {cause}'}."
+
+
+def _cause(error: str) -> str:
+    """Return what the model raised, without the shapes that it was given and what to do about them."""
+    found = re.search(r"\): (.*?)\.* Pass example inputs", error, re.DOTALL)
+    return error.removesuffix(".") if found is None else found[1]
 
 
 def random_inputs(graph: Graph, trial: Trial, batch_dim: int) -> Inputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,16 @@ class Busy(nn.Module):
         self.calls = 0
         self.cache: Any = None
         self.log: list[int] = []
+        self.kept: dict[str, Any] = {"nested": [{"deep": deque([1])}]}
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
         self.calls += 1
         self.cache = x
+        self.log.append(len(x))
+        self.kept["x"] = self.kept["nested"][0]["x"] = x
+        self.kept["nested"][0]["deep"].append(x)
         self.extra = x.mean()
         self.seen = self.seen + 1
         x = self.norm(self.conv(x)) + 0 * torch.rand(1)
@@ -52,6 +57,7 @@ def test_nothing_of_the_model_changes(training: bool) -> None:
     random = torch.get_rng_state()
     global_hooks = dict(torch.nn.modules.module._global_forward_hooks)
     engine.trace(model, torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)))
+    assert model.log == [] and model.kept == {"nested": [{"deep": deque([1])}]}
     assert unchanged(model, state) and torch.equal(torch.get_rng_state(), random)
     for m, attributes, (parameters, buffers, hooks) in zip(model.modules(), before, tables, strict=True):
         now = vars(m)

@@ -7,7 +7,7 @@ from torch import nn
 
 import engine
 from engine.ops import RULES
-from engine.trials import Trial, agree, random_inputs, sample_bytes
+from engine.trials import Trial, agree, not_compared, random_inputs, sample_bytes
 from tests.engine.nets import Net, image
 
 
@@ -66,3 +66,15 @@ def test_outputs_of_a_sample_in_other_company() -> None:
     assert not agree([whole], [alone], 3, 0, 1e-9) and not agree([whole], [alone.float()], 2, 0, 1e-9)
     order, other = whole.argsort(1), alone.argsort(1)
     assert agree([order], [other], 2, 0, 1e-9) and agree([whole[:, :0]], [alone[:, :0]], 2, 0, 1e-9)
+
+
+def test_what_was_not_compared_is_said_once() -> None:
+    """Each cause once, without shapes and advice; in short where a note names it already."""
+    error = "Net rejected the example input (({}, 3, 9) float64): ValueError: no (9).. Pass example inputs that …"
+    rejected = [(Trial(b, True, torch.float64), error.format(b)) for b in (1, 2, None)]
+    rejected.append((Trial(8, False, torch.float64), "no luck."))
+    where = "at a larger resolution, batch size 1 or batch size 2 or the example's batch size, float64"
+    other = "Not compared at the example's resolution, batch size 8, float64: the model rejects that, with no luck."
+    first = f"Not compared {where}: the model rejects that, "
+    assert list(not_compared(rejected)) == [f"{first}with ValueError: no (9).", other]
+    assert list(not_compared(rejected, ["ValueError: no (9)"])) == [f"{first}as said above.", other]
