@@ -87,6 +87,8 @@ def count_flops_params(
     graph.check_fresh(model)
     rules = rules_of(graph) if rules is None else rules
     analysis = _analysis(model, graph, rules, masks)
+    if analysis is not None:  # it may have recorded more, with values of its own
+        graph = analysis.structure.graph
     custom = _Custom(model, graph, analysis, custom_ops or {})
     counter = Counter(graph, rules, None if analysis is None else analysis.kept.shrunk, mode, batch_dim)
     results = counter.results(custom, (name for name, _ in model.named_parameters()))

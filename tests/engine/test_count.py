@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import engine
 from engine.errors import InputError, MaskError
-from tests.engine.exactness import KINDS, parameters
+from tests.engine.exactness import KINDS, parameters, randomised
 from tests.engine.nets import Auxiliary, Net, dead, image, plain, residual_net
 
 
@@ -177,3 +179,39 @@ def test_bad_masks_and_inputs() -> None:
         engine.count_flops_params(plain(), image(), verbose=False, masks={"missing": {}})
     with pytest.raises(engine.errors.TraceError, match="Sequential rejected the example input"):
         engine.count_flops_params(plain(), (1, 7, 4, 4), verbose=False)
+
+
+class Padded(nn.Module):
+    """Attention over windows; what does not fill one is padded, and in front of its first run a copy is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs, self.stem, self.qkv, self.out = 0, nn.Conv2d(3, 8, 1), nn.Linear(8, 24), nn.Linear(8, 3)
+        self.heads = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, (batch, 3)."""
+        type(self).seen += 1
+        x = self.stem(x.clone() if type(self).seen == 1 else x)
+        if x.shape[-1] % 4:
+            x = F.pad(x, (0, 4 - x.shape[-1] % 4))
+        n, c, h, w = x.shape
+        tokens = self.qkv(x.flatten(2).transpose(1, 2))
+        q, k, v = tokens.reshape(n, h * w, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(n, h * w, c).mean(1))
+
+    seen = 0
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
+def test_a_second_recording_counts_by_its_own_values() -> None:
+    """Where heads are pinned a larger resolution is recorded too, and the values of that graph may be numbered anew."""
+    Padded.seen = 0
+    model, x = randomised(Padded()), torch.randn(1, 3, 4, 4).double()
+    graph = engine.trace(model, x)
+    mask = torch.ones(3, 4, 2).index_fill(1, torch.tensor([0, 2]), 0).reshape(-1)
+    masks = {"qkv": {"weight": mask[:, None].expand(24, 8), "bias": mask}}
+    predicted = engine.count_flops_params(model, x, verbose=False, masks=masks, graph=graph)
+    small = engine.ModelSpeedup(model, x, masks).speedup_model()
+    assert small.qkv.out_features == 12 and predicted[:2] == engine.count_flops_params(small, x, verbose=False)[:2]
