@@ -166,21 +166,11 @@ class Compaction:
             self._undo.append(lambda k=key, v=old: setattr(module, k, v))  # type: ignore[misc]
 
     def _prepare_pins(self, module: nn.Module, pins: Sequence[Pin]) -> None:
-        old, new = type(module), pinned_class(type(module), pins)
+        new = pinned_class(type(module), pins)
         # A module may choose at construction which of its methods runs: `self.forward = self.forward_train`.
-        bound = {key: own for key, own in vars(module).items() if _is_method_of(module, own)}
-        free = {key: MethodType(getattr(new, own.__name__), module) for key, own in bound.items()}
-
-        def redo() -> None:
-            module.__class__ = new
-            vars(module).update(free)
-
-        def undo() -> None:
-            module.__class__ = old
-            vars(module).update(bound)
-
-        self._redo.append(redo)
-        self._undo.append(undo)
+        chosen = {key: own.__name__ for key, own in vars(module).items() if _is_method_of(module, own)}
+        bound = {key: MethodType(getattr(new, name), module) for key, name in chosen.items()}
+        self._prepare_outside(module, new, bound)
 
     def add_history(self, plan: Mapping[str, Any], certificate: Mapping[str, Any] | None = None) -> None:
         """Let the model remember, once this is made, that it was.
