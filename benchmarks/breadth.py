@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SMALLER = 0.45  # of the parameters of a classification model
 RESULTS = ROOT / "build" / "breadth.jsonl"
 PAGE = ROOT / "docs" / "breadth.md"
+Check = Callable[[str], dict[str, Any]]
 
 
 # ---------------------------------------------------------------- one model
@@ -141,7 +142,7 @@ def general(reason: str) -> str:
     return re.sub(r"(?<=[\w\])]) = [\d.#]+|(?<=\.py):[\d#]+", "", reason)
 
 
-def child(name: str, gigabytes: float, sender: Connection) -> None:
+def child(check: Check, name: str, gigabytes: float, sender: Connection) -> None:
     """Check one model under a limit of memory and send the row."""
     limit = int(gigabytes * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -170,11 +171,11 @@ def code_state() -> str:
     return digest.hexdigest()[:12]
 
 
-def supervise(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+def supervise(check: Check, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
     """Check one model in a process of its own, forked from this one, which has imported all and computed nothing."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=child, args=(name, gigabytes, sender))
+    process = fork.Process(target=child, args=(check, name, gigabytes, sender))
     process.start()
     sender.close()
     try:
@@ -258,7 +259,7 @@ def table(rows: Sequence[dict[str, Any]], task: str) -> list[str]:
     return found
 
 
-def staying(rows: Sequence[dict[str, Any]]) -> list[str]:
+def staying(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return why groups stayed whole, with the number of models in which they did."""
     models = Counter(r for row in rows for r in set(map(general, row.get("stays", {}))))
     if not models:
@@ -318,7 +319,7 @@ def main() -> int:
     done = known(None if args.any_state else state)
     for name in sorted(wanted, key=zoo.published_size):
         if name not in done:
-            done[name] = {"model": name, "state": state} | supervise(name, args.time, args.memory)
+            done[name] = {"model": name, "state": state} | supervise(check, name, args.time, args.memory)
             with RESULTS.open("a") as out:
                 out.write(json.dumps(done[name]) + "\n")
         print(line(done[name]), flush=True)

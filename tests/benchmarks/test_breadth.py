@@ -74,22 +74,18 @@ def test_results_are_kept_by_state_of_the_code(tmp_path: Any, monkeypatch: pytes
         (lambda name: {}["no"], "KeyError: 'no'"),
     ],
 )
-def test_a_process_that_takes_too_long_or_dies_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, ends: Callable[[str], Any], reason: str
-) -> None:
+def test_a_process_that_takes_too_long_or_dies_is_a_failure(ends: Callable[[str], Any], reason: str) -> None:
     """With the reason; the run goes on."""
-    monkeypatch.setattr(breadth, "check", ends)
-    assert breadth.supervise("resnet18", 1, 2)["failed"] == reason
+    assert breadth.supervise(ends, "resnet18", 1, 2)["failed"] == reason
 
 
-def test_a_refusal_is_told_from_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_told_from_a_failure() -> None:
     """An error of the engine's says why it left the model alone."""
 
     def check(name: str) -> dict[str, Any]:
         raise engine.errors.TraceError("no " + name)
 
-    monkeypatch.setattr(breadth, "check", check)
-    assert breadth.supervise("resnet18", 60, 2)["refused"] == "TraceError: no resnet18"
+    assert breadth.supervise(check, "resnet18", 60, 2)["refused"] == "TraceError: no resnet18"
 
 
 def test_every_model_has_a_recipe_and_every_architecture_a_quick_one() -> None:
@@ -104,5 +100,5 @@ def test_every_model_has_a_recipe_and_every_architecture_a_quick_one() -> None:
 @pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "ssdlite320_mobilenet_v3_large"])
 def test_a_model_in_a_process_of_its_own(name: str) -> None:
     """Exact, in the time and memory that it is given."""
-    row = {"model": name} | breadth.supervise(name, 300, 4)
+    row = {"model": name} | breadth.supervise(breadth.check, name, 300, 4)
     assert breadth.verdict(row) == "exact", breadth.reason(row)
