@@ -44,7 +44,7 @@ class Zeroing:
         kind = INTEGERS.get(parameter.element_size())
         small = kind is not None and (mask.ndim <= 1 or keep.numel() < mask.numel())
         bits = -keep.to(kind) if small else None
-        if bits is not None and bits.size(0) == 1 < len(parameter):
+        if bits is not None and bits.ndim > 1 and bits.size(0) == 1 < len(parameter):
             # Broadcast along the slowest dimension only: kernels of 3 × 3 are too short to be worth a loop each.
             bits = torch.empty_like(parameter[:1], dtype=kind).copy_(bits)
         return cls(parameter, weights, ~keep, bits)

@@ -49,6 +49,14 @@ def test_every_dtype(kind: str, dtype: torch.dtype) -> None:
             assert not torch.signbit(torch.view_as_real(found) if found.is_complex() else found)[~mask].any()
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_parameter_without_dimensions(kept: bool) -> None:
+    """A single number is masked or not."""
+    parameter = nn.Parameter(torch.tensor(3.0))
+    zero_weights([Zeroing.of(parameter, torch.tensor(kept))])
+    assert parameter.item() == (3.0 if kept else 0.0)
+
+
 def test_an_empty_mask() -> None:
     """A parameter without entries has nothing to zero."""
     Zeroing.of(nn.Parameter(torch.ones(0, 3)), torch.ones(0, 3, dtype=torch.bool)).fill(torch.ones(0, 3))
