@@ -45,6 +45,8 @@ def compact(array: Tensor) -> Tensor:
 
 def _alike(array: npt.NDArray[Any], first: npt.NDArray[Any], dim: int) -> bool:
     """Whether all slices along a dimension are the same; two entries often tell that they are not."""
+    if not array.size:
+        return True
     one, other = array.item(0), array[(0,) * dim + (-1,) + (0,) * (array.ndim - dim - 1)].item()
     if one != other and (one == one or other == other):
         return False

@@ -161,6 +161,8 @@ def _checked(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterato
     structure = shrunk.structure
     for node in structure.graph.nodes:
         for demand in _demands(node, shrunk):
+            if demand.expr is not None and structure.graph.unread(node):  # the op runs all the same
+                continue
             expr: Expr = node.sizes.get(demand.argument, demand.given) if demand.expr is None else demand.expr
             yield _Checked(node, demand, expr, evaluate(expr, shrunk.shape, attribute))
 

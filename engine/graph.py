@@ -33,6 +33,7 @@ class Value:
         name: full name where it is a parameter or a registered buffer, else None.
         data: the tensor itself where it is a constant that no module registers, else None.
         producer: index of the node that makes it, or None.
+        turned: the parameter or buffer whose transpose it is, where it is a view of one, else None.
 
     Example:
         >>> import engine
@@ -48,6 +49,7 @@ class Value:
     name: str | None = None
     data: Tensor | None = None
     producer: int | None = None
+    turned: Value | None = None
 
     @property
     def ndim(self) -> int:
@@ -231,6 +233,25 @@ class Graph:
             for value in node.inputs:
                 table.setdefault(value.index, []).append(node)
         return table
+
+    def unread(self, node: Node) -> bool:
+        """Whether nothing that a node makes has a part in what the model returns or remembers.
+
+        Args:
+            node: of this graph.
+        """
+        return not self.derived("read", self._read)[node.index]
+
+    def _read(self) -> list[bool]:
+        """Return which nodes have a part in the outputs, or in what is written to memory."""
+        values = {v.index for v in self.outputs}
+        found = [False] * len(self.nodes)
+        for node in reversed(self.nodes):
+            schema = getattr(node.target, "_schema", None)
+            writes = schema is None or schema.is_mutable
+            found[node.index] = writes or any(v.index in values for v in node.outputs)
+            values.update(v.index for v in node.inputs if found[node.index])
+        return found
 
     def check_fresh(self, model: nn.Module) -> None:
         """Check that ``model`` still has the shapes that the graph was recorded with.

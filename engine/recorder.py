@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,7 +244,11 @@ class Recorder(TorchDispatchMode):
         if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
             return  # nothing happened: the op gave its input back
         fresh = [t for t in made if not any(storage_of(t) == storage_of(w) for w in written)]
-        outputs = tuple(self._value(t, producer=len(self._nodes)) for t in (*written, *fresh))
+        made_here = {"producer": len(self._nodes)}
+        outputs = (
+            *(self._value(t, **made_here) for t in written),
+            *(self._value(t, **made_here, turned=_turned(t, bound, inputs)) for t in fresh),
+        )
         sizes = self._sizes(values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor, value in zip(written, outputs, strict=False):
@@ -356,10 +360,20 @@ class Recorder(TorchDispatchMode):
         old = node.inputs[0]
         args = {k: _map_values(v, {old.index: parent}) for k, v in node.args.items()}
         outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
-        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes)) for v in outputs)
+        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), turned=None) for v in outputs)
         self._values += outputs
         self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
         return outputs[position]
+
+
+def _turned(tensor: Tensor, bound: Mapping[str, Any], inputs: Sequence[Value]) -> Value | None:
+    """Return the stored matrix that a tensor is the transpose of, as a view of it."""
+    if tensor.ndim != 2 or len(inputs) != 1 or not inputs[0].stored:
+        return None
+    base = next(tensors_in(bound))
+    same = storage_of(base) == storage_of(tensor) and base.storage_offset() == tensor.storage_offset()
+    turned = base.ndim == 2 and (*base.shape, *base.stride()) == (*reversed(tensor.shape), *reversed(tensor.stride()))
+    return inputs[0] if same and turned else None
 
 
 def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:

@@ -62,7 +62,7 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
 def readers_of_zeros(structure: Structure) -> Iterator[tuple[Node, Statistic, Tensor]]:
     """Yield the nodes that can do without channels that are zero, where they read them, and the slots."""
     for node in structure.graph.nodes:
-        for span in structure.rules.rule(node.op).only_zeros(node):
+        for span in () if structure.graph.unread(node) else structure.rules.rule(node.op).only_zeros(node):
             slots = structure.along(span.input, span.dim)
             if slots is not None:
                 yield node, span, slots

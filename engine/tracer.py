@@ -31,6 +31,7 @@ from engine.expressions import AttributeOf
 from engine.fakes import Fakes
 from engine.graph import Graph
 from engine.integers import tagged
+from engine.memos import forgetting
 from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
 from engine.ops.spread import apart
@@ -122,7 +123,7 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
                 _keep_contents(value, contents)
     devices = {p.device for m in modules for p in m._parameters.values() if p is not None and p.device.type == "cuda"}
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled():
+    with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled(), forgetting(model):
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
             training = set(map(id, train))

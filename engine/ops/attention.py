@@ -42,9 +42,14 @@ def _fix_unknown(labels: Labels, node: Node, values: Iterable[Value], dims: Iter
 # ---------------------------------------------------------------- products
 
 
+def _factors(node: Node) -> tuple[Value, Value]:
+    a, b = node.inputs[-2:]
+    return a, b
+
+
 def _product_labels(node: Node, labels: Labels) -> None:
     """``(…, m, k) @ (…, k, n)``: batch dimensions are tied, m and n pass, k stays whole."""
-    a, b = node.inputs[:2]
+    a, b = _factors(node)
     if a.ndim < 2 or b.ndim < 2:
         for value in node.inputs:
             labels.freeze(value, f"{node!r} contracts it")
@@ -58,7 +63,7 @@ def _product_labels(node: Node, labels: Labels) -> None:
 
 def _product_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     """Zero where either factor is zero along all that is summed over."""
-    a, b = node.inputs[:2]
+    a, b = _factors(node)
     if a.ndim < 2 or b.ndim < 2:
         return None
     left = (constants.plain(a) == 0).all(-1, keepdim=True)
@@ -68,7 +73,7 @@ def _product_constants(node: Node, constants: Constants) -> Sequence[Tensor] | N
 
 
 def _product_used(node: Node, use: Use) -> None:
-    a, b = node.inputs[:2]
+    a, b = _factors(node)
     used = use[node.output]
     if a.ndim < 2 or b.ndim < 2:
         use.add_all(a)
@@ -79,7 +84,33 @@ def _product_used(node: Node, use: Use) -> None:
 
 
 def _product_macs(node: Node, shapes: Shapes) -> int:
-    return math.prod(shapes(node.output)) * shapes(node.inputs[0])[-1]
+    return math.prod(shapes(node.output)) * shapes(_factors(node)[0])[-1]
+
+
+def _sum_labels(node: Node, labels: Labels) -> None:
+    """``beta * c + alpha * a @ b``, with which c meets as in a sum."""
+    _product_labels(node, labels)
+    added, target = node.inputs[0], node.output
+    labels.claim(added)
+    for layer in labels.layers(added):
+        labels.add(target, align(layer, target.ndim))
+    _fix_unknown(labels, node, [added], range(target.ndim))
+    _fix_unknown(labels, node, _factors(node)[:1], [target.ndim - 2])
+    _fix_unknown(labels, node, _factors(node)[1:], [target.ndim - 1])
+
+
+def _sum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+    """Zero where the product and what is added are."""
+    product = _product_constants(node, constants)
+    if product is None:
+        return None
+    zero = align(constants.plain(node.inputs[0]) == 0, node.output.ndim)
+    return [torch.where(zero, product[0], math.nan)]
+
+
+def _sum_used(node: Node, use: Use) -> None:
+    _product_used(node, use)
+    use.add(node.inputs[0], use[node.output])
 
 
 # ---------------------------------------------------------------- einsum
@@ -292,12 +323,38 @@ def _samples() -> Iterable[Sample]:
     yield tokens("attention between channels", across=True)
 
 
+class Biased(nn.Module):
+    """Self-attention whose scores are products added to a bias, of each head or of all."""
+
+    def __init__(self, width: int, heads: int, bias: Tensor) -> None:
+        super().__init__()
+        self.heads, self.bias = heads, nn.Parameter(bias)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens, (1, tokens, width)."""
+        q, k, v = self.qkv(x[0]).unflatten(1, (3, self.heads, -1)).permute(1, 2, 0, 3).unbind(0)
+        scores = torch.baddbmm(self.bias, q, k.transpose(1, 2), beta=0.5, alpha=2.0).softmax(-1)
+        found: Tensor = self.out(torch.bmm(scores, v).transpose(0, 1).flatten(1))[None]
+        return found
+
+
+def _sum_samples() -> Iterable[Sample]:
+    for name, bias in (("heads", torch.randn(4, 1, 3)), ("a bias for all", torch.randn(1, 3))):
+        yield Sample(
+            lambda bias=bias: nn.Sequential(nn.Linear(5, 8), Biased(8, 4, bias), nn.Linear(8, 3)),  # type: ignore[misc]
+            (1, 3, 5),
+            f"sum and product of {name}",
+        )
+
+
 PRODUCT = Rule(
     ("bmm", "matmul", "mm"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples
 )
 
 RULES = [
     or_layer(PRODUCT),
+    Rule(("baddbmm",), _sum_labels, _sum_constants, _sum_used, _product_macs, elementwise=1, samples=_sum_samples),
     Rule(("einsum",), _einsum_labels, _einsum_constants, macs=_einsum_macs),
     Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
     Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),

@@ -5,6 +5,7 @@ All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.contracti
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -265,14 +266,15 @@ def _linear_samples() -> Iterable[Sample]:
 
 
 def _matrix(node: Node) -> Contraction | None:
-    """A product with a stored matrix, whose inputs come first; None for products of activations, and scaled sums."""
-    *bias, x, weight = node.inputs
+    """A product with a stored matrix, or its transpose; None for products of activations, and scaled sums."""
+    *bias, x, factor = node.inputs
+    weight = factor if factor.turned is None else factor.turned
     if node.args.get("alpha", 1) != 1 or node.args.get("beta", 1) != 1 or x.stored or not weight.stored:
         return None
-    if weight.ndim != 2 or any(b.name is None or b.shape != weight.shape[1:] for b in bias):
+    if weight.ndim != 2 or any(b.name is None or b.shape != factor.shape[1:] for b in bias):
         return None
     last = (x.ndim - 1, node.output.ndim - 1)
-    return Contraction(x, weight, bias[0] if bias else None, node.output, *last, 1, True, False)
+    return Contraction(x, weight, bias[0] if bias else None, node.output, *last, 1, weight is factor, False)
 
 
 def or_layer(other: Rule) -> Rule:
@@ -326,30 +328,30 @@ def or_layer(other: Rule) -> Rule:
 
 
 class Product(nn.Module):
-    """A layer that is written as a product with its matrix, ``op`` says by which function."""
+    """A layer that is written as a product with its matrix, ``op`` says by which function; ``turned``: transposed."""
 
-    def __init__(self, inputs: int, outputs: int, op: str) -> None:
+    def __init__(self, inputs: int, outputs: int, op: str, turned: bool = False) -> None:
         super().__init__()
-        self.weight, self.bias, self.op = (
-            nn.Parameter(torch.randn(inputs, outputs)),
-            nn.Parameter(torch.randn(outputs)),
-            op,
-        )
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) if turned else torch.randn(inputs, outputs))
+        self.bias, self.op, self.turned = nn.Parameter(torch.randn(outputs)), op, turned
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x @ weight + bias``."""
+        weight = self.weight.T if self.turned else self.weight
         if self.op == "addmm":
-            rows = torch.addmm(self.bias, x.flatten(0, -2), self.weight)
+            rows = torch.addmm(self.bias, x.flatten(0, -2), weight)
             return rows.view(*x.shape[:-1], rows.shape[-1])
-        return (torch.mm if self.op == "mm" else torch.matmul)(x, self.weight) + self.bias
+        return (torch.mm if self.op == "mm" else torch.matmul)(x, weight) + self.bias
 
 
 def _matrix_samples(ops: Iterable[str]) -> Iterable[Sample]:
-    for op in sorted({"addmm", "matmul", "mm"} & set(ops)):
+    for op, turned in itertools.product(sorted({"addmm", "matmul", "mm"} & set(ops)), (False, True)):
         yield Sample(
-            lambda op=op: nn.Sequential(nn.Linear(5, 8), Product(8, 6, op), nn.ReLU(), nn.Linear(6, 3)),  # type: ignore[misc]
+            lambda op=op, turned=turned: nn.Sequential(  # type: ignore[misc]
+                nn.Linear(5, 8), Product(8, 6, op, turned), nn.ReLU(), nn.Linear(6, 3)
+            ),
             (2, 5) if op == "mm" else (2, 4, 5),
-            f"layer by {op}",
+            f"layer by {op}{' with a transpose' * turned}",
         )
 
 

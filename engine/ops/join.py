@@ -40,16 +40,32 @@ def _labels(node: Node, labels: Labels) -> None:
     dim, target, parts = _dim(node), node.output, _parts(node)
     for value in parts:
         labels.claim(value)
+    empty = [] if node.op == "stack" else [v for v in parts if not v.shape[dim]]
+    parts = [v for v in parts if v not in empty]
     layers = [[_part(node, v, layer) for layer in labels.layers(v)] for v in parts]
     supports = {support(layer) for each in layers for layer in each}
     for touched in sorted(t for t in supports if dim not in t):
         fixed = torch.full([target.shape[d] if d in touched else 1 for d in range(target.ndim)], FROZEN)
         for each in layers:
             labels.add(target, next((x for x in each if support(x) == touched), fixed))
+    for layer in (layer for value in empty for layer in labels.layers(value)):
+        _agree(layer, [other for each in layers for other in each], labels)
     joint = {d for t in supports if dim in t for d in t}
     if joint:
         pieces = [_piece(v, each, joint, dim, target.ndim) for v, each in zip(parts, layers, strict=True)]
         labels.add(target, torch.cat(pieces, dim))
+
+
+def _agree(layer: Tensor, others: Iterable[Tensor], labels: Labels) -> None:
+    """A part without entries along the joined dimension has the sizes of the others along the rest."""
+    touched = support(layer)
+    met = [other for other in others if set(touched) <= set(support(other))]
+    for other in met:
+        for dim in set(support(other)) - set(touched):
+            other = other.narrow(dim, 0, 1)
+        labels.slots.union(layer, other)
+    if not met:
+        labels.slots.freeze(layer, "what it is joined with has a fixed size")
 
 
 def _piece(value: Value, layers: Sequence[Tensor], joint: set[int], dim: int, ndim: int) -> Tensor:

@@ -147,7 +147,7 @@ def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _zero_with(node: Node, constants: Constants, factors: Sequence[Value]) -> Sequence[Tensor]:
-    if all(map(constants.only_zeros, node.inputs)) and len(factors) == len(node.inputs):
+    if factors and len(factors) == len(node.inputs) and all(map(constants.only_zeros, factors)):
         zeros = [_lift(node, value, constants[value]) == 0 for value in node.inputs]
         return [torch.where(functools.reduce(torch.logical_or, zeros), 0.0, math.nan)]
     arrays = _arrays(node, constants)

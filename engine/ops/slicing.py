@@ -34,7 +34,7 @@ def _piece(node: Node, array: Tensor, position: int) -> Tensor:
 
 def _sliced(node: Node, array: Tensor, position: int) -> Tensor:
     part: Tensor = array if array.size(_dim(node)) == 1 else call_on(node, array)
-    return part
+    return part if part.size(_dim(node)) else array.narrow(_dim(node), 0, 1)  # what is empty depends on no entry
 
 
 def _selected(node: Node, array: Tensor, position: int) -> Tensor:
@@ -80,10 +80,15 @@ def _piece_labels(node: Node, labels: Labels) -> None:
 
 
 def _picked_labels(node: Node, labels: Labels) -> None:
-    """An index is written in the code, or there is one output per index: the axis stays whole."""
+    """An index is written in the code, or there is one output per index: the axis stays whole.
+
+    The first and the last are there whatever goes, for one who takes them for their shape only.
+    """
     source = source_of(node)
     labels.claim(source)
     dim = _dim(node)
+    if node.args.get("index") in (0, -1) and labels.graph.unread(node):
+        return
     for layer in labels.layers(source):
         if support(layer) == (dim,):
             labels.slots.freeze(layer, f"{node!r} picks single indices from it")

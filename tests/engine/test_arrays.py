@@ -28,6 +28,11 @@ def test_compact_shrinks_what_is_repeated_and_nothing_else() -> None:
     assert compact(torch.full((3, 4), 2)).shape == (1, 1)
 
 
+def test_compact_of_what_is_empty() -> None:
+    """All entries are the same where there are none."""
+    assert compact(torch.zeros(1, 0, 8)).shape == (1, 0, 1)
+
+
 def test_align_prepends_dimensions() -> None:
     """As broadcasting does."""
     assert align(torch.zeros(3, 1), 4).shape == (1, 1, 3, 1)

@@ -48,6 +48,23 @@ def test_users_of_values() -> None:
     assert users[graph.nodes[0].output.index] == [graph.nodes[1]]
 
 
+def test_what_nobody_reads() -> None:
+    """A chain that ends nowhere is unread, what is written to a buffer is not."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.mean().exp()
+            self.last.copy_(x.amax(0))
+            return x.tanh()
+
+    graph = engine.trace(Odd(), torch.rand(2, 3))
+    assert [node.op for node in graph.nodes if graph.unread(node)] == ["mean", "exp"]
+
+
 @pytest.mark.parametrize("call", ["count", "groups", "repair", "speedup", "dependency", "unsafe"])
 def test_a_stale_graph_is_refused(call: str) -> None:
     """After a compaction the old graph names the parameter that has changed; the model is as it was."""

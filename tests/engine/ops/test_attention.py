@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.constants import Constants
-from engine.ops.attention import Attention
+from engine.ops.attention import Attention, Biased
 from tests.engine.attentions import tokens, without_heads
 from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.language import Language, sentence
@@ -202,6 +202,20 @@ def test_heads_go_with_their_bias(fused: bool, biased: bool) -> None:
     plan = check_exact(model, {"1.qkv": without_heads(model[1].qkv, [0, 3])}, tokens(), tokens(1, 1), tokens(3, 7))
     assert plan.slices["1.qkv.weight"].shape == (12, 8) and plan.slices["1.out.weight"].shape == (8, 4)
     assert not biased or plan.slices["1.bias"].shape == (2, 1, 1)
+
+
+@pytest.mark.parametrize("biased", ["heads", "all", "table"])
+def test_heads_whose_scores_are_added_to_a_bias(biased: str) -> None:
+    """As Bloom writes them: they go with an entry each of the bias, or with none; a fixed table keeps them."""
+    bias = {"heads": torch.randn(4, 1, 3), "all": torch.randn(1, 3), "table": torch.randn(4, 1, 3)}[biased]
+    model = net(Biased(8, 4, bias))
+    if biased == "table":
+        del model[1].bias
+        model[1].bias = bias.double()
+    x = torch.randn(1, 3, 5).double()
+    plan = check_exact(model, {"1.qkv": without_heads(model[1].qkv, [0, 3])}, x)
+    assert plan.is_empty == (biased == "table")
+    assert biased != "heads" or plan.slices["1.bias"].shape == (2, 1, 3)
 
 
 @needs_places

@@ -323,6 +323,20 @@ def test_a_layer_that_is_a_product_with_its_matrix(op: str, kind: str) -> None:
     check_exact(model, KINDS[kind](model, 3), x, other)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", ["addmm", "mm", "matmul"])
+def test_a_layer_that_is_a_product_with_the_transpose_of_its_matrix(op: str, kind: str) -> None:
+    """As Falcon writes them; a square matrix is not taken for its transpose."""
+    layers = (Product(8, 8, op, turned=True), nn.Tanh(), Product(8, 6, op, turned=True), nn.Linear(6, 3))
+    model = randomised(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), *layers))
+    x, other = (torch.randn(n, 5).double() if op == "mm" else torch.randn(n, 4, 5).double() for n in (2, 3))
+    plan = check_exact(model, dead(model, {"0": [1, 2], "2": [0, 5, 6], "4": [3]}, bias=True), x, other)
+    assert [plan.slices[f"{n}.weight"].shape for n in (0, 2, 4, 5)] == [(6, 5), (5, 6), (5, 5), (3, 5)]
+    groups = {group.name: group for group in engine.dependency_groups(model, x)}
+    assert {name: group.size for name, group in groups.items() if group.reason is None} == {"0": 8, "2": 8, "4": 6}
+    check_exact(model, KINDS[kind](model, 3), x, other)
+
+
 @pytest.mark.parametrize("options", [{"alpha": 2.0}, {"beta": 0.5}])
 def test_a_scaled_sum_is_no_layer(options: dict[str, float]) -> None:
     """What goes in stays whole, and the result is exact."""

@@ -115,6 +115,21 @@ def test_their_heads_and_widths_go(form: dict[str, Any]) -> None:
     assert torch.jit.script(small)
 
 
+def test_heads_go_where_nobody_reads_the_weights() -> None:
+    """Their mean over the heads is computed by default, and then dropped."""
+
+    class Pooled(Crossed):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.embed(x)
+            scores: Tensor = self.head(self.attend(y[:, :1], y, y)[0])
+            return scores
+
+    torch.manual_seed(0)
+    model, x = randomised(Pooled({})), torch.randn(2, 4, 5).double()
+    plan = check_exact(model, group_wise(model, x), x, torch.randn(3, 7, 5).double())
+    assert plan.apply(copy.deepcopy(model)).attend.num_heads == 2
+
+
 def test_an_unbatched_call() -> None:
     """A sequence without a batch dimension comes back without one."""
     plain = randomised(nn.MultiheadAttention(8, 2))

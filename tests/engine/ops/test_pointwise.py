@@ -113,6 +113,16 @@ def test_a_product_is_zero_where_either_factor_is() -> None:
         assert not model(image())[:, [0, 5]].any()
 
 
+def test_a_quotient_of_two_numbers() -> None:
+    """Nothing among its arguments is a tensor."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(m.stem(x).mean((2, 3))) * torch.div(x.size(2), 2, rounding_mode="trunc")
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    assert check_exact(model, dead(model, {"stem": [0, 1]}, bias=True), image()).slices["stem.weight"].shape[0] == 6
+
+
 def test_use_of_factors() -> None:
     """A channel is unused where what it is multiplied with is certainly zero, or the product is not looked at."""
     zeros = torch.ones(1, 8, 1, 1).index_fill(1, torch.tensor([3]), 0).double()

@@ -161,6 +161,38 @@ def test_a_literal_slice_stays_and_a_derived_one_follows(literal: bool) -> None:
     assert kept == (8 if literal else 4)
 
 
+@pytest.mark.parametrize(("index", "read"), [(-1, False), (0, False), (3, False), (-1, True)])
+def test_a_channel_that_is_taken_for_its_shape_only(index: int, read: bool) -> None:
+    """The first and the last are always there; one that is read, or that may be gone, keeps all."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        one = x[:, index]
+        return m.head(x.mean((2, 3))) * (one.sum() if read else one.shape[-1])
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    plan = check_exact(model, dead(model, {"stem": [0, 1, 7]}, bias=True), image(), image(8))
+    assert plan.is_empty == (read or index == 3)
+
+
+def test_an_empty_part_goes_along() -> None:
+    """All entries are rotated and none passes: heads go all the same, and the entries of a part without entries."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.stem(x).unflatten(-1, (-1, 2)).transpose(1, 2)
+        turned, rest = y[..., : y.shape[-1]].tanh(), y[..., y.shape[-1] :]
+        y = torch.cat([turned, rest], -1).transpose(1, 2).flatten(2)
+        return m.head(torch.cat([m.tokens.expand(len(y), -1, -1), y], 1))
+
+    tokens = nn.Embedding(0, 8).weight
+    model = Net(forward, stem=nn.Linear(3, 8), head=nn.Linear(8, 2))
+    model.register_parameter("tokens", nn.Parameter(tokens.detach()[None]))
+    model = randomised(model)
+    masks = dead(model, {"stem": [0, 1, 6, 7]}, bias=True)
+    plan = check_exact(model, masks, torch.randn(2, 5, 3).double(), torch.randn(3, 4, 3).double())
+    assert plan.slices["stem.weight"].shape == (4, 3) and plan.slices["tokens"].shape == (1, 0, 4)
+
+
 def test_uneven_masks_of_halves_are_balanced() -> None:
     """Three dead channels in one half and one in the other: one may go from each."""
     model = randomised(
