@@ -16,7 +16,11 @@ __all__ = ["compiled", "derived", "legible", "moved", "namespace"]
 
 
 def derived(
-    cls: type[nn.Module], members: Mapping[str, Any], maker: Callable[..., type[nn.Module]], *recipe: Any
+    cls: type[nn.Module],
+    members: Mapping[str, Any],
+    maker: Callable[..., type[nn.Module]],
+    *recipe: Any,
+    beside: type[nn.Module] | None = None,
 ) -> type[nn.Module]:
     """Return a subclass under the name of its base class.
 
@@ -27,9 +31,11 @@ def derived(
         members: what the subclass has of its own.
         maker: a function of a Python module that returns the subclass, given ``cls`` and the recipe.
         recipe: further arguments of ``maker``, which can be pickled.
+        beside: a class that ``super()`` means in the forward of ``cls``, in the place of what it is derived from.
     """
     own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_by": (maker, (cls, *recipe))}
-    made: type[nn.Module] = _metaclass(type(cls))(cls.__name__, (cls,), {**members, **own})
+    bases = (cls,) if beside is None else (cls, beside)
+    made: type[nn.Module] = _metaclass(type(cls))(cls.__name__, bases, {**members, **own})
     return made
 
 

@@ -178,29 +178,47 @@ def _filled_groups(
 def can_widen(cls: Any) -> bool:
     """Whether a module class calls a norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward.
 
-    A group norm is called with ``self.num_groups``.
+    A group norm is called with ``self.num_groups``. A forward may leave that to its base class, as
+    ``super().forward(x)``.
     """
-    forward = getattr(_plain(cls), "forward", None)
-    if not isinstance(forward, FunctionType) or forward.__closure__ is not None or not issubclass(cls, _NORMS):
+    return _caller(_plain(cls)) is not None
+
+
+def _caller(cls: Any) -> type[nn.Module] | None:
+    """Return the class whose forward calls the norm: a base class where those of the classes before it hand on."""
+    for base in getattr(cls, "__mro__", ()):
+        forward = vars(base).get("forward")
+        if isinstance(forward, FunctionType) and forward.__code__.co_freevars == ("__class__",):
+            if {"super", "forward"} <= set(forward.__code__.co_names):
+                continue
+        if forward is not None:
+            return base if _calls_norm(forward, issubclass(base, nn.GroupNorm)) else None
+    return None
+
+
+def _calls_norm(forward: Any, grouped: bool) -> bool:
+    if not isinstance(forward, FunctionType) or forward.__closure__ is not None:
         return False
     names = set(forward.__code__.co_names)
-    through = any(forward.__globals__.get(n) is F for n in names)
-    if issubclass(cls, nn.GroupNorm):
-        return through and {"group_norm", "num_groups"} <= names
-    return through and bool(names & {"layer_norm", "rms_norm"}) and "normalized_shape" in names
-
-
-_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    if not any(forward.__globals__.get(n) is F for n in names):
+        return False
+    if grouped:
+        return {"group_norm", "num_groups"} <= names
+    return bool(names & {"layer_norm", "rms_norm"}) and "normalized_shape" in names
 
 
 @functools.cache
 def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
+    caller = _caller(cls)
+    members = {"_plain": cls, "_size": size}
+    if caller is not None and cls.forward is not caller.forward:  # what it hands on arrives there
+        return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
     assert isinstance(forward, FunctionType)
     names = {n: _functional(size, with_fill) for n, v in forward.__globals__.items() if v is F}
     made = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
-    return derived(cls, {"forward": made, "_plain": cls, "_size": size}, _wide_class, size, with_fill)  # type: ignore[arg-type]
+    return derived(cls, members | {"forward": made}, _wide_class, size, with_fill)  # type: ignore[arg-type]
 
 
 def _plain(cls: Any) -> Any:

@@ -28,12 +28,39 @@ class LayerNorm2d(nn.LayerNorm):
         return x.permute(0, 3, 1, 2)
 
 
+class Handing(nn.LayerNorm):
+    """Leaves the norm to its base class, as transformers' ConvNeXt and SAM do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return super().forward(x.flip(0)).flip(0)
+
+
+class Further(Handing):
+    """Derived from one that hands on."""
+
+
+class Plain(nn.Module):
+    """A norm of an author's own, by function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalized_shape, self.weight = (8,), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same shape."""
+        return F.layer_norm(x, self.normalized_shape, self.weight)
+
+
 NORMS: dict[str, Callable[[], nn.Module]] = {
     "layer norm": lambda: nn.LayerNorm(8),
     "layer norm, large eps": lambda: nn.LayerNorm(8, eps=0.5),
     "layer norm, no eps": lambda: nn.LayerNorm(8, eps=0.0),
     "layer norm without bias": lambda: nn.LayerNorm(8, bias=False),
     "layer norm without affine": lambda: nn.LayerNorm(8, elementwise_affine=False, eps=0.1),
+    "layer norm of the base class": lambda: Handing(8),
+    "layer norm of the base class of the base class": lambda: Further(8),
+    "layer norm in a class of its own": lambda: Plain(),
     "rms norm": lambda: nn.RMSNorm(8),
     "rms norm, large eps": lambda: nn.RMSNorm(8, eps=0.5),
     "rms norm without affine": lambda: nn.RMSNorm(8, elementwise_affine=False),
@@ -246,18 +273,6 @@ def test_rollback_restores_the_norm() -> None:
     assert relative_error(before, run(model, tokens())) == 0
 
 
-class Plain(nn.Module):
-    """A norm of an author's own, by function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.normalized_shape, self.weight = (8,), nn.Parameter(torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the same shape."""
-        return F.layer_norm(x, self.normalized_shape, self.weight)
-
-
 class Hard(nn.LayerNorm):
     """A norm that writes its width down."""
 
@@ -267,14 +282,14 @@ class Hard(nn.LayerNorm):
 
 
 def test_which_classes_can_be_widened() -> None:
-    """Norms of torch and their subclasses that pass on ``self.normalized_shape``."""
-    assert all(can_widen(kind) for kind in (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, LayerNorm2d))
-    assert not any(can_widen(kind) for kind in (Plain, Hard, nn.Linear, None, 3))
+    """Norms that pass on ``self.normalized_shape``, and those that leave that to their base class."""
+    assert all(can_widen(kind) for kind in (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, LayerNorm2d, Plain, Further))
+    assert not any(can_widen(kind) for kind in (Hard, nn.Linear, None, 3))
 
 
-@pytest.mark.parametrize("make", [Plain, lambda: Hard(8), lambda: nn.LayerNorm((4, 8))])
+@pytest.mark.parametrize("make", [lambda: Hard(8), lambda: nn.LayerNorm((4, 8))])
 def test_what_cannot_be_widened_keeps_its_channels(make: Callable[[], nn.Module]) -> None:
-    """Norms by function, with written widths, or over several dimensions: exact, and whole."""
+    """Norms with written widths, or over several dimensions: exact, and whole."""
     model = net(make())
     masks = dead(model, {"0": [0, 3]}, bias=True)
     plan = check_exact(model, masks, tokens(), tokens(3, 4))
