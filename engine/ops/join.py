@@ -47,13 +47,24 @@ def _labels(node: Node, labels: Labels) -> None:
     for touched in sorted(t for t in supports if dim not in t):
         fixed = torch.full([target.shape[d] if d in touched else 1 for d in range(target.ndim)], FROZEN)
         for each in layers:
-            labels.add(target, next((x for x in each if support(x) == touched), fixed))
+            labels.add(target, _rows(each, touched, fixed, labels))
     for layer in (layer for value in empty for layer in labels.layers(value)):
         _agree(layer, [other for each in layers for other in each], labels)
     joint = {d for t in supports if dim in t for d in t}
     if joint:
         pieces = [_piece(v, each, joint, dim, target.ndim) for v, each in zip(parts, layers, strict=True)]
         labels.add(target, torch.cat(pieces, dim))
+
+
+def _rows(layers: Sequence[Tensor], touched: tuple[int, ...], fixed: Tensor, labels: Labels) -> Tensor:
+    """One part's labels over some dimensions: where they are over further ones too, they go as rows (whole heads)."""
+    for layer in layers:
+        if support(layer) == touched:
+            return layer
+    for layer in layers:
+        if set(touched) < set(support(layer)):
+            return labels.tie(layer, [d for d in support(layer) if d not in touched])
+    return fixed
 
 
 def _agree(layer: Tensor, others: Iterable[Tensor], labels: Labels) -> None:
@@ -72,6 +83,7 @@ def _piece(value: Value, layers: Sequence[Tensor], joint: set[int], dim: int, nd
     """One part's labels over the joint dimensions; a part without any is of fixed size."""
     shape = [value.shape[d] if d in joint else 1 for d in range(ndim)]
     known = [layer for layer in layers if layer.size(dim) > 1]
+    known += [layer for layer in layers if layer.size(dim) == 1 and support(layer) and set(support(layer)) <= joint]
     return known[0].expand(shape) if known else torch.full(shape, FROZEN)
 
 

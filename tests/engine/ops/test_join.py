@@ -110,3 +110,22 @@ def test_weights_that_are_joined(kind: str) -> None:
         )
     )
     check_exact(model, KINDS[kind](model, 1), image(), image(8))
+
+
+def test_heads_of_which_a_part_of_the_entries_is_rotated() -> None:
+    """Entries that meet a table stay or go with their head, and so do those beside them (Phi, GLM, DINOv3)."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.stem(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+        first, last = y[..., :2], y[..., 2:]
+        y = torch.cat([first * m.table + first.flip(-1), last], -1)
+        return m.head(y.transpose(1, 2).flatten(2))
+
+    model = randomised(Net(forward, stem=nn.Linear(3, 16), head=nn.Linear(16, 2)))
+    model.table = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    x, other = torch.randn(2, 5, 3).double(), torch.randn(3, 4, 3).double()
+    plan = check_exact(model, dead(model, {"stem": [4, 5, 6, 7, 12, 13, 14, 15]}, bias=True), x, other)
+    assert plan.slices["stem.weight"].shape == (8, 3) and plan.slices["head.weight"].shape == (2, 8)
+    (group,) = (g for g in engine.dependency_groups(model, x) if g.name == "stem")
+    assert group.size == 4 and group.reason is None
+    check_exact(model, dead(model, {"stem": [2, 3, 6, 7, 9]}, bias=True), x, other)
