@@ -150,7 +150,12 @@ class Observation:
             self.norms = _written(self.norms, start, stop, norms)
 
     def choose(self, looks: Sequence[Look | None]) -> None:
-        """Keep the channels that are compared; nodes stay in the order in which they were noted, that of positions."""
+        """Keep the channels that are compared; nodes stay in the order in which they were noted, that of positions.
+
+        Where the data led another way through the code than that which was recorded, no position means anything.
+        """
+        if self.runs != len(looks):
+            self.counts, self.shapes, looks = [None] * len(looks), [None] * len(looks), [None] * len(looks)
         rows, start = [torch.zeros(0, dtype=torch.long)], 0
         for position, (count, look) in enumerate(zip(self.counts, looks, strict=True)):
             if count is not None and look is not None:

@@ -62,6 +62,7 @@ class Constants:
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         self._zeros: dict[int, bool] = {}
         self._tidy: set[int] = set()  # identities of arrays that are kept below
+        self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large, and seldom asked for
         if known is None:
             for node in graph.nodes:
                 self._compute(node, rules)
@@ -75,7 +76,21 @@ class Constants:
         return self._training
 
     def _compute(self, node: Node, rules: Registry) -> None:
-        self._asked = False
+        if node.outputs and all(v.origin is not None for v in node.outputs):
+            self._waiting.update((v.index, (node, rules)) for v in node.outputs)
+        else:
+            self._asked = False
+            self._evaluate(node, rules)
+
+    def _on_demand(self, value: Value) -> None:
+        """Compute what is made of a stored value alone, once it is asked for."""
+        if value.index in self._waiting:
+            node, rules = self._waiting[value.index]
+            for other in node.outputs:
+                self._waiting.pop(other.index, None)
+            self._evaluate(node, rules)
+
+    def _evaluate(self, node: Node, rules: Registry) -> None:
         found = rules.rule(node.op).constants(node, self)
         for position, value in enumerate(node.outputs):
             self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
@@ -86,6 +101,9 @@ class Constants:
         """Compute anew what depends on the mode, and what is made of values that came out differently."""
         changed: set[int] = set()
         for node in self.graph.nodes:
+            if all(v.index in known._waiting for v in node.outputs) and node.outputs:
+                self._compute(node, rules)
+                continue
             there = all(v.index in known._arrays for v in node.outputs)
             if not there or node.index in known._asking or any(v.index in changed for v in node.inputs):
                 self._compute(node, rules)
@@ -110,6 +128,7 @@ class Constants:
 
     def __getitem__(self, value: Value) -> Tensor:
         """Return the compact array of a value."""
+        self._on_demand(value)
         found = self._arrays.get(value.index, self._sources.get(value.index))
         if found is None:
             found = self._sources[value.index] = self._source(value)
@@ -185,6 +204,7 @@ class Constants:
 
     def has_profile(self, value: Value) -> bool:
         """Whether the value's constants hold only up to one common map over positions."""
+        self._on_demand(value)
         return value.index in self._profiles
 
     def mark_profile(self, value: Value) -> None:

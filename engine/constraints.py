@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Constraint", "Equal", "Fewer", "Grouped", "NonEmpty", "closed"]
+__all__ = ["Constraint", "Equal", "Fewer", "Grouped", "Multiple", "NonEmpty", "closed"]
 
 
 def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
@@ -122,6 +122,34 @@ class Fewer(Constraint):
     def resolve(self, roots: Tensor) -> Fewer:
         """Return the constraint on representatives."""
         return replace(self, few=roots[self.few], many=roots[self.many])
+
+
+@dataclass(frozen=True, eq=False)
+class Multiple(Constraint):
+    """A multiple of a number is kept: rows of a matrix that a kernel wants in whole steps.
+
+    Attributes:
+        labels: one per channel; channels may share labels.
+        step: what their number is a multiple of.
+    """
+
+    labels: Tensor
+    step: int
+
+    def holds(self, keep: Tensor) -> bool:
+        """Whether a multiple is kept, and something."""
+        kept = int(keep[self.labels].sum())
+        return kept > 0 and kept % self.step == 0
+
+    def missing(self, keep: Tensor, score: Tensor) -> Tensor:
+        """Ask for as many more as are short."""
+        kept = keep[self.labels][None]
+        count = kept.sum(1)
+        return _fill(self.labels[None], kept, (-count) % self.step + self.step * (count == 0), score)
+
+    def resolve(self, roots: Tensor) -> Multiple:
+        """Return the constraint on representatives."""
+        return replace(self, labels=roots[self.labels])
 
 
 @dataclass(frozen=True, eq=False)

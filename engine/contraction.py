@@ -1,7 +1,8 @@
 """One view of every op that contracts channels with a weight: ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``.
 
 Convolutions, transposed convolutions and linear layers differ in how the weight is laid out; here it is always
-(groups, outputs per group, inputs per group, kernel).
+(groups, outputs per group, inputs per group, kernel). Where a weight is a stack of matrices, one of which is picked for
+each token (mixtures of experts), the stack takes the place of the kernel.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Contraction:
         transposed: whether the weight has its inputs first, as transposed convolutions have.
         bordered: whether a constant input gives an output that is not the same everywhere (zero padding, transposed
             convolution), so that only another constant channel, and no bias, can stand in for it.
+        stacked: number of dimensions of the weight in front of its matrices.
     """
 
     input: Value
@@ -38,6 +40,22 @@ class Contraction:
     groups: int
     transposed: bool
     bordered: bool
+    stacked: int = 0
+
+    @property
+    def output_place(self) -> int:
+        """The dimension of the weight that has the outputs."""
+        return self.stacked + self.transposed
+
+    @property
+    def input_place(self) -> int:
+        """The dimension of the weight that has the inputs."""
+        return self.stacked + (not self.transposed)
+
+    @property
+    def kernel_dims(self) -> list[int]:
+        """The other dimensions of the weight."""
+        return [d for d in range(self.weight.ndim) if d not in (self.output_place, self.input_place)]
 
     @property
     def hidden(self) -> bool:
@@ -61,6 +79,8 @@ class Contraction:
 
     def canonical(self, weight: Tensor) -> Tensor:
         """View a weight as (groups, outputs, inputs, kernel elements)."""
+        for _ in range(self.stacked):
+            weight = weight.movedim(0, -1)
         if self.transposed:
             return weight.reshape(self.groups, self.inputs, self.outputs, -1).transpose(1, 2)
         return weight.reshape(self.groups, self.outputs, self.inputs, -1)
@@ -68,6 +88,9 @@ class Contraction:
     def layout(self, array: Tensor) -> Tensor:
         """Bring a (groups, outputs | 1, inputs | 1) array into the weight's layout, compact."""
         groups, outputs, inputs = array.shape
+        if self.stacked:
+            matrix = array[0].t() if self.transposed else array[0]
+            return matrix.reshape([1] * self.stacked + list(matrix.shape))
         tail = [1] * (self.weight.ndim - 2)
         if self.transposed:
             rows = array.transpose(1, 2)

@@ -93,6 +93,6 @@ def _carry(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str,
         ratio = constants[group][gone[group]] / constants[group][carrier]
         target[group, :, carrier] = (inner[group][:, gone[group]] * ratio[None, :, None]).sum(1)
     delta = _sliced(c.weight.name, delta, slices)
-    dim = 0 if c.transposed else 1
+    dim = c.input_place
     index = delta.movedim(dim, 0).flatten(1).any(1).nonzero()[:, 0]
     return Fold(c.weight.name, dim, index, delta.index_select(dim, index))

@@ -17,9 +17,23 @@ from torch import Tensor, nn
 from engine.errors import StaleGraphError, TraceError
 from engine.stored import stored_tensors
 
-__all__ = ["Graph", "Node", "Value", "walk_values"]
+__all__ = ["Graph", "Node", "Origin", "Value", "walk_values"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The call that made a value of a stored one alone: ``self.weight.T``, or ``self.weight[index]``.
+
+    Attributes:
+        op, target, args, inputs: as those of a `Node`.
+    """
+
+    op: str
+    target: Any
+    args: Mapping[str, Any]
+    inputs: tuple[Value, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +47,7 @@ class Value:
         name: full name where it is a parameter or a registered buffer, else None.
         data: the tensor itself where it is a constant that no module registers, else None.
         producer: index of the node that makes it, or None.
-        turned: the parameter or buffer whose transpose it is, where it is a view of one, else None.
+        origin: the call that makes it, where that reads one stored value, and nothing else but indices.
 
     Example:
         >>> import engine
@@ -49,7 +63,7 @@ class Value:
     name: str | None = None
     data: Tensor | None = None
     producer: int | None = None
-    turned: Value | None = None
+    origin: Origin | None = None
 
     @property
     def ndim(self) -> int:
@@ -149,6 +163,7 @@ class Graph:
         spans: how many channels the statistics of a norm span that has fewer left, by the module's name.
         explored: whether a larger resolution was recorded too.
         opaque: names of the modules whose inside was not recorded.
+        decided: whether it was recorded with data: the code may decide by them which way it goes.
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
 
@@ -180,6 +195,7 @@ class Graph:
     attention: str = "heads"
     explored: bool = False
     opaque: tuple[str, ...] = ()
+    decided: bool = False
     notes: tuple[str, ...] = ()
     guards: tuple[Any, ...] = ()
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
@@ -251,6 +267,19 @@ class Graph:
             writes = schema is None or schema.is_mutable
             found[node.index] = writes or any(v.index in values for v in node.outputs)
             values.update(v.index for v in node.inputs if found[node.index])
+        return found
+
+    def readers(self, value: Value) -> list[Node]:
+        """Return the nodes that read a stored value: itself, or by way of what is made of it alone.
+
+        Args:
+            value: a value of this graph.
+        """
+        users = self.derived("users", self.users)
+        found: list[Node] = []
+        for node in users.get(value.index, []):
+            through = [v for v in node.outputs if v.origin is not None and v.origin.inputs[0] is node.inputs[0]]
+            found += [reader for v in through for reader in self.readers(v)] if through else [node]
         return found
 
     def check_fresh(self, model: nn.Module) -> None:

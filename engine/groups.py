@@ -201,7 +201,7 @@ def _roles(structure: Structure) -> Any:
         if value.index in weights:
             c = weights[value.index]
             touched = support(layer)
-            return "out" if (touched == (0,)) != c.transposed or c.depthwise else "in"
+            return "out" if (touched == (c.stacked,)) != c.transposed or c.depthwise else "in"
         return "norm" if value.index in norms else "scale"
 
     return role

@@ -104,8 +104,8 @@ def _kind(item: Any) -> Any:
 
 def _isolated(graph: Graph, node: Node, tensors: Tensors, batch: int) -> Call:
     inputs = tuple(dict.fromkeys(node.inputs))
-    new = {v.index: replace(v, index=i, producer=None) for i, v in enumerate(inputs)}
-    outputs = tuple(replace(v, index=len(new) + i, producer=0) for i, v in enumerate(node.outputs))
+    new = {v.index: replace(v, index=i, producer=None, origin=None) for i, v in enumerate(inputs)}
+    outputs = tuple(replace(v, index=len(new) + i, producer=0, origin=None) for i, v in enumerate(node.outputs))
     alone = replace(
         node,
         index=0,

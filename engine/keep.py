@@ -123,7 +123,7 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
             sink = _sink(structure, c, users)
             known = constants.along(c.input, c.input_dim)
             bordered = c.bordered or constants.has_profile(c.input)
-            foldable = _foldable(structure, c, users[c.weight.index])
+            foldable = _foldable(structure, c, structure.graph.readers(c.weight))
             found.append(Consumer(node, c, slots, known, used, bordered, foldable, sink))
     return tuple(_merged(found))
 
@@ -158,7 +158,7 @@ def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) ->
     outputs = {v.index for v in structure.graph.outputs}
     means: set[Value] = set()
     norms: list[Node] = []
-    for call in users[c.weight.index]:
+    for call in structure.graph.readers(c.weight):
         readers = users.get(call.output.index, [])
         absorbs = structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
         mean = None if absorbs is None or call.output.index in outputs else absorbs(readers[0])
@@ -166,8 +166,8 @@ def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) ->
             return None
         means.add(mean)
         norms += readers
-    mean = means.pop()
-    return mean if not means and users[mean.index] == norms else None
+    mean = means.pop() if len(means) == 1 else None
+    return mean if mean is not None and users[mean.index] == norms else None
 
 
 def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:

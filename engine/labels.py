@@ -190,8 +190,7 @@ class Labels:
         known = self._outputs.get((c.weight.index, c.transposed))
         if known is not None:
             return known
-        place = 1 if c.transposed else 0
-        labels = self.along(c.weight, place) if c.groups == 1 or not c.transposed else None
+        labels = self.along(c.weight, c.output_place) if c.groups == 1 or not c.transposed else None
         if labels is None:
             if not self._stored(c.weight):
                 return None

@@ -42,6 +42,8 @@ class Links:
     @classmethod
     def of(cls, c: Contraction, nonzero: Tensor) -> Links:
         """Read the pattern off a compact bool array in the weight's layout."""
+        for _ in range(c.stacked):
+            nonzero = nonzero.any(0)
         if nonzero.ndim > 2:  # the largest byte of a kernel is found twice as fast as any true one
             kernel = nonzero.flatten(2)
             nonzero = kernel[..., 0] if kernel.size(-1) == 1 else kernel.view(torch.uint8).amax(-1).bool()

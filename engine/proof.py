@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -200,7 +201,7 @@ class Proof:
             dtype=str(self._dtype or own).removeprefix("torch."),
             samples=self._samples(),
             shapes=tuple(run.shape for run in self._runs),
-            compared=len(self._witness.nodes),
+            compared=sum(dim >= 0 for dim in self._witness.dims),
             notes=(*certificate.notes, *not_compared(self._rejected, certificate.notes)),
         )
 
@@ -286,6 +287,9 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
         small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque)
     except TraceError as error:
         raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
+    if graph.decided:
+        _check_channels(graph, small, analysis)
+        return
     runs = [{path: _run_of(g, path, analysis) for path in ("eval", "train")} for g in (graph, small)]
     if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
         raise VerificationError("The compacted model takes another path through its code than the masked one.")
@@ -294,6 +298,27 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
         have = [v.shape for v in new.outputs]
         if old.op != new.op or want != have:
             raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
+
+
+def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
+    """Hold the channels alone, call by call in the source: how much runs there, and on what, is up to the data.
+
+    Raises:
+        VerificationError: naming the first call that differs.
+    """
+    structure, shrunk = analysis.structure, analysis.kept.shrunk
+    wanted: dict[Any, tuple[Node, list[int], set[tuple[int, ...]]]] = {}
+    for node in graph.nodes:
+        if _computes(node, analysis):
+            dims = [d for d in range(node.output.ndim) if structure.along(node.output, d) is not None]
+            _, _, sizes = wanted.setdefault((node.op, node.module, node.site), (node, dims, set()))
+            sizes.add(tuple(shrunk.shape(node.output)[d] for d in dims))
+    for node in small.nodes:
+        old, dims, sizes = wanted.get((node.op, node.module, node.site), (node, [], set()))
+        if dims and tuple(node.output.shape[d] for d in dims) not in sizes:
+            raise VerificationError(
+                f"After compaction {old!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
+            )
 
 
 def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:

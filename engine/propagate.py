@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.arrays import support
 from engine.constraints import Constraint
@@ -155,6 +155,27 @@ def resolve(labels: Labels) -> Structure:
     )
 
 
+def _beside_missed(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Yield what runs in modules of a list of which others did not, where the data decide which: experts of a mixture.
+
+    What these read, and put out, is not known; their parameters would stay as they are.
+    """
+    containers = {name for name, kind in graph.types.items() if issubclass(kind, (nn.ModuleList, nn.ModuleDict))}
+    own = {name: parts for name in graph.aliases if (parts := _inside(name, containers))} if graph.decided else {}
+    ran = {item for name, parts in own.items() if graph.aliases[name] in graph.stored for item in parts}
+    missed = {item[0]: item[1] for parts in own.values() for item in parts if item not in ran}
+    for node in graph.nodes:
+        for container, _ in _inside(f"{node.module}.", containers & missed.keys()):
+            yield node, f"{container}.{missed[container]}"
+
+
+def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
+    """Return (container, key) for each container that a name lies in."""
+    parts = name.split(".")
+    found = ((".".join(parts[:i]), parts[i]) for i in range(len(parts) - 1))
+    return [(container, key) for container, key in found if container in containers]
+
+
 def propagate(graph: Graph, rules: Registry) -> Structure:
     """Derive the structure of a graph.
 
@@ -178,5 +199,8 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
         rules.rule(node.op).labels(node, labels)
     for value in graph.outputs:
         labels.freeze(value, "is an output of the model")
+    for node, missed in _beside_missed(graph):
+        for value in (*node.inputs, *node.outputs):
+            labels.freeze(value, f"{missed!r}, which may run in place of {node.module!r}, did not run on the example")
     labels.make_rectangular()
     return resolve(labels)

@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from engine.errors import TraceError
 from engine.expressions import Expr, Guard
 from engine.fakes import Fakes
-from engine.graph import Graph, Node, Value, walk_values
+from engine.graph import Graph, Node, Origin, Value, walk_values
 from engine.integers import integers
 from engine.opaque import Inside, storage_of
 from engine.provenance import Provenance
@@ -244,11 +244,8 @@ class Recorder(TorchDispatchMode):
         if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
             return  # nothing happened: the op gave its input back
         fresh = [t for t in made if not any(storage_of(t) == storage_of(w) for w in written)]
-        made_here = {"producer": len(self._nodes)}
-        outputs = (
-            *(self._value(t, **made_here) for t in written),
-            *(self._value(t, **made_here, turned=_turned(t, bound, inputs)) for t in fresh),
-        )
+        origin = None if written else _origin(op, func, values, inputs)
+        outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor, value in zip(written, outputs, strict=False):
@@ -360,20 +357,16 @@ class Recorder(TorchDispatchMode):
         old = node.inputs[0]
         args = {k: _map_values(v, {old.index: parent}) for k, v in node.args.items()}
         outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
-        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), turned=None) for v in outputs)
+        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), origin=None) for v in outputs)
         self._values += outputs
         self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
         return outputs[position]
 
 
-def _turned(tensor: Tensor, bound: Mapping[str, Any], inputs: Sequence[Value]) -> Value | None:
-    """Return the stored matrix that a tensor is the transpose of, as a view of it."""
-    if tensor.ndim != 2 or len(inputs) != 1 or not inputs[0].stored:
-        return None
-    base = next(tensors_in(bound))
-    same = storage_of(base) == storage_of(tensor) and base.storage_offset() == tensor.storage_offset()
-    turned = base.ndim == 2 and (*base.shape, *base.stride()) == (*reversed(tensor.shape), *reversed(tensor.stride()))
-    return inputs[0] if same and turned else None
+def _origin(op: str, func: Any, args: Mapping[str, Any], inputs: tuple[Value, ...]) -> Origin | None:
+    """Say what makes a value, where it is made of one stored tensor and nothing else but indices."""
+    alone = inputs and not any(v.dtype.is_floating_point for v in inputs[1:])
+    return Origin(op, func, args, inputs) if alone and (inputs[0].stored or inputs[0].origin) else None
 
 
 def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:

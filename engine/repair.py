@@ -316,7 +316,7 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
             if value.index in structure.tables:  # an embedding that is tied to the last layer puts them out as well
                 continue
             for layer in structure.of(value):
-                rows = layer.size(0) > 1 and all(n == 1 for n in layer.shape[1:])
+                rows = support(layer) == (c.stacked,)
                 if rows == c.transposed:
                     found.add((value.index, tuple(layer.shape)))
     return found

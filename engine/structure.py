@@ -113,7 +113,7 @@ def _not_zero(structure: Structure, keep: Tensor) -> Found:
 
 def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
     """Return compact masks of all that puts the removed slots out; what only reads them need not be masked."""
-    reading = {c.weight.index: 0 if c.transposed else 1 for _, c in structure.contractions() if not c.depthwise}
+    reading = {c.weight.index: c.input_place for _, c in structure.contractions() if not c.depthwise}
     for node in structure.graph.nodes:
         if any(True for _ in structure.rules.rule(node.op).produces(node)):
             for table in node.inputs:

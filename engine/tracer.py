@@ -251,14 +251,17 @@ def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return map_tensors(args, grown), map_tensors(kwargs, grown)
 
 
-def _recorded(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str]) -> Recorder:
-    """Record without data, or with data where the model decides by them."""
+def _recorded(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str]) -> tuple[Recorder, bool]:
+    """Record without data, or with data where the model decides by them; return whether it took data.
+
+    Ops that run may still reject tensors without data, for their dtype say: then data tell what they do.
+    """
     try:
-        return _record(model, inputs, opaque, fake=True)
-    except _NEEDS_DATA:
+        return _record(model, inputs, opaque, fake=True), False
+    except (*_NEEDS_DATA, TraceError):
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
-            return _record(model, inputs, opaque, fake=False)
+            return _record(model, inputs, opaque, fake=False), True
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -299,12 +302,13 @@ def trace(
     args, kwargs = resolve_inputs(example_inputs)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with apart(model, spread or {}):
-        recorder = _recorded(model, inputs, opaque)
+        recorder, decided = _recorded(model, inputs, opaque)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(
         graph,
         explored=explore,
+        decided=decided,
         opaque=tuple(opaque),
         headwise=attention,
         spans=spans_of(model),

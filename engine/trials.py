@@ -166,7 +166,7 @@ def _elements(node: Node, contractions: Sequence[Contraction]) -> int:
 
 def _columns(c: Contraction) -> int:
     """Entries under the kernel, for each position and each input of a group."""
-    if c.hidden or not c.weight.stored:
+    if c.hidden or not c.weight.stored or c.stacked:
         return 0
     kernel = math.prod(c.weight.shape) // (c.groups * c.outputs * c.inputs)
     positions = math.prod(c.output.shape) // (c.groups * c.outputs)

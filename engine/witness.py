@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -54,7 +55,7 @@ class Witness:
 
     Attributes:
         nodes: in order of execution; every call of one of their ops is counted.
-        dims: channel dimension of each.
+        dims: channel dimension of each; -1 for what is counted, and not looked at.
         opaque: names of modules whose inside is not looked at.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
         sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
@@ -92,10 +93,15 @@ class Witness:
             and consumer.removed(kept.shrunk.keep).any()
         }
         wide = {norm.module for norm in analysis.plan.widened}
-        rows = []
-        for node in analysis.structure.graph.nodes:
-            contractions = rules.contractions(node)
-            if node.path == "eval" and (contractions or rules.rule(node.op).normalises):
+        nodes = [node for node in analysis.structure.graph.nodes if node.path == "eval"]
+        computing = {n.index: c for n in nodes if (c := rules.contractions(n)) or rules.rule(n.op).normalises}
+        ops = {node.op for node in nodes if node.index in computing}
+        rows: list[Any] = []
+        for node in nodes:
+            contractions = computing.get(node.index)
+            if contractions is None:  # a product of activations, say, where another one is a layer
+                rows += [(node, -1, None, None, None)] if node.op in ops else []
+            else:
                 dim = _channel_dim(analysis, node, contractions)
                 sizes = tuple(zip(node.output.shape, kept.shrunk.shape(node.output), strict=True))
                 channels = _channels(analysis, node, node.index in shifted)

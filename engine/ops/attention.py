@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engine.arrays import align, support
 from engine.constants import Constants
 from engine.graph import Node, Value
-from engine.ops.contraction import or_layer
+from engine.ops.products import or_layer
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes
 from engine.use import Use

@@ -5,11 +5,10 @@ All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.contracti
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,31 +21,33 @@ from engine.constraints import Grouped, NonEmpty
 from engine.contraction import Contraction
 from engine.graph import Node
 from engine.ops.samples import chain
+from engine.ops.stacks import indices_of, matrix_of
 from engine.propagate import Labels
-from engine.rule import UNKNOWN, Demand, Rule, Sample, Shapes, Statistic, as_recorded
+from engine.rule import Demand, Rule, Sample, Shapes, as_recorded
 from engine.use import Use
 
-__all__ = ["RULES", "or_layer"]
+__all__ = ["RULES", "contract", "known", "once", "used"]
+
+T = TypeVar("T")
 
 
 def _all_equal(numbers: Any, value: int) -> bool:
     return all(n == value for n in (numbers if isinstance(numbers, (list, tuple)) else [numbers]))
 
 
-def _once(describe: Callable[[Node], Contraction]) -> Callable[[Node], Contraction]:
+def once(describe: Callable[[Node], T]) -> Callable[[Node], T]:
     """Describe each node once: all analyses ask for it."""
-    known: WeakKeyDictionary[Node, Contraction] = WeakKeyDictionary()
+    found: WeakKeyDictionary[Node, T] = WeakKeyDictionary()
 
-    def described(node: Node) -> Contraction:
-        found = known.get(node)
-        if found is None:
-            found = known[node] = describe(node)
-        return found
+    def described(node: Node) -> T:
+        if node not in found:
+            found[node] = describe(node)
+        return found[node]
 
     return described
 
 
-@_once
+@once
 def _convolution(node: Node) -> Contraction:
     a, transposed = node.args, "transpose" in node.op
     weight, padding = a["weight"], a["padding"]
@@ -69,7 +70,7 @@ def _convolution(node: Node) -> Contraction:
     )
 
 
-@_once
+@once
 def _deformed(node: Node) -> Contraction:
     """A convolution that reads its input at places of its own, with zeros outside of the picture."""
     a = node.args
@@ -77,21 +78,28 @@ def _deformed(node: Node) -> Contraction:
     return Contraction(a["input"], a["weight"], bias, node.output, 1, 1, a["groups"], False, True)
 
 
-@_once
+@once
 def _linear(node: Node) -> Contraction:
-    a = node.args
-    last = a["input"].ndim - 1
-    return Contraction(a["input"], a["weight"], a["bias"], node.output, last, last, 1, False, False)
+    a, last = node.args, node.args["input"].ndim - 1
+    found = matrix_of(a["weight"])
+    if found is None or found.first is None:
+        return Contraction(a["input"], a["weight"], a["bias"], node.output, last, last, 1, False, False)
+    stack = found.stacked
+    return Contraction(
+        a["input"], found.weight, a["bias"], node.output, last, last, 1, not found.first, stack > 0, stack
+    )
 
 
-def _contract(node: Node, labels: Labels, c: Contraction) -> None:
+def contract(node: Node, labels: Labels, c: Contraction, running: Container[int] = ()) -> None:
+    """Tie inputs and outputs to the weight; ``running``: dimensions of its stack that something else has as well."""
     outputs = labels.outputs_of(c)
     if outputs is None:
         for value in node.inputs:
             labels.freeze(value, f"the weight is computed by what has no rule ({node!r})")
         return
-    for dim in range(2, c.weight.ndim):
-        labels.fix(c.weight, dim)
+    for dim in c.kernel_dims:
+        if dim not in running:
+            labels.fix(c.weight, dim)
     inputs = labels.along(c.input, c.input_dim)
     if c.depthwise:
         if inputs is None:
@@ -128,7 +136,7 @@ def _convolution_labels(node: Node, labels: Labels) -> None:
     passes = whole and not c.bordered and _all_equal(node.args.get("output_padding", 0), 0)
     spatial = [] if passes else range(c.input_dim + 1, c.input.ndim)
     _pass_others(labels, c, labels.without(c.input, spatial, f"the kernel of {node!r} runs over it"))
-    _contract(node, labels, c)
+    contract(node, labels, c)
 
 
 def _pass_others(labels: Labels, c: Contraction, layers: Iterable[Tensor]) -> None:
@@ -146,14 +154,14 @@ def _deformed_labels(node: Node, labels: Labels) -> None:
         labels.freeze(value, f"{node!r} reads where it says")
     shared = a["offset_groups"] == 1
     labels.without(c.input, [0, 2, 3] if shared else [0, 1, 2, 3], f"{node!r} runs over it")
-    _contract(node, labels, c)
+    contract(node, labels, c)
     outputs = labels.along(node.output, 1)
     if outputs is not None:
         labels.add(a["bias"], outputs)
 
 
 def _deformed_used(node: Node, use: Use) -> None:
-    _used(node, use, _deformed(node))
+    used(node, use, _deformed(node))
     for name in ("offset", "mask"):
         use.add_all(node.args[name])
 
@@ -161,25 +169,25 @@ def _deformed_used(node: Node, use: Use) -> None:
 def _linear_labels(node: Node, labels: Labels) -> None:
     c = _linear(node)
     _pass_others(labels, c, labels.layers(c.input))
-    _contract(node, labels, c)
+    contract(node, labels, c)
 
 
-def _known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
+def known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
     """``c_o = b_o + Σ W[o, i] c_i`` where no input that varies, or meets a border, has a weight that is not zero."""
     x = constants.along(c.input, c.input_dim).reshape(c.groups, c.inputs).numpy()
     links, varies = constants.links(c), np.isnan(x)
-    known = np.zeros_like(varies)
+    constant = np.zeros_like(varies)
     if not constants.only_zeros(c.input):
         if c.bordered or constants.has_profile(c.input):
             varies = x != 0
-        known = (x != 0) & ~varies
+        constant = (x != 0) & ~varies
     unknown = links.reached(varies)
     if unknown.all():
         return [torch.full([1] * c.output.ndim, math.nan, dtype=torch.float64)]
     result = torch.zeros(unknown.shape, dtype=torch.float64)
-    if known.any():
+    if constant.any():
         kernel = c.canonical(constants[c.weight].expand(c.weight.shape)).sum(-1)
-        result = (kernel * torch.from_numpy(np.where(known, x, 0.0))[:, None]).sum(-1)
+        result = (kernel * torch.from_numpy(np.where(constant, x, 0.0))[:, None]).sum(-1)
     if c.bias is not None:
         bias = constants[c.bias].expand(c.groups * c.outputs).view(c.groups, c.outputs)
         result = result + torch.where(links.outputs(), bias, 0.0) if constants.repaired else result + bias
@@ -187,8 +195,8 @@ def _known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]
     return [result.masked_fill(torch.from_numpy(unknown), math.nan).reshape(shape)]
 
 
-def _used(node: Node, use: Use, c: Contraction) -> None:
-    """``x_i`` is used where a used output has a weight on it that is not zero."""
+def used(node: Node, use: Use, c: Contraction) -> None:
+    """``x_i`` is used where a used output has a weight on it that is not zero, and whatever picks the weight."""
     outputs = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs).numpy()
     inputs = torch.from_numpy(use.constants.links(c).feeding(outputs).reshape(-1))
     shape = [-1 if d == c.input_dim else 1 for d in range(c.input.ndim)]
@@ -196,13 +204,17 @@ def _used(node: Node, use: Use, c: Contraction) -> None:
         use.add(c.input, inputs.view(shape) & any_over(use[c.output], [c.output_dim]))
     else:
         use.add(c.input, inputs.view(shape))
-    if not c.weight.stored:
-        use.add_all(c.weight)
+    for value in node.inputs:
+        if not value.stored and value is not c.input and value is not c.bias:
+            for what in [value] if value is c.weight else indices_of(value):
+                use.add_all(what)
 
 
 def _macs(node: Node, shapes: Shapes, c: Contraction) -> int:
     """Weight elements × the positions at which each is applied (bias not counted)."""
     weight, inputs, outputs = shapes(c.weight), shapes(c.input), shapes(c.output)
+    if c.stacked:
+        return math.prod(outputs) * inputs[c.input_dim]
     channels = inputs[c.input_dim] if c.transposed else outputs[c.output_dim]
     positions = math.prod(inputs if c.transposed else outputs) // max(channels, 1)
     return math.prod(weight) * positions
@@ -265,103 +277,13 @@ def _linear_samples() -> Iterable[Sample]:
     yield Sample(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3, bias=False)), (2, 4, 5), "tokens")
 
 
-def _matrix(node: Node) -> Contraction | None:
-    """A product with a stored matrix, or its transpose; None for products of activations, and scaled sums."""
-    *bias, x, factor = node.inputs
-    weight = factor if factor.turned is None else factor.turned
-    if node.args.get("alpha", 1) != 1 or node.args.get("beta", 1) != 1 or x.stored or not weight.stored:
-        return None
-    if weight.ndim != 2 or any(b.name is None or b.shape != factor.shape[1:] for b in bias):
-        return None
-    last = (x.ndim - 1, node.output.ndim - 1)
-    return Contraction(x, weight, bias[0] if bias else None, node.output, *last, 1, weight is factor, False)
-
-
-def or_layer(other: Rule) -> Rule:
-    """Return the rule of a product, which is a layer where its second factor is stored (``x @ self.weight``).
-
-    Args:
-        other: what holds for all other products.
-    """
-
-    def labels(node: Node, labels: Labels) -> None:
-        c = _matrix(node)
-        if c is None:
-            other.labels(node, labels)
-        else:
-            _pass_others(labels, c, labels.layers(c.input))
-            _contract(node, labels, c)
-
-    def constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-        c = _matrix(node)
-        return other.constants(node, constants) if c is None else _known(node, constants, c)
-
-    def use(node: Node, use: Use) -> None:
-        c = _matrix(node)
-        return other.use(node, use) if c is None else _used(node, use, c)
-
-    def macs(node: Node, shapes: Shapes) -> int:
-        c = _matrix(node)
-        return other.macs(node, shapes) if c is None else _macs(node, shapes, c)
-
-    def inner(node: Node) -> Sequence[Contraction]:
-        c = _matrix(node)
-        return other.inner(node) if c is None else (c,)
-
-    def only_zeros(node: Node) -> Iterable[Statistic]:
-        return other.only_zeros(node) if _matrix(node) is None else ()
-
-    def samples() -> Iterable[Sample]:
-        yield from other.samples()
-        yield from _matrix_samples(other.ops)
-
-    return replace(
-        other,
-        labels=labels,
-        constants=constants,
-        use=use,
-        macs=macs,
-        inner=inner,
-        only_zeros=only_zeros,
-        samples=samples,
-    )
-
-
-class Product(nn.Module):
-    """A layer that is written as a product with its matrix, ``op`` says by which function; ``turned``: transposed."""
-
-    def __init__(self, inputs: int, outputs: int, op: str, turned: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) if turned else torch.randn(inputs, outputs))
-        self.bias, self.op, self.turned = nn.Parameter(torch.randn(outputs)), op, turned
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x @ weight + bias``."""
-        weight = self.weight.T if self.turned else self.weight
-        if self.op == "addmm":
-            rows = torch.addmm(self.bias, x.flatten(0, -2), weight)
-            return rows.view(*x.shape[:-1], rows.shape[-1])
-        return (torch.mm if self.op == "mm" else torch.matmul)(x, weight) + self.bias
-
-
-def _matrix_samples(ops: Iterable[str]) -> Iterable[Sample]:
-    for op, turned in itertools.product(sorted({"addmm", "matmul", "mm"} & set(ops)), (False, True)):
-        yield Sample(
-            lambda op=op, turned=turned: nn.Sequential(  # type: ignore[misc]
-                nn.Linear(5, 8), Product(8, 6, op, turned), nn.ReLU(), nn.Linear(6, 3)
-            ),
-            (2, 5) if op == "mm" else (2, 4, 5),
-            f"layer by {op}{' with a transpose' * turned}",
-        )
-
-
 def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attributes: Any, samples: Any) -> Rule:
     """Return the rule of ops that contract as ``describe`` says."""
     return Rule(
         ops=tuple(ops.split()),
         labels=labels,
-        constants=lambda node, constants: _known(node, constants, describe(node)),
-        use=lambda node, use: _used(node, use, describe(node)),
+        constants=lambda node, constants: known(node, constants, describe(node)),
+        use=lambda node, use: used(node, use, describe(node)),
         macs=lambda node, shapes: _macs(node, shapes, describe(node)),
         demands=_demands,
         attributes=attributes,
@@ -380,5 +302,4 @@ RULES = [
         use=_deformed_used,
     ),
     _rule("linear", _linear, _linear_labels, _linear_attributes, _linear_samples),
-    or_layer(replace(UNKNOWN, ops=("addmm",))),
 ]

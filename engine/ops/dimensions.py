@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.expressions import Apply, ShapeOf
 from engine.graph import Node, Value
 from engine.ops import attention, spatial
-from engine.ops.contraction import or_layer
+from engine.ops.products import or_layer
 from engine.pins import SCALE
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Shapes, Statistic

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from engine.arrays import align, support, uniform
 from engine.constants import Constants
 from engine.constraints import NonEmpty
-from engine.graph import Node
+from engine.graph import Node, Origin
 from engine.ops.shape import through
 from engine.propagate import Labels
-from engine.rule import Rule, Sample, Statistic
+from engine.rule import Rule, Sample, Shapes, Statistic
 from engine.use import Use
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "picked"]
 
 
 # ---------------------------------------------------------------- embedding
@@ -53,7 +53,7 @@ def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 # ---------------------------------------------------------------- advanced indexing
 
 
-def _picked(node: Node) -> tuple[int, int] | None:
+def picked(node: Node | Origin) -> tuple[int, int] | None:
     """(dimension, rank of the index) where one index tensor is given; None for several."""
     if node.op in ("index_select", "gather"):
         rank = 1 if node.op == "index_select" else node.inputs[0].ndim
@@ -72,7 +72,7 @@ def _moved(node: Node, array: Tensor, dim: int, rank: int) -> Tensor:
 
 def _index_labels(node: Node, labels: Labels) -> None:
     """Entries along the picked dimension are chosen by an index that cannot change; other dimensions pass."""
-    source, place = node.inputs[0], _picked(node)
+    source, place = node.inputs[0], picked(node)
     labels.claim(source)
     if place is None or node.op == "gather":
         labels.freeze(source, f"{node!r} picks from it")
@@ -82,7 +82,7 @@ def _index_labels(node: Node, labels: Labels) -> None:
 
 
 def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    place, known = _picked(node), constants.plain(node.inputs[0])
+    place, known = picked(node), constants.plain(node.inputs[0])
     if place is None or node.op == "gather":
         return None
     if known.size(place[0]) > 1:  # whichever is picked, what is zero in all of them is zero
@@ -91,7 +91,9 @@ def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | Non
 
 
 def _index_used(node: Node, use: Use) -> None:
-    place, source = _picked(node), node.inputs[0]
+    place, source = picked(node), node.inputs[0]
+    for index in node.inputs[1:]:
+        use.add_all(index)
     if place is None or node.op == "gather":
         use.add_all(source)
         return
@@ -186,6 +188,40 @@ def _put_used(node: Node, use: Use) -> None:
         use.add(values, _to_values(node, place, used))
 
 
+# ---------------------------------------------------------------- adding at an index
+
+
+def _added_labels(node: Node, labels: Labels) -> None:
+    """Both have the same axes; the one that is indexed stays."""
+    base, source = node.args["self"], node.args["source"]
+    dim, reason = node.args["dim"] % base.ndim, f"{node!r} adds at an index of it"
+    for value in (base, source):
+        labels.claim(value)
+        for layer in labels.without(value, [dim], reason):
+            labels.add(node.output, layer)
+    for one, other in ((base, source), (source, base)):
+        have = {d for layer in labels.layers(other) for d in support(layer)}
+        fixed = {d for d in range(one.ndim) if d != dim and one.shape[d] > 1 and d not in have}
+        labels.hold(node.output, fixed, f"{node!r} combines it with what has a fixed size")
+
+
+def _added_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """What is there stays where zeros are added."""
+    base, source = node.args["self"], node.args["source"]
+    added = (constants.plain(source) == 0).all(node.args["dim"], keepdim=True)
+    return [torch.where(added, constants.plain(base), math.nan)]
+
+
+def _added_used(node: Node, use: Use) -> None:
+    use.add(node.args["self"], use[node.output])
+    use.add(node.args["source"], use[node.output].any(node.args["dim"], keepdim=True))
+    use.add_all(node.args["index"])
+
+
+def _added_macs(node: Node, shapes: Shapes) -> int:
+    return math.prod(shapes(node.args["source"])) if node.args["alpha"] != 1 else 0
+
+
 # ---------------------------------------------------------------- samples
 
 
@@ -235,6 +271,17 @@ def _put_samples() -> Iterable[Sample]:
     yield through("positions written at an index", places)
 
 
+def _added_samples() -> Iterable[Sample]:
+    def rows(x: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, torch.tensor([1, 1]), torch.tanh(x[:2])) + x
+
+    def places(x: Tensor) -> Tensor:
+        return x.index_add(2, torch.tensor([0, 2, 2]), x[:, :, :3].sigmoid(), alpha=2)
+
+    yield through("rows added at an index", rows)
+    yield through("positions added at an index", places)
+
+
 def _samples() -> Iterable[Sample]:
     yield Sample(lambda: _Words(tied=False), (2, 4), "embedding")
     yield Sample(lambda: _Words(tied=True), (2, 4), "embedding tied to the head")
@@ -250,5 +297,6 @@ RULES = [
     # `embedding_dim` keeps the old number: models scale by its root, and that factor has to stay
     Rule(("embedding",), _embedding_labels, _embedding_constants, produces=_columns, samples=_samples),
     Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
+    Rule(("index_add",), _added_labels, _added_constants, _added_used, _added_macs, samples=_added_samples),
     Rule(("index_put",), _put_labels, _put_constants, _put_used, samples=_put_samples),
 ]

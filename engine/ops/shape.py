@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.arrays import support, view_array
 from engine.constants import Constants
-from engine.graph import Node, Value
+from engine.graph import Node, Origin, Value
 from engine.ops.heads import head_sizes
 from engine.ops.samples import Apply, chain
 from engine.propagate import Labels
@@ -27,6 +27,8 @@ from engine.use import Use
 __all__ = [
     "MOVES",
     "RULES",
+    "SAME",
+    "TURNED",
     "Kept",
     "Move",
     "call_on",
@@ -49,7 +51,7 @@ def source_of(node: Node) -> Value:
     return node.inputs[0]
 
 
-def call_on(node: Node, array: Tensor) -> Any:
+def call_on(node: Node | Origin, array: Tensor) -> Any:
     """Call the op itself, with an array in the place of its tensor."""
     return node.target(*(array if isinstance(v, Value) else v for v in node.args.values()))
 
@@ -302,6 +304,12 @@ _CAST = "_to_copy to type_as".split()
 _VIEW = "_reshape_alias flatten squeeze unsqueeze".split()
 _VIEW_AS = "reshape_as view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
+
+SAME = frozenset([*_SAME, *_CAST])
+"""Ops that put out all entries where they were."""
+
+TURNED = frozenset(_PERMUTED) - {"flip"}
+"""Ops that put out all entries along other dimensions, in the same order."""
 
 MOVES: Mapping[str, Move] = (
     dict.fromkeys([*_SAME, *_CAST], _same)

@@ -16,7 +16,7 @@ from engine.ops.shape import Kept, Move, call_on, move_labels, shape_rule, sourc
 from engine.propagate import Labels
 from engine.rule import Demand, Sample, Shapes
 
-__all__ = ["MOVES", "RULES"]
+__all__ = ["MOVES", "ONE", "RULES"]
 
 
 def _dim(node: Node) -> int:
@@ -162,17 +162,20 @@ def _samples() -> Iterable[Sample]:
     yield through("unbind", lambda x: torch.stack(x.unbind(2), 3))
 
 
+ONE = ("select", "unbind")
+"""Ops that take one index of a dimension, or each by itself."""
+
 _PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 MOVES: Mapping[str, Move] = (
     dict.fromkeys(_PIECES, _piece)
     | dict.fromkeys(("slice", "narrow"), _sliced)
-    | dict.fromkeys(("select", "unbind"), _selected)
+    | dict.fromkeys(ONE, _selected)
     | {"unfold": _windows}
 )
 
 RULES = [
     shape_rule(_PIECES, _piece, _piece_labels, demands=_piece_demands),
     shape_rule(("slice", "narrow"), _sliced, _slice_labels, demands=_slice_demands, samples=_samples),
-    shape_rule(("select", "unbind"), _selected, _picked_labels),
+    shape_rule(ONE, _selected, _picked_labels),
     shape_rule(("unfold",), _windows, _window_labels),
 ]

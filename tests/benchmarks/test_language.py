@@ -21,8 +21,10 @@ def test_heads_neurons_and_the_stream_go(name: str) -> None:
     assert found["macs"][1] < 0.3 * found["macs"][0]
 
 
-def test_experts_stay_with_the_reason() -> None:
-    """The op that runs all experts at once has no rule: their widths, and the stream, stay; heads go."""
+def test_experts_go_beside_heads_and_the_stream() -> None:
+    """What a router chooses among stays, one group per layer."""
     found = language.planned(language.build("Mixtral 8 x 7 B", num_hidden_layers=2, vocab_size=64))
-    assert found["groups"][0] >= 2 and any("_grouped_mm" in reason for reason in found["stays"])
-    assert found["parameters"][1] < found["parameters"][0]
+    before, after = found["parameters"]
+    assert found["groups"] == [5, 8] and 0.2 < after / before < 0.3
+    assert found["macs"][1] < 0.3 * found["macs"][0]
+    assert sum("softmax" in reason for reason in found["stays"]) == 2 and len(found["stays"]) == 3

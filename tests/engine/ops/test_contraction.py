@@ -13,7 +13,7 @@ from torchvision.ops import DeformConv2d
 
 import engine
 from engine.constraints import Grouped
-from engine.ops.contraction import Product
+from engine.ops.products import Product
 from tests.engine.exactness import KINDS, check_exact, masked, randomised, run
 from tests.engine.nets import Mean, Net, constants_of, dead, image, structure
 from tests.engine.ops.brute import check_macs

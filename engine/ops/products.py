@@ -1,0 +1,289 @@
+"""Products with a stored matrix, or with one of a stack for each token: layers that are written as products.
+
+``x @ self.weight``, ``x @ self.weight.T``, ``torch.bmm(self.weight[expert], x)``, and the product of sorted tokens with
+the matrices of their experts. Of a stack, a row or column is one unit: it goes from all matrices, or stays in all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from engine.constants import Constants
+from engine.constraints import Multiple
+from engine.contraction import Contraction
+from engine.graph import Node, Value
+from engine.ops.contraction import contract, known, once, used
+from engine.ops.stacks import Matrix, matrix_of
+from engine.propagate import Labels
+from engine.rule import UNKNOWN, Rule, Sample, Shapes, Statistic
+from engine.use import Use
+
+__all__ = ["RULES", "or_layer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A product that is a layer.
+
+    Attributes:
+        contraction: what it does with the channels.
+        moved: for each dimension of the input that of the output; None for that of the channels.
+        running: dimensions of the weight's stack that the input has too, with that of the input (a matrix per head).
+    """
+
+    contraction: Contraction
+    moved: tuple[int | None, ...]
+    running: Mapping[int, int] = field(default_factory=dict)
+
+
+Describe = Callable[[Node], Layer | None]
+
+
+def _product(node: Node) -> Layer | None:
+    """A product of two factors of which one is stored; None for products of activations, and for scaled sums."""
+    *bias, a, b = node.inputs
+    left, right = matrix_of(a), matrix_of(b)
+    if (left and right) or node.args.get("alpha", 1) != 1 or node.args.get("beta", 1) != 1:
+        return None
+    if right is not None:
+        return _described(node, right, b, a, a.ndim - 1, bias[0] if bias else None)
+    # in front of its input is what is picked for each token; else it may mix tokens, and be no layer
+    return _described(node, left, a, b, b.ndim - 2, None) if left and None in left.dims and not bias else None
+
+
+def _described(node: Node, matrix: Matrix, given: Value, x: Value, input_dim: int, bias: Value | None) -> Layer | None:
+    """Describe a product, where the weight's own dimensions run along with those of the input."""
+    stack, output = matrix.dims[:-2], node.output
+    last = input_dim == x.ndim - 1
+    alike = x.ndim == given.ndim and x.shape[:-2] == given.shape[:-2] if stack else given.ndim == 2
+    if matrix.first is None or not alike or any(d is not None and d >= matrix.stacked for d in stack):
+        return None
+    if bias is not None and (bias.name is None or bias.shape != output.shape[-1:]):
+        return None
+    output_dim = output.ndim - 1 if last else output.ndim - 2
+    stacked = matrix.stacked
+    transposed = matrix.first if last else not matrix.first
+    c = Contraction(x, matrix.weight, bias, output, input_dim, output_dim, 1, transposed, stacked > 0, stacked)
+    moved = tuple(None if d == input_dim else d for d in range(x.ndim))
+    return Layer(c, moved, {place: d for d, place in enumerate(stack) if place is not None})
+
+
+def _sorted_product(node: Node) -> Layer | None:
+    """Tokens, sorted by expert, times the matrix of their expert."""
+    x, weight = node.inputs[:2]
+    matrix = matrix_of(weight)
+    if matrix is None or matrix.first is None or x.ndim != 2 or matrix.dims[:-2] != (0,) or len(node.inputs) > 3:
+        return None
+    return Layer(Contraction(x, matrix.weight, None, node.output, 1, 1, 1, matrix.first, True, 1), (0, None))
+
+
+# ---------------------------------------------------------------- what holds for all of them
+
+
+def _layer_labels(node: Node, labels: Labels, layer: Layer) -> None:
+    """Dimensions that are no channels pass; a matrix per index of one of them goes with the index."""
+    c = layer.contraction
+    labels.along(c.input, c.input_dim)
+    for array in labels.layers(c.input):
+        if array.size(c.input_dim) == 1:
+            labels.add(c.output, _passed(array, layer))
+    contract(node, labels, c, layer.running)
+    for place, dim in layer.running.items():
+        slots = labels.along(c.input, dim)
+        if slots is None:
+            labels.fix(c.weight, place)
+        else:
+            labels.add(c.weight, slots.view([-1 if d == place else 1 for d in range(c.weight.ndim)]))
+
+
+def _passed(array: Tensor, layer: Layer) -> Tensor:
+    sizes = [1] * layer.contraction.output.ndim
+    for size, to in zip(array.shape, layer.moved, strict=True):
+        if to is not None:
+            sizes[to] = size
+    return array.reshape(sizes)
+
+
+def _constants(node: Node, constants: Constants, layer: Layer, other: Rule) -> Sequence[Tensor]:
+    """Beside what holds channel by channel: zero for an index whose matrix is zero."""
+    found = known(node, constants, layer.contraction)
+    product = other.constants(node, constants) if layer.running else None
+    return found if product is None else [torch.where(product[0] == 0, 0.0, found[0])]
+
+
+def _macs(shapes: Shapes, c: Contraction) -> int:
+    return math.prod(shapes(c.output)) * shapes(c.input)[c.input_dim]
+
+
+def or_layer(other: Rule, describe: Describe = _product) -> Rule:
+    """Return the rule of a product, which is a layer where one of its factors is stored (``x @ self.weight``).
+
+    Args:
+        other: what holds for all other products.
+        describe: tells which product is a layer.
+    """
+    layer_of = once(describe)
+
+    def labels(node: Node, labels: Labels) -> None:
+        layer = layer_of(node)
+        other.labels(node, labels) if layer is None else _layer_labels(node, labels, layer)
+
+    def constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
+        layer = layer_of(node)
+        return other.constants(node, constants) if layer is None else _constants(node, constants, layer, other)
+
+    def use(node: Node, use: Use) -> None:
+        layer = layer_of(node)
+        other.use(node, use) if layer is None else used(node, use, layer.contraction)
+
+    def macs(node: Node, shapes: Shapes) -> int:
+        layer = layer_of(node)
+        return other.macs(node, shapes) if layer is None else _macs(shapes, layer.contraction)
+
+    def inner(node: Node) -> Sequence[Contraction]:
+        layer = layer_of(node)
+        return other.inner(node) if layer is None else (layer.contraction,)
+
+    def only_zeros(node: Node) -> Iterable[Statistic]:
+        return other.only_zeros(node) if layer_of(node) is None else ()
+
+    def samples() -> Iterable[Sample]:
+        yield from other.samples()
+        yield from _samples(other.ops)
+
+    return replace(
+        other,
+        labels=labels,
+        constants=constants,
+        use=use,
+        macs=macs,
+        inner=inner,
+        only_zeros=only_zeros,
+        samples=samples,
+    )
+
+
+# ---------------------------------------------------------------- samples
+
+
+class Product(nn.Module):
+    """A layer that is written as a product with its matrix, ``op`` says by which function; ``turned``: transposed."""
+
+    def __init__(self, inputs: int, outputs: int, op: str, turned: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) if turned else torch.randn(inputs, outputs))
+        self.bias, self.op, self.turned = nn.Parameter(torch.randn(outputs)), op, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x @ weight + bias``."""
+        weight = self.weight.T if self.turned else self.weight
+        if self.op == "addmm":
+            rows = torch.addmm(self.bias, x.flatten(0, -2), weight)
+            return rows.view(*x.shape[:-1], rows.shape[-1])
+        return (torch.mm if self.op == "mm" else torch.matmul)(x, weight) + self.bias
+
+
+class Heads(nn.Module):
+    """A matrix for each head, behind a layer that puts all of them out."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.first, self.last = heads, nn.Linear(width, 2 * width), nn.Linear(heads * 3, 3)
+        self.weight = nn.Parameter(torch.randn(heads, 2 * width // heads, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, (batch, 3)."""
+        heads = self.first(x).view(len(x), self.heads, -1).transpose(0, 1)
+        found: Tensor = self.last(torch.bmm(heads, self.weight).transpose(0, 1).flatten(1))
+        return found
+
+
+class Experts(nn.Module):
+    """Each token goes through the two of four gated experts that a router gives the largest weight.
+
+    Args:
+        width: of the tokens.
+        units: of each expert.
+        turned: whether matrices have their inputs first.
+        front: whether matrices stand in front of the tokens.
+    """
+
+    def __init__(self, width: int, units: int, turned: bool = False, front: bool = False) -> None:
+        super().__init__()
+        self.first, self.router, self.last = nn.Linear(5, width), nn.Linear(width, 4), nn.Linear(width, 3)
+        self.turned, self.front = turned, front
+        shapes = ((width, 2 * units), (units, width))
+        both = [torch.randn(4, *(shape if turned else shape[::-1])) for shape in shapes]
+        self.gate_up_proj, self.down_proj = map(nn.Parameter, both)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores for each token, (tokens, 3)."""
+        x = self.first(x)
+        scores, experts = self.router(x).softmax(-1).topk(2)
+        tokens, expert = x.repeat_interleave(2, 0), experts.reshape(-1)
+        gate, up = self._picked(tokens, self.gate_up_proj[expert]).chunk(2, -1)
+        y = self._picked(torch.sigmoid(gate) * up, self.down_proj[expert]) * scores.reshape(-1, 1)
+        found: Tensor = self.last(torch.tanh(x + y.view(len(x), 2, -1).sum(1)))
+        return found
+
+    def _picked(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.front:
+            return torch.bmm(weight.mT if self.turned else weight, x[:, :, None])[:, :, 0]
+        return torch.bmm(x[:, None], weight if self.turned else weight.mT)[:, 0]
+
+
+def _samples(ops: Iterable[str]) -> Iterable[Sample]:
+    for op, turned in itertools.product(sorted({"addmm", "matmul", "mm"} & set(ops)), (False, True)):
+        yield Sample(
+            lambda op=op, turned=turned: nn.Sequential(  # type: ignore[misc]
+                nn.Linear(5, 8), Product(8, 6, op, turned), nn.ReLU(), nn.Linear(6, 3)
+            ),
+            (2, 5) if op == "mm" else (2, 4, 5),
+            f"layer by {op}{' with a transpose' * turned}",
+        )
+    if "bmm" in ops:
+        yield Sample(lambda: Heads(4, 4), (3, 4), "a matrix per head")
+        for turned, front in ((False, False), (True, False), (False, True)):
+            where = f"{'inputs first' if turned else 'outputs first'}, {'in front' if front else 'behind'}"
+            yield Sample(lambda t=turned, f=front: Experts(6, 4, t, f), (3, 5), f"experts, {where}")  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- sorted tokens
+
+
+def _sorted_labels(node: Node, labels: Labels) -> None:
+    for value in (*node.inputs, *node.outputs):
+        labels.freeze(value, f"the matrices of {node!r} are computed")
+
+
+def _aligned(rule: Rule) -> Rule:
+    """Rows of matrices in memory are multiples of 16 bytes, as the kernel asks for."""
+
+    def labels(node: Node, labels: Labels) -> None:
+        rule.labels(node, labels)
+        x, step = node.inputs[0], 16 // max(node.inputs[0].dtype.itemsize, 1)
+        layer = _sorted_product(node)
+        if layer is None or step < 2 or x.dtype == torch.float64:  # which it does not take
+            return
+        c = layer.contraction
+        for value, dim in ((c.input, c.input_dim), *([(c.output, c.output_dim)] if c.transposed else [])):
+            slots = labels.along(value, dim)
+            if slots is not None and len(slots) % step == 0:
+                labels.constraints.append(Multiple(slots, step))
+
+    return replace(rule, labels=labels)
+
+
+_SORTED = or_layer(Rule((), _sorted_labels), _sorted_product)
+
+RULES = [
+    or_layer(replace(UNKNOWN, ops=("addmm",))),
+    replace(_aligned(_SORTED), ops=("_grouped_mm",)),
+    replace(_SORTED, ops=("transformers::grouped_mm_fallback",)),
+]
