@@ -87,11 +87,11 @@ def _picked_labels(node: Node, labels: Labels) -> None:
     source = source_of(node)
     labels.claim(source)
     dim = _dim(node)
-    if node.args.get("index") in (0, -1) and labels.graph.unread(node):
-        return
+    for_shape = node.args.get("index") in (0, -1) and labels.graph.unread(node)
     for layer in labels.layers(source):
         if support(layer) == (dim,):
-            labels.slots.freeze(layer, f"{node!r} picks single indices from it")
+            if not for_shape:
+                labels.slots.freeze(layer, f"{node!r} picks single indices from it")
             continue
         if not (labels.is_ragged(layer) and support(layer)[-1] != dim):  # rows of their own may be picked apart
             layer = labels.tie(layer, [dim] if layer.size(dim) > 1 else [])

@@ -175,6 +175,20 @@ def test_a_channel_that_is_taken_for_its_shape_only(index: int, read: bool) -> N
     assert plan.is_empty == (read or index == 3)
 
 
+def test_what_nobody_reads_shrinks_along() -> None:
+    """A head on the first token that is computed and dropped (BERT's pooler) still runs, and loses its columns."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        m.pooler(x[:, 0]).tanh()
+        return m.head(x)
+
+    layers = {"stem": nn.Linear(3, 8), "pooler": nn.Linear(8, 8), "head": nn.Linear(8, 2)}
+    model, x = randomised(Net(forward, **layers)), torch.randn(2, 5, 3).double()
+    plan = check_exact(model, dead(model, {"stem": [0, 1, 7]}, bias=True), x)
+    assert plan.slices["pooler.weight"].shape[1] == 5
+
+
 def test_an_empty_part_goes_along() -> None:
     """All entries are rotated and none passes: heads go all the same, and the entries of a part without entries."""
 
