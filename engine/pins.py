@@ -24,6 +24,7 @@ from torch import nn
 from engine.errors import PlanError
 from engine.exchange import compiled, derived, legible, namespace
 from engine.graph import Node
+from engine.operands import Bounds, Sides, Tail
 from engine.sites import Site
 
 __all__ = ["DIVISOR", "SCALE", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
@@ -35,7 +36,12 @@ DIVISOR = ("divisor", 0)
 """The demand for what a mean divides by, which is no argument."""
 SCALE = ("scale", 0)
 """The demand for what attention multiplies its scores by, which is an argument that most leave out."""
-_MEAN, _SCALE = "mean", "scale"
+_MEAN, _SCALE, _PART = "mean", "scale", "Subscript"
+
+Place = ast.Call | ast.BinOp | ast.Subscript
+"""Where a number stands: a call, an operator, the bounds of a slice."""
+
+_BOUNDS = ("start", "end")
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
@@ -52,8 +58,8 @@ class Pin:
         source: hash of the function's source, so that a plan is only applied to the code it was made for.
         line, column: end of the call, relative to the function's first line.
         operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided;
-            ``scale`` for a call that is given a scale by its name.
-        position: which size argument of a call, or which side of an operator.
+            ``scale`` for a call that is given a scale by its name; ``Subscript`` for a slice.
+        position: which size argument of a call, which side of an operator, or which bound of a slice.
         value: what it becomes.
     """
 
@@ -98,6 +104,8 @@ def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: typ
         pin = _template(site, _MEAN, 0, owner) if site.function == "mean" else None  # type: ignore[arg-type]
     elif argument == SCALE and site.function == node.op:
         pin = _template(site, _SCALE, 0, owner)  # type: ignore[arg-type]
+    elif site.function == "__getitem__" and argument[0] in _BOUNDS:
+        pin = _template(site, _PART, _BOUNDS.index(argument[0]), owner)  # type: ignore[arg-type]
     elif site.function in _OPERATORS:
         side = 0 if site.reflected else 1
         pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
@@ -186,7 +194,7 @@ def _edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.
         return None
     if not isinstance(tree.body[0], ast.FunctionDef) or any(_is_private(node) for node in ast.walk(tree)):
         return None
-    calls = [node for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.BinOp))]
+    calls = [node for node in ast.walk(tree) if isinstance(node, Place)]
     places = {(_kind(call), call.end_lineno, call.end_col_offset): call for call in calls}
     for pin in pins:
         kind = "" if pin.operator in _ON_CALLS else pin.operator
@@ -198,15 +206,15 @@ def _edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.
     return ast.fix_missing_locations(tree)
 
 
-def _one_by_one(call: ast.Call | ast.BinOp, count: int) -> bool:
+def _one_by_one(call: Place, count: int) -> bool:
     """Whether the sizes of a call are written one by one, and not as a name that stands for all of them."""
     sizes = _sizes(call)
-    if not isinstance(sizes, _Tail):
+    if not isinstance(sizes, Tail):
         return True
     return isinstance(call, ast.Call) and _name(call) not in ("split", "unflatten") and (count == 1 or len(sizes) > 1)
 
 
-def _set(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
+def _set(call: Place, pin: Pin) -> bool:
     """Replace a number; return whether that was possible."""
     sizes = _sizes(call)
     if sizes is None or pin.position >= len(sizes):
@@ -217,7 +225,7 @@ def _set(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
     return True
 
 
-def _divide(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
+def _divide(call: Place, pin: Pin) -> bool:
     """Turn ``x.mean(…)`` into ``x.sum(…).div(value)``; return whether that was possible."""
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "mean":
         return False
@@ -228,7 +236,7 @@ def _divide(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
     return True
 
 
-def _rescale(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
+def _rescale(call: Place, pin: Pin) -> bool:
     """Give a call of attention its scale by name; return whether that was possible."""
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords) or len(call.args) > 6:
         return False
@@ -237,15 +245,15 @@ def _rescale(call: ast.Call | ast.BinOp, pin: Pin) -> bool:
     return True
 
 
-_ON_CALLS: Mapping[str, Callable[[ast.Call | ast.BinOp, Pin], bool]] = {_MEAN: _divide, _SCALE: _rescale}
+_ON_CALLS: Mapping[str, Callable[[Place, Pin], bool]] = {_MEAN: _divide, _SCALE: _rescale}
 
 
-def _kind(node: ast.Call | ast.BinOp) -> str:
-    """Return the operator's name, nothing for a call.
+def _kind(node: Place) -> str:
+    """Return the operator's name, ``Subscript`` for a part of a tensor, nothing for a call.
 
     No two of a kind end at the same place: what ends where its operator ends binds closer, and is of another kind.
     """
-    return type(node.op).__name__ if isinstance(node, ast.BinOp) else ""
+    return type(node.op).__name__ if isinstance(node, ast.BinOp) else _PART * isinstance(node, ast.Subscript)
 
 
 def _is_private(node: ast.AST) -> bool:
@@ -254,10 +262,12 @@ def _is_private(node: ast.AST) -> bool:
     return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
-def _sizes(call: ast.Call | ast.BinOp) -> list[ast.expr] | None:
-    """Return the size arguments of a call, or the two sides of an operator: a list that changes them when set."""
+def _sizes(call: Place) -> list[ast.expr] | None:
+    """Return a list that changes what is set in it: sizes of a call, sides of an operator, or bounds of a slice."""
     if isinstance(call, ast.BinOp):
-        return _Sides(call)
+        return Sides(call)
+    if isinstance(call, ast.Subscript):
+        return Bounds.of(call)
     name = _name(call)
     if name not in _SIZES_AT:
         return None
@@ -270,37 +280,13 @@ def _sizes(call: ast.Call | ast.BinOp) -> list[ast.expr] | None:
     if start < len(call.args) and isinstance(call.args[start], (ast.Tuple, ast.List)):
         elements: list[ast.expr] = call.args[start].elts  # type: ignore[attr-defined]
         return elements
-    return _Tail(call.args, start)
+    return Tail(call.args, start)
 
 
 def _name(call: ast.Call) -> str:
     """Return the name of the function or method that is called."""
     name: str = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return name
-
-
-class _Sides(list[ast.expr]):
-    """The operands of an operator; setting one sets it there."""
-
-    def __init__(self, operation: ast.BinOp) -> None:
-        super().__init__([operation.left, operation.right])
-        self._operation = operation
-
-    def __setitem__(self, position: Any, value: Any) -> None:
-        super().__setitem__(position, value)
-        setattr(self._operation, ("left", "right")[position], value)
-
-
-class _Tail(list[ast.expr]):
-    """The arguments of a call from a position on; setting one sets it in the call."""
-
-    def __init__(self, args: list[ast.expr], start: int) -> None:
-        super().__init__(args[start:])
-        self._args, self._start = args, start
-
-    def __setitem__(self, position: Any, value: Any) -> None:
-        super().__setitem__(position, value)
-        self._args[self._start + position] = value
 
 
 def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any]) -> FunctionType:
