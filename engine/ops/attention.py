@@ -95,6 +95,7 @@ def _sum_labels(node: Node, labels: Labels) -> None:
     for layer in labels.layers(added):
         labels.add(target, align(layer, target.ndim))
     _fix_unknown(labels, node, [added], range(target.ndim))
+    _fix_unknown(labels, node, _factors(node), range(target.ndim - 2))
     _fix_unknown(labels, node, _factors(node)[:1], [target.ndim - 2])
     _fix_unknown(labels, node, _factors(node)[1:], [target.ndim - 1])
 
@@ -354,7 +355,17 @@ PRODUCT = Rule(
 
 RULES = [
     or_layer(PRODUCT),
-    Rule(("baddbmm",), _sum_labels, _sum_constants, _sum_used, _product_macs, elementwise=1, samples=_sum_samples),
+    or_layer(
+        Rule(
+            ("addmm", "baddbmm"),
+            _sum_labels,
+            _sum_constants,
+            _sum_used,
+            _product_macs,
+            elementwise=1,
+            samples=_sum_samples,
+        )
+    ),
     Rule(("einsum",), _einsum_labels, _einsum_constants, macs=_einsum_macs),
     Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
     Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),

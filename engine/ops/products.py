@@ -21,7 +21,7 @@ from engine.graph import Node, Value
 from engine.ops.contraction import contract, known, once, used
 from engine.ops.stacks import Matrix, matrix_of
 from engine.propagate import Labels
-from engine.rule import UNKNOWN, Rule, Sample, Shapes, Statistic
+from engine.rule import Rule, Sample, Shapes, Statistic
 from engine.use import Use
 
 __all__ = ["RULES", "or_layer"]
@@ -283,7 +283,6 @@ def _aligned(rule: Rule) -> Rule:
 _SORTED = or_layer(Rule((), _sorted_labels), _sorted_product)
 
 RULES = [
-    or_layer(replace(UNKNOWN, ops=("addmm",))),
     replace(_aligned(_SORTED), ops=("_grouped_mm",)),
     replace(_SORTED, ops=("transformers::grouped_mm_fallback",)),
 ]

@@ -103,12 +103,27 @@ def _slice_labels(node: Node, labels: Labels) -> None:
     source = source_of(node)
     labels.claim(source)
     if node.args.get("step", 1) != 1:
-        labels.without(source, [_dim(node)], f"{node!r} steps over it")
+        _step_labels(node, labels)
     for layer in labels.layers(source):
         alone = node.output.shape[_dim(node)] == 1 < layer.size(_dim(node))
         if alone and not labels.is_ragged(layer):  # a tensor of size 1 has no slots to tie
             labels.slots.freeze(_sliced(node, layer, 0), f"{node!r} takes it alone")
     move_labels(_sliced)(node, labels)
+
+
+def _step_labels(node: Node, labels: Labels) -> None:
+    """Where all of an axis is stepped over, as in ``x[..., ::2]``, what lies between two steps goes together."""
+    source, dim, step = source_of(node), _dim(node), node.args["step"]
+    start, size = node.args["start"] or 0, source.shape[dim]
+    if not 0 <= start < step or size % step or (node.args["end"] or size) < size:
+        labels.without(source, [dim], f"{node!r} steps over it")
+        return
+    for layer in labels.layers(source):
+        if support(layer) == (dim,):
+            blocks = layer.reshape(-1, step)
+            labels.slots.union(blocks, blocks[:, :1])
+        elif dim in support(layer):
+            labels.tie(layer, [dim])
 
 
 def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
@@ -123,8 +138,8 @@ def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
 
 
 def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
-    """A bound becomes the number of kept entries on its side of the cut."""
-    keep = kept(source_of(node), _dim(node))
+    """A bound becomes the number of kept entries on its side of the cut; where steps begin stays."""
+    keep = kept(source_of(node), _dim(node)) if node.args.get("step", 1) == 1 else None
     start = node.args["start"] or 0
     for name in ("start", "end", "length"):
         given = node.args.get(name)
@@ -148,6 +163,7 @@ def _samples() -> Iterable[Sample]:
     yield through("slice from the end", lambda x: x[:, -4:], after=4)
     yield through("one channel for all", lambda x: x[:, 0:1] + x)
     yield through("strided", lambda x: x[:, ::2, ::2], after=4)
+    yield through("neighbours", lambda x: x[:, ::2].sigmoid() * x[:, 1::2], after=4)
     yield through("narrow", lambda x: x.narrow(2, 1, 2))
     yield through("windows", lambda x: x.unfold(2, 3, 1).unfold(3, 2, 2).mean((4, 5)))
     yield through("windows of channels", lambda x: x.unfold(1, 2, 2).sum(-1), after=4)

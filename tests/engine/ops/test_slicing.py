@@ -28,7 +28,9 @@ from tests.engine.ops.brute import check_constants, check_labels, check_use, dem
         (lambda x: x.split([3, 5], 1), 8),
         (lambda x: x.split(3, 1), 0),  # the last piece is smaller: sizes cannot follow
         (lambda x: x.unbind(2), 8),
-        (lambda x: x[:, ::2], 0),  # steps over channels
+        (lambda x: x[:, ::2] + x[:, 1::2], 4),  # neighbours go together
+        (lambda x: x[:, 1::3], 0),  # steps that do not fit
+        (lambda x: x[:, :6:2], 0),  # steps over a part
         (lambda x: x.unfold(2, 3, 1), 8),
         (lambda x: x.unfold(-1, 2, 2), 8),
         (lambda x: x.unfold(1, 2, 2), 0),  # windows over channels
