@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from engine.decisions import Decision, Decisions
 from engine.errors import VerificationError
 from engine.ops.heads import headwise
+from engine.ops.products import in_float64
 from engine.projections import PROJECTIONS, Directions, channel_norms
 from engine.signature import signature
 from engine.standin import StandIn
@@ -211,7 +212,9 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
         args, kwargs = _unrounded(func, args, kwargs or {})
-        out, op = func(*args, **kwargs), signature(func).op
+        op = signature(func).op
+        out = in_float64(op, args, kwargs)
+        out = func(*args, **kwargs) if out is None else out
         if self._depth:
             return out
         if op in self._ops:

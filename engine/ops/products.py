@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes, Statistic
 from engine.use import Use
 
-__all__ = ["RULES", "or_layer"]
+__all__ = ["RULES", "in_float64", "or_layer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +279,29 @@ def _aligned(rule: Rule) -> Rule:
                 labels.constraints.append(Multiple(slots, step))
 
     return replace(rule, labels=labels)
+
+
+def _by_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Rows up to each offset times the next matrix; what lies behind the last one is zero."""
+    found, start = x.new_zeros(len(x), weight.size(2)), 0
+    for expert, end in enumerate(offs.tolist()):
+        found[start:end] = x[start:end] @ weight[expert]
+        start = end
+    return found
+
+
+def in_float64(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Compute in float64 what an op has no kernel for; None for all that have one.
+
+    Args:
+        op: name of the op.
+        args, kwargs: what it is called with.
+    """
+    if op != "_grouped_mm" or args[0].dtype != torch.float64:
+        return None
+    given = dict(zip(("x", "weight", "offs"), args, strict=False)) | {k: v for k, v in kwargs.items() if v is not None}
+    known = given.keys() == {"x", "weight", "offs"} and given["x"].ndim == 2 and given["weight"].ndim == 3
+    return _by_expert(**given) if known else None
 
 
 _SORTED = or_layer(Rule((), _sorted_labels), _sorted_product)
