@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from engine.arrays import align, support
 from engine.constants import Constants
 from engine.graph import Node, Value
-from engine.ops.products import or_layer
+from engine.ops.products import einsum_layer, or_layer
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes
 from engine.use import Use
 
-__all__ = ["PRODUCT", "RULES", "letters_of"]
+__all__ = ["EINSUM", "PRODUCT", "RULES", "letters_of"]
 
 
 def _pass_batch(labels: Labels, value: Value, target: Value, inner: int, reason: str) -> None:
@@ -353,6 +353,8 @@ PRODUCT = Rule(
     ("bmm", "matmul", "mm"), _product_labels, _product_constants, _product_used, _product_macs, samples=_samples
 )
 
+EINSUM = Rule(("einsum",), _einsum_labels, _einsum_constants, macs=_einsum_macs)
+
 RULES = [
     or_layer(PRODUCT),
     or_layer(
@@ -366,7 +368,7 @@ RULES = [
             samples=_sum_samples,
         )
     ),
-    Rule(("einsum",), _einsum_labels, _einsum_constants, macs=_einsum_macs),
+    or_layer(EINSUM, einsum_layer),
     Rule(("softmax", "_softmax", "log_softmax"), _softmax_labels, use=_softmax_used, elementwise=1),
     Rule(("scaled_dot_product_attention",), _attention_labels, _attention_constants, _attention_used, _attention_macs),
 ]

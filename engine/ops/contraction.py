@@ -195,13 +195,18 @@ def known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
     return [result.masked_fill(torch.from_numpy(unknown), math.nan).reshape(shape)]
 
 
-def used(node: Node, use: Use, c: Contraction) -> None:
-    """``x_i`` is used where a used output has a weight on it that is not zero, and whatever picks the weight."""
+def used(node: Node, use: Use, c: Contraction, order: Sequence[int] | None = None) -> None:
+    """``x_i`` is used where a used output has a weight on it that is not zero, and whatever picks the weight.
+
+    ``order``: the output's dimension for each of the input, where they are the same but for the channels.
+    """
     outputs = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs).numpy()
     inputs = torch.from_numpy(use.constants.links(c).feeding(outputs).reshape(-1))
     shape = [-1 if d == c.input_dim else 1 for d in range(c.input.ndim)]
-    if c.input.ndim == c.output.ndim and c.input_dim == c.input.ndim - 1:  # a linear layer leaves other dims alone
-        use.add(c.input, inputs.view(shape) & any_over(use[c.output], [c.output_dim]))
+    if order is None and c.input.ndim == c.output.ndim and c.input_dim == c.input.ndim - 1:
+        order = range(c.input.ndim)  # a linear layer leaves other dimensions alone
+    if order is not None:
+        use.add(c.input, inputs.view(shape) & any_over(use[c.output], [c.output_dim]).permute(*order))
     else:
         use.add(c.input, inputs.view(shape))
     for value in node.inputs:

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.expressions import Apply, ShapeOf
 from engine.graph import Node, Value
 from engine.ops import attention, spatial
-from engine.ops.products import or_layer
+from engine.ops.products import einsum_layer, or_layer
 from engine.pins import SCALE
 from engine.propagate import Labels
 from engine.rule import Demand, Rule, Shapes, Statistic
@@ -195,7 +195,7 @@ def _by_dimension(rule: Rule) -> Rule:
         product = replace(attention.PRODUCT, labels=_product_labels, use=_product_used, only_zeros=_product_entries)
         return or_layer(product)
     if "einsum" in rule.ops:
-        return replace(rule, labels=_einsum_labels, only_zeros=_einsum_entries)
+        return or_layer(replace(attention.EINSUM, labels=_einsum_labels, only_zeros=_einsum_entries), einsum_layer)
     if "scaled_dot_product_attention" in rule.ops:
         return replace(
             rule,

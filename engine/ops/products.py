@@ -20,12 +20,13 @@ from engine.constraints import Multiple
 from engine.contraction import Contraction
 from engine.graph import Node, Value
 from engine.ops.contraction import contract, known, once, used
+from engine.ops.samples import Apply
 from engine.ops.stacks import Matrix, matrix_of
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes, Statistic
 from engine.use import Use
 
-__all__ = ["RULES", "in_float64", "or_layer"]
+__all__ = ["RULES", "einsum_layer", "in_float64", "or_layer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,11 @@ class Layer:
     contraction: Contraction
     moved: tuple[int | None, ...]
     running: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def order(self) -> list[int]:
+        """The output's dimension for each of the input, that of the channels included."""
+        return [self.contraction.output_dim if d is None else d for d in self.moved]
 
 
 Describe = Callable[[Node], Layer | None]
@@ -75,6 +81,36 @@ def _described(node: Node, matrix: Matrix, given: Value, x: Value, input_dim: in
     return Layer(c, moved, {place: d for d, place in enumerate(stack) if place is not None})
 
 
+def einsum_layer(node: Node) -> Layer | None:
+    """An einsum with a stored matrix: one letter is summed over, one is new, all others pass."""
+    inputs, arrow, output = node.args["equation"].replace(" ", "").partition("->")
+    terms, values = inputs.split(","), node.args["tensors"]
+    matrices = [matrix_of(value) for value in values]
+    if not arrow or len(terms) != 2 or len([m for m in matrices if m]) != 1:
+        return None
+    place = 0 if matrices[0] else 1
+    matrix, x, own = matrices[place], values[1 - place], terms[place]
+    term, result = _spelled(terms[1 - place], x), _spelled(output, node.output)
+    inner, made = set(term) & set(own) - set(result), set(own) - set(term)
+    plain = all(len(set(letters)) == len(letters) for letters in (term, own, result)) and "." not in own
+    if matrix is None or not plain or len(inner) != 1 or len(made) != 1 or set(term) - inner != set(result) - made:
+        return None
+    (summed,), (new,) = inner, made
+    of = dict(zip(own, matrix.dims, strict=True))
+    if {of[summed], of[new]} != {matrix.stacked, matrix.stacked + 1}:
+        return None
+    first, stack = of[new] == matrix.stacked, matrix.stacked
+    places = term.index(summed), result.index(new)
+    c = Contraction(x, matrix.weight, None, node.output, *places, 1, not first, stack > 0, stack)
+    running = {d: term.index(letter) for letter, d in of.items() if d is not None and letter not in (summed, new)}
+    return Layer(c, tuple(None if letter == summed else result.index(letter) for letter in term), running)
+
+
+def _spelled(term: str, value: Value) -> str:
+    """Spell out an ellipsis, as the same letters for the same number of dimensions."""
+    return term.replace("...", "".join(map(chr, range(0x391, 0x391 + value.ndim - len(term) + 3))))
+
+
 def _sorted_product(node: Node) -> Layer | None:
     """Tokens, sorted by expert, times the matrix of their expert."""
     x, weight = node.inputs[:2]
@@ -104,11 +140,8 @@ def _layer_labels(node: Node, labels: Labels, layer: Layer) -> None:
 
 
 def _passed(array: Tensor, layer: Layer) -> Tensor:
-    sizes = [1] * layer.contraction.output.ndim
-    for size, to in zip(array.shape, layer.moved, strict=True):
-        if to is not None:
-            sizes[to] = size
-    return array.reshape(sizes)
+    """Bring an array of the input, which does not depend on channels, to the output's dimensions."""
+    return array.permute(*(layer.order.index(d) for d in range(array.ndim)))
 
 
 def _constants(node: Node, constants: Constants, layer: Layer, other: Rule) -> Sequence[Tensor]:
@@ -141,7 +174,7 @@ def or_layer(other: Rule, describe: Describe = _product) -> Rule:
 
     def use(node: Node, use: Use) -> None:
         layer = layer_of(node)
-        other.use(node, use) if layer is None else used(node, use, layer.contraction)
+        other.use(node, use) if layer is None else used(node, use, layer.contraction, layer.order)
 
     def macs(node: Node, shapes: Shapes) -> int:
         layer = layer_of(node)
@@ -188,6 +221,24 @@ class Product(nn.Module):
             rows = torch.addmm(self.bias, x.flatten(0, -2), weight)
             return rows.view(*x.shape[:-1], rows.shape[-1])
         return (torch.mm if self.op == "mm" else torch.matmul)(x, weight) + self.bias
+
+
+class Summed(nn.Module):
+    """A layer that is written as an einsum with its matrix."""
+
+    def __init__(self, equation: str, *shape: int) -> None:
+        super().__init__()
+        self.equation, self.weight = equation, nn.Parameter(torch.randn(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the equation says, of the tokens and the matrix."""
+        return torch.einsum(self.equation, x, self.weight)
+
+
+def _summed(equation: str) -> nn.Module:
+    shape = (8, 6) if "io" in equation else (6, 8)
+    back = [Apply(lambda x: x.transpose(0, 2))] if equation.endswith("otb") else []
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), Summed(equation, *shape), *back, nn.ReLU(), nn.Linear(6, 3))
 
 
 class Heads(nn.Module):
@@ -248,6 +299,8 @@ def _samples(ops: Iterable[str]) -> Iterable[Sample]:
             (2, 5) if op == "mm" else (2, 4, 5),
             f"layer by {op}{' with a transpose' * turned}",
         )
+    for equation in ("bti,oi->bto", "...i,io->...o", "bti,oi->otb") if "einsum" in ops else ():
+        yield Sample(lambda e=equation: _summed(e), (2, 4, 5), f"layer by einsum {equation}")  # type: ignore[misc]
     if "bmm" in ops:
         yield Sample(lambda: Heads(4, 4), (3, 4), "a matrix per head")
         for turned, front in ((False, False), (True, False), (False, True)):

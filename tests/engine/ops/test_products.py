@@ -17,7 +17,7 @@ from engine.ops.products import Experts, Product, in_float64
 from tests.engine.exactness import KINDS, check_exact, masked, randomised, relative_error, run
 from tests.engine.experts import Sparse
 from tests.engine.language import sentence
-from tests.engine.nets import Net, dead
+from tests.engine.nets import Net, dead, structure
 
 CPU = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="grouped products came with torch 2.10")
 
@@ -242,7 +242,19 @@ def test_matrices_that_are_computed_stay() -> None:
     assert reason is not None and "are computed" in reason
 
 
-@pytest.mark.parametrize("write", ["x @ w.T", "x.matmul(w.t())", "x @ w.transpose(0, 1)", "x @ w.mT", "F.linear(x, w)"])
+WAYS = [
+    "x @ w.T",
+    "x.matmul(w.t())",
+    "x @ w.transpose(0, 1)",
+    "x @ w.mT",
+    "F.linear(x, w)",
+    "torch.einsum('bti,oi->bto', x, w)",
+    "torch.einsum('oi,...i->...o', w, x)",
+    "torch.einsum('bti,io->tbo', x, w.T).transpose(0, 1)",
+]
+
+
+@pytest.mark.parametrize("write", WAYS)
 def test_a_layer_by_any_way_of_turning_its_matrix(write: str) -> None:
     """Its outputs and inputs go, and it is listed under its module."""
     code = compile(write, "<layer>", "eval")
@@ -256,7 +268,7 @@ def test_a_layer_by_any_way_of_turning_its_matrix(write: str) -> None:
             self.weight = nn.Parameter(torch.randn(6, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = eval(code, {"F": F}, {"x": x, "w": self.weight})
+            found: Tensor = eval(code, {"F": F, "torch": torch}, {"x": x, "w": self.weight})
             return found
 
     model = randomised(Net(forward, stem=nn.Linear(5, 8), middle=Middle(), head=nn.Linear(6, 3)))
@@ -266,8 +278,24 @@ def test_a_layer_by_any_way_of_turning_its_matrix(write: str) -> None:
     assert engine.count_flops_params(model, x, verbose=False)[0] == 4 * (40 + 48 + 18)
     masks = dead(model, {"stem": [1, 2]})  # constants go into the bias of the next layer, or stay: there is none
     masks["middle"] = {"weight": torch.ones(6, 8).index_fill(0, torch.tensor([0, 3, 4]), 0)}
-    plan = check_exact(model, masks, x, torch.randn(3, 5).double())
+    plan = check_exact(model, masks, x, torch.randn(3, 4, 5).double())
     assert plan.slices["middle.weight"].shape == (3, 7)
+
+
+@pytest.mark.parametrize(
+    "equation", ["bti,ti->bt", "bti,oi->bo", "bti,oj->btj", "bti,tio->bo", "bti,bti->bi", "bti,oi"], ids=str
+)
+def test_an_einsum_that_is_no_layer(equation: str) -> None:
+    """What is summed over beside one letter, or not at all, is none; nothing in front of it goes wrong."""
+    shapes = {"ti": (4, 8), "oi": (6, 8), "oj": (6, 8), "tio": (4, 8, 6), "bti": (2, 4, 8)}
+    weight = nn.Parameter(torch.randn(shapes[equation.partition(",")[2].partition("->")[0]]))
+    stem = nn.Linear(5, 8)
+    stem.register_parameter("other", weight)
+    model = randomised(Net(lambda m, x: torch.einsum(equation, m.stem(x), m.stem.other), stem=stem))
+    x = torch.randn(2, 4, 5).double()
+    layers = [node.op for node, _ in structure(model, x).contractions()]
+    assert layers == ["linear"]
+    check_exact(model, dead(model, {"stem": [1, 2]}, bias=True), x)
 
 
 def test_a_turned_matrix_that_something_else_reads_takes_up_no_constant() -> None:
