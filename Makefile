@@ -9,6 +9,7 @@
 #   make breadth   exactness on all 109 models of torchvision (half an hour; resumes where it stopped), then the page about it
 #   make breadth-quick  the same for one model of each architecture (five minutes)
 #   make families   exactness on the smallest model of each of timm's modules (an hour; resumes), then the page about it
+#   make architectures  the same on a small model of each architecture of transformers (half an hour; resumes)
 #   make property  500 random networks under random masks
 #   make bench     speed, memory, growth and latency beside Torch-Pruning, then docs/benchmarks.md (a quarter of an hour)
 #   make gpu       the tests that need CUDA, then docs/gpu.md
@@ -19,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo example docs test lint slow breadth breadth-quick families property bench gpu clean
+.PHONY: demo example docs test lint slow breadth breadth-quick families architectures property bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-demo
@@ -47,6 +48,9 @@ breadth-quick: $(VENV)/.stamp-dev
 
 families: $(VENV)/.stamp-dev $(VENV)/.stamp-bench
 	$(BIN)/python benchmarks/families.py
+
+architectures: $(VENV)/.stamp-dev $(VENV)/.stamp-bench
+	$(BIN)/python benchmarks/architectures.py
 
 slow: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m slow

@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,26 @@ def check(name: str) -> dict[str, Any]:
         EngineError: where the engine refuses.
     """
     model, shape = build(name)
-    one, two = images(shape, 1), images(shape, 2)
+    return compacted(model, images(shape, 1), images(shape, 2), run)
+
+
+def compacted(
+    model: nn.Module, one: Any, two: Any, outputs: Callable[[nn.Module, Any], list[Tensor]]
+) -> dict[str, Any]:
+    """Mask half of the units of each dependency group of a model, compact it, and compare it with the masked one.
+
+    Args:
+        model: becomes small.
+        one, two: inputs of two batch sizes.
+        outputs: runs a model.
+    """
     start = time.process_time()
     graph = engine.trace(model, one)
     groups = engine.dependency_groups(model, one, graph=graph)
     seconds = time.process_time() - start
     masks = half_of_each_group(model, groups)
     reference = masked(model, masks)
-    expected = [run(reference, x) for x in (one, two)]
+    expected = [outputs(reference, x) for x in (one, two)]
     del reference
     macs = engine.count_flops_params(model, one, verbose=False, graph=graph)[0]
     predicted = engine.count_flops_params(model, one, verbose=False, masks=masks, graph=graph)
@@ -81,7 +93,7 @@ def check(name: str) -> dict[str, Any]:
     speedup = engine.ModelSpeedup(model, one, masks, confidence=1, graph=graph)
     model = speedup.speedup_model()
     seconds += time.process_time() - start
-    errors = [relative_error(old, run(model, x)) for old, x in zip(expected, (one, two), strict=True)]
+    errors = [relative_error(old, outputs(model, x)) for old, x in zip(expected, (one, two), strict=True)]
     measured = engine.count_flops_params(model, one, verbose=False)
     return {
         "error": max(errors),

@@ -102,6 +102,8 @@ def _use(node: Node, use: Use) -> None:
     dim, used, start = _dim(node), use[node.output], 0
     for value in _parts(node):
         size = 1 if node.op == "stack" else value.shape[dim]
+        if not size:
+            continue
         part = used if used.size(dim) == 1 else used.narrow(dim, start, size)
         use.add(value, part.any(dim) if node.op == "stack" else part)
         start += size

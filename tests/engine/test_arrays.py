@@ -79,6 +79,11 @@ def test_a_view_of_a_compact_array_is_the_view_of_the_tensor(old: tuple[int, ...
         assert torch.equal(found.expand(new), array.expand(old).reshape(new))
 
 
+def test_a_view_of_what_is_empty() -> None:
+    """It says nothing of any dimension."""
+    assert view_array(torch.arange(8).view(1, 1, 8), (2, 0, 8), (2, 0, 2, 4)).shape == (1, 1, 1, 1)
+
+
 def test_a_view_leaves_other_dimensions_compact() -> None:
     """Dimensions that are not regrouped with the array's own stay of size 1."""
     assert view_array(torch.zeros(1, 8, 1, 1), (5, 8, 3, 3), (5, 8, 9)).shape == (1, 8, 1)

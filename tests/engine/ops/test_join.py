@@ -129,3 +129,16 @@ def test_heads_of_which_a_part_of_the_entries_is_rotated() -> None:
     (group,) = (g for g in engine.dependency_groups(model, x) if g.name == "stem")
     assert group.size == 4 and group.reason is None
     check_exact(model, dead(model, {"stem": [2, 3, 6, 7, 9]}, bias=True), x, other)
+
+
+def test_an_empty_part_of_channels_is_used_nowhere() -> None:
+    """Some of the other channels are not used, so that use is told channel by channel."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.head(torch.cat([m.stem(x), x[:, 3:]], 1).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    columns = torch.ones(2, 8)
+    columns[:, [1, 4]] = 0
+    plan = check_exact(model, {"head": {"weight": columns}}, image(8))
+    assert plan.slices["stem.weight"].shape[0] == 6

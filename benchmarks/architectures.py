@@ -1,0 +1,425 @@
+"""Exactness on every architecture of transformers: half of the units of each dependency group go, the function stays.
+
+    python benchmarks/architectures.py [architecture ...]      (default: all; resumes where it stopped)
+
+For each entry of transformers' ``MODEL_MAPPING`` a model of a few layers and some tens of channels is built from its
+configuration, in float64, everything in it random, with a linear layer on its last hidden state as a task would put
+there, and taken through what ``families.py`` does: the outputs of the masked and of the compacted model are compared at
+two batch sizes, and inside by the engine's certificate. What a model converts to float32 stays in float64 for that, or
+rounding could not be told from a mistake. An architecture that transformers does not build that small, or does not run
+on random inputs, is *not run*: that says nothing about it. Results are kept, line by line, in
+``build/architectures.jsonl``, by architecture and state of the code; the page is ``docs/architectures.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import itertools
+import json
+import logging
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.breadth import ROOT, general, staying, supervise
+from benchmarks.families import compacted, verdict
+from engine.trees import tensors_in
+from tests.engine.exactness import parameters, randomised
+
+RESULTS = ROOT / "build" / "architectures.jsonl"
+PAGE = ROOT / "docs" / "architectures.md"
+LARGEST = 60_000_000  # parameters of a model that is still taken where not all of its sizes can be made small
+Inputs = dict[str, Any]
+
+# ---------------------------------------------------------------- a small configuration
+
+# What a number in a configuration becomes where it is larger, by the first pattern that its name matches.
+SMALL: dict[str, int] = {
+    r".*(num_key_value_heads|kv_heads|multi_query_group_num|num_key_heads)": 2,
+    r".*(attention_heads|num_heads|n_heads?|_heads|num_attn_heads)": 4,
+    r".*(hidden_layers|num_layers|n_layers?|encoder_layers|decoder_layers|depth|num_blocks)": 2,
+    r".*(experts_per_tok|num_experts_per_token|topk|top_k|n_group|topk_group)": 2,
+    r".*(routed_experts|local_experts|num_experts|n_experts)": 4,
+    r".*(intermediate_size|ffn_dim|ffn_hidden_size|d_ff|n_inner|mlp_dim|feedforward_dim|inner_dim)": 96,
+    r".*vocab_size(_per_layer_input)?": 99,
+    r"qk_head_dim": 32,
+    r"(head_dim|d_kv|dim_head|attention_head_dim|.*_head_dim|d_head)": 16,
+    r".*(max_position_embeddings|n_positions|max_source_positions|max_target_positions)": 64,
+    r".*image_size": 32,
+    r"window_size": 4,
+    r"rotary_dim": 8,
+    r".*(hidden_size|d_model|n_embd|embed_dim|hidden_dim|embedding_size|projection_dim|emb_dim)": 64,
+}
+WIDTHS = re.compile(r"(encoder_)?hidden_sizes|embed_dims?|channels|conv_dim|.*out_channels|neck_.*sizes")
+DEPTHS = re.compile(r"depths|num_blocks|stage_num_blocks|depth|layers|.*blocks_per_stage")
+FIXED = {"attention_types": [[["global", "local"], 1]], "upsample_groups": 64}
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
+BACKBONE = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1], "out_indices": [2, 3, 4]}
+
+
+def small(name: str, value: Any, only: str = "") -> Any:
+    """Return a small value for a field of a configuration, or the value itself.
+
+    Args:
+        name: of the field.
+        value: its default.
+        only: pattern of the numbers that become small; all of them where it is empty.
+    """
+    if name == "head_dim" and value is None:
+        return 16
+    if name in FIXED:
+        return FIXED[name]
+    if isinstance(value, dict) and "mrope_section" in value:
+        return {**value, "mrope_section": [4, 2, 2]}
+    if isinstance(value, int) and not isinstance(value, bool):
+        if re.search(r"token_id|token_index|_id$", name):
+            return min(value, 90)
+        if only and not re.fullmatch(only, name):
+            return value
+        return min(value, next((size for pattern, size in SMALL.items() if re.fullmatch(pattern, name)), value))
+    if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value) and not only:
+        if name.endswith("heads"):
+            return type(value)(2 for _ in value)
+        if DEPTHS.fullmatch(name):
+            return type(value)(min(v, 1) for v in value)
+        if WIDTHS.fullmatch(name):
+            return type(value)(16 * (place + 1) if v > 16 else v for place, v in enumerate(value))
+    return value
+
+
+def shrunk(cls: type[PretrainedConfig], only: str = "", **given: Any) -> PretrainedConfig:
+    """Return a configuration of a class, and of its parts, with small sizes."""
+    default = cls()
+    fields: dict[str, Any] = {}
+    for name, value in vars(default).items():
+        if isinstance(value, PretrainedConfig):
+            timm = value.model_type == "timm_backbone"
+            fields[name] = transformers.ResNetConfig(**BACKBONE) if timm else shrunk(type(value), only, **given)
+        elif not name.startswith("_") and (new := small(name, value, only)) != value:
+            fields[name] = new
+    fields |= {name: value for name, value in given.items() if name in fields or name in vars(default)}
+    for name in KINDS:
+        kinds = getattr(default, name, None)
+        if isinstance(kinds, (list, tuple)) and kinds and not isinstance(getattr(cls, name, None), property):
+            several = list(dict.fromkeys(kinds))
+            layers = max(2, len(several))  # each kind of layer once
+            fields[name] = (several * 2)[:layers]
+            fields |= {n: layers for n in ("num_hidden_layers", "n_layer", "num_layers") if n in fields}
+    return cls(**fields)
+
+
+def configurations(kind: str) -> Iterator[tuple[PretrainedConfig | Exception, bool]]:
+    """Yield configurations of an architecture, smallest first, or why there is none; and whether widths are whole."""
+    cls = CONFIG_MAPPING[kind]
+    few = r".*(vocab_size|layers|n_layers?|depth|experts)"
+    tries = [{}, {"num_key_value_heads": 4}, {"num_heads": 8}, {"rope_parameters": SECTIONS}]
+    for only, given in (*(("", sizes) for sizes in tries), (few, {})):
+        try:
+            found: PretrainedConfig | Exception = shrunk(cls, only, **given)
+        except Exception as error:  # sizes that do not go together; what it says is listed if no others do
+            found = error
+        yield found, bool(only)
+
+
+# ---------------------------------------------------------------- a model and its inputs
+
+
+class NotRun(Exception):
+    """Transformers does not build or run the model."""
+
+
+class Headed(nn.Module):
+    """A model with a linear layer on its last hidden state, so that what flows through it is no output."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head: nn.Module | None = None
+
+    def fit(self, inputs: Inputs) -> None:
+        """Make the head, where there is a last hidden state."""
+        with torch.no_grad():
+            hidden = getattr(self.body(**inputs), "last_hidden_state", None)
+        if isinstance(hidden, Tensor) and hidden.is_floating_point() and hidden.ndim in (2, 3, 4):
+            head = nn.Conv2d(hidden.shape[1], 5, 1) if hidden.ndim == 4 else nn.Linear(hidden.shape[-1], 5)
+            self.head = head.double()
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return what the head makes of the last hidden state, or else all that the model puts out."""
+        out = self.body(**inputs)
+        return out if self.head is None else self.head(out.last_hidden_state)
+
+
+def stirred(model: nn.Module) -> nn.Module:
+    """Make random what is one number everywhere (norms, layer scales, tokens), and large enough what is tiny."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            if not p.numel():
+                continue
+            value = float(p.flatten()[0])
+            if bool((p == value).all()):
+                scales = torch.rand(p.shape, generator=generator, dtype=p.dtype) + 0.5
+                p.copy_(scales * (value if abs(value) > 0.1 else 1.0) if value else (scales - 1) * 0.6)
+            elif p.ndim > 1 and float(p.std()) < 0.05:
+                p.mul_(1 / float(p.std()) / p[0].numel() ** 0.5)
+    return model
+
+
+def built(kind: str, config: PretrainedConfig, wide: bool) -> Headed:
+    """Return a small model of an architecture, in float64, everything in it random; ``wide``: it may be too large."""
+    names = MODEL_MAPPING_NAMES[kind]
+    cls = getattr(transformers, names if isinstance(names, str) else names[0])
+    config._experts_implementation = "batched_mm"  # torch has no grouped product in float64
+    if wide:
+        with torch.device("meta"):
+            size = parameters(cls(config))
+        if size > LARGEST:
+            raise NotRun(f"{size / 1e6:.0f} M parameters are left")
+    torch.manual_seed(0)
+    return Headed(stirred(randomised(cls(config))))
+
+
+def number(config: PretrainedConfig, *names: str, default: int) -> int:
+    """Return the first of some fields that a configuration, or a part of it, has as a positive number."""
+    parts = [config, *(v for v in vars(config).values() if isinstance(v, PretrainedConfig))]
+    for name, part in itertools.product(names, parts):
+        if type(value := getattr(part, name, None)) is int and value > 0:
+            return value
+    return default
+
+
+def pool(config: PretrainedConfig, batch: int) -> dict[str, list[Tensor]]:
+    """Return what may be passed to a model, by the name of the argument."""
+    g = torch.Generator().manual_seed(batch)
+    side = number(config, "image_size", default=32)
+    channels = number(config, "num_channels", "in_channels", default=3)
+    frames = number(config, "num_frames", default=4)
+    mel = number(config, "num_mel_bins", "input_feat_per_channel", "feature_size", default=80)
+    length = 2 * number(config, "max_source_positions", default=32)
+    patch = number(config, "patch_size", default=16) ** 2 * number(config, "temporal_patch_size", default=1)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=g, dtype=torch.float64)
+
+    def tokens(*shape: int) -> Tensor:
+        return torch.randint(3, 80, (batch, *shape), generator=g)
+
+    return {
+        "input_ids": [tokens(8)],
+        "pixel_values": [noise(channels, side, side), noise(frames, channels, side, side)],
+        "pixel_values_videos": [noise(frames, channels, side, side)],
+        "input_values": [noise(2000), noise(1, 2000), noise(64, mel), noise(1024, 128)],
+        "input_features": [noise(mel, length), noise(64, mel), noise(1, 64, mel)],
+        "decoder_input_ids": [tokens(6)],
+        "bbox": [tokens(8, 4).sort(-1).values],
+        "hidden_states": [noise(16, channels * patch).flatten(0, 1)],
+        "grid_thw": [torch.tensor([[1, 4, 4]] * batch)],
+    }
+
+
+def candidates(model: nn.Module, batch: int) -> Iterator[Inputs]:
+    """Yield inputs that a model may accept, the fullest first."""
+    takes = inspect.signature(model.forward).parameters
+    known = pool(model.config, batch)  # type: ignore[arg-type]
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    names = [n for n in dict.fromkeys((main, *takes)) if n in known and n in takes] or [main] * (main in known)
+    for count in range(len(names), 0, -1):
+        for chosen in itertools.combinations(names, count):
+            for values in itertools.product(*(known[n] for n in chosen)):
+                found: Inputs = dict(zip(chosen, values, strict=True))
+                yield found | ({"use_cache": False} if "use_cache" in takes else {})
+
+
+class Wide(TorchDispatchMode):
+    """Stays in float64 where a model converts to less."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        dtype = kwargs.get("dtype")
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+            if any(t.dtype == torch.float64 for t in tensors_in((args, kwargs))):
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """Return what a model puts out, computed in float64, with the same random numbers each time."""
+    torch.manual_seed(0)
+    with torch.no_grad(), Wide():
+        return [t for t in tensors_in(model(**inputs)) if t.is_floating_point()]
+
+
+def accepted(model: Headed) -> tuple[Inputs, Inputs]:
+    """Return inputs of two batch sizes that a model runs on."""
+    errors: dict[int, Exception] = {}
+    for one, two in zip(candidates(model.body, 1), candidates(model.body, 2), strict=True):
+        try:
+            if outputs(model, one) and outputs(model, two):
+                model.fit(one)
+                return one, two
+        except Exception as error:  # another input may do
+            errors[len(one)] = error
+    raise NotRun("no input fits" if not errors else f"{type(errors[min(errors)]).__name__}: {errors[min(errors)]}")
+
+
+def prepared(kind: str) -> tuple[Headed, Inputs, Inputs]:
+    """Return a small model that runs, and inputs of two batch sizes."""
+    first = None
+    for config, wide in configurations(kind):
+        try:
+            if isinstance(config, Exception):
+                raise config
+            model = built(kind, config, wide)
+            return model, *accepted(model)
+        except Exception as error:  # another configuration may do
+            first = first or error
+    raise NotRun(f"{type(first).__name__}: {first}")
+
+
+def check(kind: str) -> dict[str, Any]:
+    """Compact a model and return what came of it.
+
+    Raises:
+        EngineError: where the engine refuses.
+    """
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, one, two = prepared(kind)
+    except NotRun as error:
+        return {"not run": re.sub(r"\s+", " ", str(error).removeprefix("NotRun: "))[:200]}
+    names = sorted(one.keys() - {"use_cache"})
+    return {"model": type(model.body).__name__, "inputs": names} | compacted(model, one, two, outputs)
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def code_state() -> str:
+    """Return a hash of what the results depend on: the engine, this benchmark, the versions."""
+    digest = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
+    for file in [*sorted((ROOT / "engine").rglob("*.py")), Path(__file__)]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+HEAD = """# Every architecture of transformers
+
+`python benchmarks/architectures.py` builds a model of a few layers and some tens of channels for each architecture of
+transformers' `MODEL_MAPPING`, masks half of the units of each dependency group, compacts, and compares with the masked
+model: of {run} that run on random inputs, {exact} are exact, {refused} refused, {failed} fail, and {late} take longer
+than they are given; {rest} are not run. torch {torch}, transformers {transformers}, float64, on a CPU, one thread.
+
+Everything that could hide an error is random, and a linear layer reads the last hidden state, so that the stream is no
+output. The error is the largest difference at two batch sizes, relative to the largest entry of the output; counted
+sizes equal the measured ones. Of a model of text and images, what is not named among the inputs did not run, and stays.
+Seconds of CPU are for tracing, planning, compacting and verifying.
+
+| architecture | inputs | verdict | error | parameters, k | left | seconds |
+|---|---|---|---:|---:|---:|---:|
+"""
+
+REST = """
+## What is not run
+
+Transformers did not build these from a small configuration, or did not run them on the random inputs above: packages
+that are not installed, sizes that do not go together once they are small, inputs of another kind. This says nothing
+about whether they can be compacted.
+
+| architecture | why |
+|---|---|
+"""
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    if "parameters" not in row:
+        return f"| {row['architecture']} | | {cell(verdict(row))} | | | | |"
+    before, after = row["parameters"]
+    return (
+        f"| {row['architecture']} | {', '.join(row['inputs'])} | {verdict(row)} | {row['error']:.0e} "
+        f"| {before / 1e3:.0f} → {after / 1e3:.0f} | {after / before:.0%} | {row['seconds']:.1f} |"
+    )
+
+
+def causes(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose reasons do not name what is another in each model: files, modules, sizes."""
+    reasons = {
+        re.sub(r" \(\S+\.py\)| ?\(?body\.\S+| = \d+", "", general(r)): n for r, n in row.get("stays", {}).items()
+    }
+    return row | {"stays": reasons}
+
+
+def cell(text: str) -> str:
+    """Return a text as it can stand in a table."""
+    return general(text).replace("|", "\\|").replace("\n", " ")
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page."""
+    run = [row for row in rows if "not run" not in row]
+    counts = Counter(verdict(row).split(":")[0] for row in run)
+    numbers = {"run": len(run), "rest": len(rows) - len(run), "exact": counts["exact"], "refused": counts["refused"]}
+    numbers["late"] = sum("took longer" in row.get("failed", "") for row in run)
+    numbers["failed"] = len(run) - counts["exact"] - counts["refused"] - numbers["late"]
+    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    rest = [f"| {row['architecture']} | {cell(row['not run'])[:120]} |" for row in rows if "not run" in row]
+    head = HEAD.format(**numbers, **versions)
+    return head + "\n".join([*map(line, run), *staying(map(causes, run))]) + "\n" + REST + "\n".join(rest) + "\n"
+
+
+def known(state: str) -> dict[str, dict[str, Any]]:
+    """Return the results of this state of the code, by architecture."""
+    rows = map(json.loads, RESULTS.read_text().splitlines() if RESULTS.exists() else [])
+    return {row["architecture"]: row for row in rows if row["state"] == state}
+
+
+def main() -> int:
+    """Run what has not been run yet, print each row, write the page, and return 1 if a model that runs is not exact."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architectures", nargs="*", metavar="architecture", help="keys of MODEL_MAPPING (bert, vit …)")
+    parser.add_argument("--time", type=float, default=60, metavar="S", help="limit per model, default 60 s")
+    parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per model, default 8 GiB")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    RESULTS.parent.mkdir(exist_ok=True)
+    everything = sorted(MODEL_MAPPING_NAMES)
+    if unknown := [name for name in args.architectures if name not in everything]:
+        parser.error(f"transformers has no architecture {', '.join(unknown)}; it has {', '.join(everything)}")
+    state = code_state()
+    done = known(state)
+    check("bert")  # what torch and transformers import at a first run: once, and not in each process
+    wanted = args.architectures or everything
+    for name in wanted:
+        if name not in done:
+            done[name] = {"architecture": name, "state": state} | supervise(check, name, args.time, args.memory)
+            with RESULTS.open("a") as out:
+                out.write(json.dumps(done[name]) + "\n")
+        row = done[name]
+        print(f"| {name} | not run: {cell(row['not run'])} |" if "not run" in row else line(row), flush=True)
+    if set(everything) <= done.keys():
+        PAGE.write_text(page([done[name] for name in everything]))
+    return 0 if all("not run" in done[name] or verdict(done[name]) == "exact" for name in wanted) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
