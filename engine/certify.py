@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from engine.decisions import Decision, Decisions
 from engine.errors import VerificationError
+from engine.ops import convolving, products
 from engine.ops.heads import headwise
-from engine.ops.products import in_float64
 from engine.projections import PROJECTIONS, Directions, channel_norms
 from engine.signature import signature
 from engine.standin import StandIn
@@ -193,6 +193,18 @@ def _written(table: Tensor, start: int, stop: int, values: Tensor) -> Tensor:
     return table
 
 
+_KERNELS = (convolving.in_float64, products.in_float64)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op; in float64 as the engine does, where torch does not or at length."""
+    for kernel in _KERNELS:
+        found = kernel(func, args, kwargs)
+        if found is not None:
+            return found
+    return func(*args, **kwargs)
+
+
 class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
@@ -212,9 +224,7 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
         args, kwargs = _unrounded(func, args, kwargs or {})
-        op = signature(func).op
-        out = in_float64(op, args, kwargs)
-        out = func(*args, **kwargs) if out is None else out
+        out, op = _computed(func, args, kwargs), signature(func).op
         if self._depth:
             return out
         if op in self._ops:

@@ -8,7 +8,7 @@ arguments that they were given; all others (views, data-dependent ops, ops on co
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +47,8 @@ class _Recipe(NamedTuple):
     parts: tuple[_Fresh | _Given, ...]
 
 
+Like = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Tensor | None]
+
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _KNOWN: dict[Any, _Recipe | None] = {}
 
@@ -64,8 +66,15 @@ def _states_keep_their_shape() -> bool:
     return shape == state.shape
 
 
+def _not_known(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """No output is like an argument that is known of."""
+
+
 class Fakes:
     """Makes and runs tensors without data. What was learned of ops is shared in the process.
+
+    Args:
+        like: tells of a call which of its arguments has the sizes and the layout of its output, where it is known to.
 
     Attributes:
         mode: the mode that knows all ops.
@@ -79,7 +88,8 @@ class Fakes:
         (torch.Size([2, 2]), device(type='cpu'))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: Like = _not_known) -> None:
+        self._like = like
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._memory: dict[int, torch.UntypedStorage] = {}
 
@@ -110,6 +120,9 @@ class Fakes:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what an op gives; all tensors among its arguments are fake."""
+        like = self._like(func, args, kwargs)
+        if like is not None:
+            return self._fresh(_metadata(like))
         given: list[Tensor] = []
         try:
             key = (func, torch.get_default_dtype(), _key(args, given), _key(tuple(kwargs.items()), given))

@@ -26,7 +26,7 @@ __all__ = ["Proof"]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
-_FREE = 20 * 2**20
+_FREE = 25 * 2**20
 """Bytes that one run may take, however small the model is."""
 
 

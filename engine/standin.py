@@ -70,6 +70,10 @@ class StandIn(Tensor):
             self._made = found
         return found
 
+    def made(self) -> Tensor:
+        """Return what it stands for."""
+        return self._read(False)
+
     def data_ptr(self) -> int:
         """Refuse: there is no memory that foreign code could read.
 

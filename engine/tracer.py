@@ -34,6 +34,7 @@ from engine.integers import tagged
 from engine.memos import forgetting
 from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
+from engine.ops.norm import sized_like
 from engine.ops.spread import apart
 from engine.ops.wide import plain_norms, spans_of
 from engine.recorder import Recorder
@@ -117,10 +118,10 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
     modules = list(distinct_modules(model).values())
     before = [dict(vars(m)) for m in modules]
     contents: dict[int, tuple[Any, Any]] = {}
-    for m in modules:
-        for name, value in vars(m).items():
-            if name in _TABLES or name not in _OF_EVERY_MODULE:
-                _keep_contents(value, contents)
+    for m, attributes in zip(modules, before, strict=True):
+        contents |= {id(table): (table, table.copy()) for table in (m._parameters, m._buffers, m._modules)}
+        for name in attributes.keys() - _OF_EVERY_MODULE:
+            _keep_contents(attributes[name], contents)
     devices = {p.device for m in modules for p in m._parameters.values() if p is not None and p.device.type == "cuda"}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled(), forgetting(model):
@@ -140,7 +141,6 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
                 (container.extend if isinstance(container, (list, deque)) else container.update)(kept)
 
 
-_TABLES = ("_parameters", "_buffers", "_modules")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -225,7 +225,7 @@ def _run(
 
 
 def _record(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], fake: bool) -> Recorder:
-    recorder = Recorder(model, Fakes() if fake else None)
+    recorder = Recorder(model, Fakes(sized_like) if fake else None)
     readers = readers_of_training(model)
     with watched(readers) as seen:
         _run(recorder, model, opaque, *inputs[0], [], "eval")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.contraction import Contraction
 from engine.graph import Graph, Node
+from engine.ops.convolving import COLUMNS
 from engine.rule import Registry
 from engine.trees import map_tensors, tensors_in
 
@@ -165,12 +166,13 @@ def _elements(node: Node, contractions: Sequence[Contraction]) -> int:
 
 
 def _columns(c: Contraction) -> int:
-    """Entries under the kernel, for each position and each input of a group."""
+    """Entries under the kernel, for each position and each input of a group; no more than are laid out at once."""
     if c.hidden or not c.weight.stored or c.stacked:
         return 0
     kernel = math.prod(c.weight.shape) // (c.groups * c.outputs * c.inputs)
     positions = math.prod(c.output.shape) // (c.groups * c.outputs)
-    return kernel * c.inputs * positions if kernel > 1 else 0
+    columns = kernel * c.inputs * positions if kernel > 1 else 0
+    return columns if c.transposed else min(columns, COLUMNS // _WIDE)
 
 
 def agree(whole: Sequence[Tensor], alone: Sequence[Tensor], place: int, batch_dim: int, tolerance: float) -> bool:

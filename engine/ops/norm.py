@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,28 @@ from engine.graph import Node, Value
 from engine.ops.samples import chain
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes
+from engine.signature import signature
 from engine.use import Use
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "sized_like"]
 
 _STORED = ("weight", "bias", "running_mean", "running_var")
+
+
+def sized_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the argument whose sizes and layout a call gives; None where that is for the op to say.
+
+    Of a batch norm torch works this out in Python, which takes 20 ms for each shape that it has not met before: most of
+    the time of a first recording.
+    """
+    if func is not torch.ops.aten.batch_norm.default:
+        return None
+    given = signature(func).bind(args, kwargs)
+    x: Tensor = given["input"]
+    sizes = [given[name].shape for name in _STORED if given[name] is not None]
+    fits = x.ndim > 1 and all(shape == x.shape[1:2] for shape in sizes)
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return x if fits and (x.is_contiguous() or last) else None
 
 
 def _stored(node: Node) -> list[Value]:

@@ -24,6 +24,7 @@ from engine.ops.samples import Apply
 from engine.ops.stacks import Matrix, matrix_of
 from engine.propagate import Labels
 from engine.rule import Rule, Sample, Shapes, Statistic
+from engine.signature import signature
 from engine.use import Use
 
 __all__ = ["RULES", "einsum_layer", "in_float64", "or_layer"]
@@ -343,14 +344,14 @@ def _by_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     return found
 
 
-def in_float64(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Compute in float64 what an op has no kernel for; None for all that have one.
 
     Args:
-        op: name of the op.
-        args, kwargs: what it is called with.
+        func: overload of an op.
+        args, kwargs: its arguments.
     """
-    if op != "_grouped_mm" or args[0].dtype != torch.float64:
+    if signature(func).op != "_grouped_mm" or args[0].dtype != torch.float64:
         return None
     given = dict(zip(("x", "weight", "offs"), args, strict=False)) | {k: v for k, v in kwargs.items() if v is not None}
     known = given.keys() == {"x", "weight", "offs"} and given["x"].ndim == 2 and given["weight"].ndim == 3

@@ -55,6 +55,15 @@ def test_tensors_that_share_memory_do_so_as_fakes() -> None:
     assert number.ndim == view.ndim == 0
 
 
+def test_an_output_that_is_like_an_argument_is_made_without_asking() -> None:
+    """In memory of its own; whatever is not known goes to the mode."""
+    made = Fakes(lambda func, args, kwargs: args[0] if func is ATEN.mul.Tensor else None)
+    x, wide = made.of(torch.zeros(1, 4)), made.of(torch.zeros(3, 4))
+    like = made.run(ATEN.mul.Tensor, (x, wide), {})  # wrong on purpose: so it is not the mode that says it
+    assert like.shape == (1, 4) and storage_of(like) != storage_of(x)
+    assert made.run(ATEN.add.Tensor, (x, wide), {}).shape == (3, 4)
+
+
 def test_layouts_devices_and_dtypes_are_kept() -> None:
     """Strides of a transposed tensor, a half, an integer."""
     made = Fakes()

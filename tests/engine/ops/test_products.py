@@ -83,11 +83,18 @@ def test_a_grouped_product_in_float64_is_that_of_the_kernel() -> None:
     """With experts that have no tokens; what no kernel takes otherwise is left to the op."""
     x, weight = torch.randn(6, 8), torch.randn(4, 8, 12)
     offsets = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
-    wide = in_float64("_grouped_mm", (x.double(), weight.double()), {"offs": offsets, "bias": None})
+    wide = in_float64(
+        torch.ops.aten._grouped_mm.default, (x.double(), weight.double()), {"offs": offsets, "bias": None}
+    )
     assert wide is not None and torch.allclose(wide.float(), F.grouped_mm(x, weight, offs=offsets), atol=1e-5)
-    assert in_float64("_grouped_mm", (x, weight, offsets), {}) is None
-    assert in_float64("mm", (x.double(), x.double().mT), {}) is None
-    assert in_float64("_grouped_mm", (x.double(), weight.double(), offsets), {"out_dtype": torch.float32}) is None
+    assert in_float64(torch.ops.aten._grouped_mm.default, (x, weight, offsets), {}) is None
+    assert in_float64(torch.ops.aten.mm.default, (x.double(), x.double().mT), {}) is None
+    assert (
+        in_float64(
+            torch.ops.aten._grouped_mm.default, (x.double(), weight.double(), offsets), {"out_dtype": torch.float32}
+        )
+        is None
+    )
 
 
 @CPU
