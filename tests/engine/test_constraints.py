@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constraints import Equal, Fewer, Grouped, NonEmpty
+from engine.constraints import Equal, Fewer, Grouped, Multiple, NonEmpty, closed
 
 BITS = st.lists(st.booleans(), min_size=12, max_size=12)
 
@@ -107,3 +107,19 @@ def test_fewer_of_some_than_of_others() -> None:
     keep[[5, 6]] = True
     assert constraint.holds(keep) and constraint.missing(keep, score).numel() == 0
     assert constraint.resolve(torch.arange(8) * 2).many.tolist() == [8, 10, 12, 14]
+
+
+def test_a_multiple_is_kept() -> None:
+    """The best of what would go fill the last step up; channels may share a slot; nothing at all is no multiple."""
+    score = torch.tensor([0.0, 5, 1, 3, 2, 4, 0, 0, 0])
+    multiple = Multiple(torch.arange(1, 9), 4)
+    keep = torch.zeros(9, dtype=torch.bool)
+    assert closed([multiple], keep.clone(), lambda: score).nonzero()[:, 0].tolist() == [1, 3, 4, 5]
+    keep[[2, 6, 7, 8]] = True
+    assert multiple.holds(keep) and closed([multiple], keep.clone(), lambda: score).equal(keep)
+    keep[1] = True
+    assert closed([multiple], keep.clone(), lambda: score)[1:].all()
+    pairs = multiple.resolve(torch.tensor([0, 1, 1, 3, 3, 5, 5, 7, 7]))
+    keep = torch.zeros(9, dtype=torch.bool)
+    keep[3] = True
+    assert int(closed([pairs], keep, lambda: score)[pairs.labels].sum()) % 4 == 0

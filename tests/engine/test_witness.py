@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
+import engine
 from engine.witness import Channels, Witness
 from tests.engine.attentions import Sized
 from tests.engine.exactness import check_exact, randomised
@@ -107,3 +110,41 @@ def test_a_linear_layer_over_positions() -> None:
     plan = check_exact(model, {"head": {"weight": columns}}, image())
     assert plan.slices["stem.weight"].shape[0] == 4
     check_exact(model, dead(model, {"stem": [0, 1], "mix": [3, 4]}, bias=True), image())
+
+
+def test_a_product_of_activations_is_counted_beside_one_that_is_a_layer() -> None:
+    """They are one op: what comes when is told by counting its calls, and only the layer is looked at."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = torch.tanh(m.first(x))
+        y = (x @ x.mT / 4).softmax(-1) @ x
+        return m.last(torch.tanh(y @ m.middle.weight.T))
+
+    model = randomised(Net(forward, first=nn.Linear(5, 8), middle=nn.Linear(8, 6, bias=False), last=nn.Linear(6, 3)))
+    masks = dead(model, {"middle": [0, 3]})
+    tokens = torch.randn(2, 4, 5).double()
+    witness = Witness.of(analysis_of(model, tokens, masks))
+    assert [node.op for node in witness.nodes] == ["linear", "matmul", "matmul", "matmul", "linear"]
+    assert witness.dims == (2, -1, -1, 2, 2) and witness.before[1] is None and witness.before[2] is None
+    assert indices(witness.before[3]) == {2: [1, 2, 4, 5]} and indices(witness.after[3]) == {2: [0, 1, 2, 3]}
+    speedup = engine.ModelSpeedup(model, tokens, masks)
+    speedup.speedup_model()
+    assert speedup.certificate.compared == 3 and speedup.certificate.max_error < 1e-9
+
+
+def test_another_way_through_the_code_than_the_recorded_one_is_not_looked_at() -> None:
+    """Where data decide how often a layer runs, positions mean nothing; outputs are compared all the same."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = torch.tanh(m.first(x))
+        for _ in range(1 + int(x[0, 0] > 0)):
+            x = torch.tanh(m.middle(x))
+        return m.last(x)
+
+    model = randomised(Net(forward, first=nn.Linear(5, 8), middle=nn.Linear(8, 8), last=nn.Linear(8, 3)))
+    for example in torch.randn(6, 2, 5).double():
+        small = copy.deepcopy(model)
+        masks = dead(model, {"first": [1, 2], "middle": [1, 2]}, bias=True)
+        speedup = engine.ModelSpeedup(small, example, masks)
+        speedup.speedup_model()
+        assert speedup.certificate.verified and speedup.certificate.max_error < 1e-9
