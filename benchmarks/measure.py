@@ -60,6 +60,15 @@ def analysis(name: str, rounds: int) -> Row:
     return {"nodes": len(engine.trace(base, x).nodes), "stages": stages}
 
 
+def first(name: str, rounds: int) -> Row:
+    """CPU seconds of the first analysis in a process, by this project (``"net"``) or the peer (``"net, peer"``)."""
+    network, _, other = name.partition(", ")
+    model, x = build(network), example(network)
+    masks = masks_of(model)
+    gc.collect()
+    return {"seconds": sum((peer(model, x) if other else ours(model, x, masks)).values())}
+
+
 def verification(name: str, rounds: int) -> Row:
     """CPU seconds that verification adds, and of the forward passes that it makes."""
     _warm_up(confidence=1)
@@ -161,7 +170,7 @@ def latency(name: str, rounds: int) -> Row:
     with torch.inference_mode():
         if not stream:
             torch.testing.assert_close(models["compacted"](x), models["by hand"](x), rtol=1e-3, atol=1e-4)
-        for turn in range(8 * rounds + 3):
+        for turn in range(5 * rounds + 3):
             order = list(models.items())[:: 1 if turn % 2 else -1]
             for key, model in order:
                 start = clock()
@@ -181,7 +190,7 @@ def overhead(name: str, rounds: int) -> Row:
     """Milliseconds of a plain training step, and the ratios of steps with callbacks to it."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     callbacks, _, batch = name.partition(", batch ")
-    pairs = 16 * rounds
+    pairs = 10 * rounds
     setting = argparse.Namespace(device="cpu", clock="cpu", model="resnet18", size=64, batch=int(batch), pairs=pairs)
     plain, ratios = compare(SETS[callbacks], setting)
     return {"plain": plain, "ratios": ratios}
@@ -189,6 +198,7 @@ def overhead(name: str, rounds: int) -> Row:
 
 MEASURES: dict[str, tuple[Callable[[str, int], Row], list[str]]] = {
     "analysis": (analysis, MODELS),
+    "first": (first, [f"{name}{who}" for name in MODELS for who in ("", ", peer")]),
     "verification": (verification, MODELS),
     "memory": (memory, MODELS),
     "scaling": (scaling, list(SCALED)),

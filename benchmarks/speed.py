@@ -29,7 +29,7 @@ from benchmarks.page import page
 
 ROOT = Path(__file__).resolve().parents[1]
 _KEPT = ROOT / "build" / "speed.jsonl"
-_ROUNDS = {False: 3, True: 2}
+_ROUNDS = {False: 5, True: 2}
 
 
 def job(kind: str, name: str, rounds: int) -> Row:
@@ -89,7 +89,7 @@ def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Ro
 def main() -> int:
     """Measure what is missing and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two rounds in place of three")
+    parser.add_argument("--quick", action="store_true", help="two rounds in place of five")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--only", nargs="+", default=[], choices=list(MEASURES), help="kinds of measurements")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")

@@ -25,6 +25,14 @@ def test_what_was_lost_comes_first() -> None:
     assert "| slow | 7 | 1500 | 750 | 750 | 3000 (3000–3000) | 1000 (1000–1000) | 1000 (1000–1000) | 3.00" in rest
 
 
+def test_the_first_analysis_beside_that_of_the_peer() -> None:
+    """Where the peer is faster is said at the top."""
+    seconds = {"a": 0.5, "a, peer": 0.25, "b": 0.1, "b, peer": 1.0}
+    text = page({"first": {name: {"seconds": value} for name, value in seconds.items()}}, "a machine", 2)
+    assert "| a | 500 | 250 |" in text and "| b | 100 | 1000 |" in text
+    assert "Slower than the peer the first time on a (2.00 × its time)." in text.split("## ")[0]
+
+
 def test_nothing_lost() -> None:
     """Then that is said."""
     text = page({"analysis": {"fast": analysis(0.5, 10.0)}}, "a machine", 2)
