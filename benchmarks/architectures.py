@@ -194,7 +194,11 @@ def built(kind: str, config: PretrainedConfig, wide: bool) -> Headed:
         if size > LARGEST:
             raise NotRun(f"{size / 1e6:.0f} M parameters are left")
     torch.manual_seed(0)
-    return Headed(stirred(randomised(cls(config))))
+    model = cls(config)
+    for module in model.modules():
+        if isinstance(vars(module).get("dtype"), torch.dtype):  # a router that converts its own layer when it runs
+            module.dtype = torch.float64
+    return Headed(stirred(randomised(model)))
 
 
 def number(config: PretrainedConfig, *names: str, default: int) -> int:

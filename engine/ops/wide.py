@@ -91,6 +91,15 @@ class FullGroups(int):
         return self
 
 
+def _laid_out(out: Tensor, like: Tensor) -> Tensor:
+    """Return what was cut off a wider tensor as a norm lays out its result: a ``view`` in the code may depend on it."""
+    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        return out.contiguous(memory_format=torch.channels_last)
+    if like.dim() == 5 and like.is_contiguous(memory_format=torch.channels_last_3d):
+        return out.contiguous(memory_format=torch.channels_last_3d)
+    return out.contiguous()
+
+
 def _functional(size: int, with_fill: bool) -> ModuleType:
     """Return `torch.nn.functional` with norms over ``size`` channels of which some were removed.
 
@@ -112,7 +121,8 @@ def _functional(size: int, with_fill: bool) -> ModuleType:
             weight = F.pad(weight, [0, missing])
         if bias is not None:
             bias = F.pad(bias, [0, missing])
-        return F.layer_norm(F.pad(input, [0, missing]), [norm.size], weight, bias, eps)[..., :kept]
+        out = F.layer_norm(F.pad(input, [0, missing]), [norm.size], weight, bias, eps)
+        return out[..., :kept].contiguous()
 
     def rms_norm(
         input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
@@ -120,7 +130,7 @@ def _functional(size: int, with_fill: bool) -> ModuleType:
         kept, missing = input.shape[-1], norm.size - input.shape[-1]
         if weight is not None:
             weight = F.pad(weight, [0, missing])
-        return F.rms_norm(F.pad(input, [0, missing]), [norm.size], weight, eps)[..., :kept]
+        return _laid_out(F.rms_norm(F.pad(input, [0, missing]), [norm.size], weight, eps)[..., :kept], input)
 
     def group_norm(
         input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
@@ -132,7 +142,7 @@ def _functional(size: int, with_fill: bool) -> ModuleType:
             bias = F.pad(bias.unflatten(0, [num_groups, kept]), [0, missing]).flatten()
         full = F.pad(input.unflatten(1, [num_groups, kept]), [0, 0] * (input.dim() - 2) + [0, missing]).flatten(1, 2)
         out = F.group_norm(full, num_groups, weight, bias, eps)
-        return out.unflatten(1, [num_groups, kept + missing])[:, :, :kept].flatten(1, 2)
+        return _laid_out(out.unflatten(1, [num_groups, kept + missing])[:, :, :kept].flatten(1, 2), input)
 
     found = ModuleType(F.__name__)
     vars(found).update(vars(F))
@@ -154,7 +164,8 @@ def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
         full = torch.cat([x, shape.fill.to(x).expand(*x.shape[:-1], missing)], -1)
         given = {name: padded(p) for name, p in named.items()}
-        return norm(full, (shape.size,), *map(padded, parameters), **given)[..., : x.shape[-1]]
+        out = norm(full, (shape.size,), *map(padded, parameters), **given)[..., : x.shape[-1]]
+        return out.contiguous() if norm is F.layer_norm else _laid_out(out, x)
 
     return wide
 
@@ -172,7 +183,7 @@ def _filled_groups(
         return None if p is None else F.pad(p.view(groups, kept), (0, missing)).flatten()
 
     out = F.group_norm(full, groups, padded(weight), padded(bias), eps)
-    return out.unflatten(1, (groups, kept + missing))[:, :, :kept].flatten(1, 2)
+    return _laid_out(out.unflatten(1, (groups, kept + missing))[:, :, :kept].flatten(1, 2), x)
 
 
 def can_widen(cls: Any) -> bool:

@@ -359,6 +359,55 @@ NORMED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 }
 
 
+class Merging(nn.Module):
+    """Four tokens become one by a ``view`` of what a norm put out, as in the vision towers of Qwen3-VL."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Linear(5, 8), norm, nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores of each four tokens."""
+        return self.head(self.norm(self.stem(x)).view(-1, self.head.in_features))
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["zero", "constant"])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_tokens_behind_a_norm_are_viewed(kind: Callable[[int], nn.Module], bias: bool) -> None:
+    """What is left of a norm lies in memory as what a plain norm puts out."""
+    model = randomised(Merging(kind(8)))
+    kept = torch.ones(8).index_fill(0, torch.tensor([1, 6]), 0)
+    masks = dead(model, {"stem": [1, 6]}, bias=bias) | {"norm": {k: kept for k, _ in model.norm.named_parameters()}}
+    x = torch.randn(8, 5, dtype=torch.float64)
+    plan = check_exact(model, masks, x, x[:4])
+    assert plan.slices["stem.weight"].shape == (6, 5) and plan.slices["head.weight"].shape == (3, 24)
+
+
+FORMATS = {
+    "tokens": torch.rand(2, 3, 8).transpose(1, 2),
+    "images": torch.rand(2, 8, 3, 8),
+    "channels last": torch.rand(2, 8, 3, 8).to(memory_format=torch.channels_last),
+    "volumes, channels last": torch.rand(2, 8, 3, 2, 8).to(memory_format=torch.channels_last_3d),
+}
+
+
+@pytest.mark.parametrize("fill", [None, torch.ones(2)], ids=["zero", "constant"])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: nn.LayerNorm(n), lambda n: nn.RMSNorm(n), lambda n: nn.GroupNorm(1, n), lambda n: nn.GroupNorm(2, n)],
+)
+def test_memory_format_of_a_norm(make: Callable[[int], nn.Module], name: str, fill: Tensor | None) -> None:
+    """The strides are those of the plain norm, in each memory format."""
+    x, narrow = FORMATS[name], make(10)
+    if isinstance(narrow, nn.LayerNorm | nn.RMSNorm) and x.shape[-1] != 8:
+        x = x.transpose(1, 2).contiguous()
+    widen(narrow, Widening("", 10, 8, fill))[0]()
+    for key, parameter in narrow.named_parameters():
+        setattr(narrow, key, nn.Parameter(parameter[:8]))
+    assert narrow(x).stride() == make(8)(x).stride()
+
+
 @pytest.mark.parametrize("constants", [False, True])
 @pytest.mark.parametrize("name", NORMED)
 def test_a_norm_loses_channels_again(name: str, constants: bool) -> None:
