@@ -26,8 +26,8 @@ __all__ = ["Proof"]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
-_FREE = 25 * 2**20
-"""Bytes that one run may take, however small the model is."""
+_FREE = 20 * 2**20
+"""Bytes that one run may take, however small the model is; else it is as many as the weights take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class Proof:
     What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the
     model's dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
 
-    Samples run in groups, or one after the other, where all of them at once would take more memory than half of the
-    weights. At least two run together in any case, if need be at half the resolution, and one of them runs again in
+    Samples run in groups, or one after the other, where all of them at once would take more memory than the
+    weights do. At least two run together in any case, if need be at half the resolution, and one of them runs again in
     other company: if its outputs depend on the samples beside it (statistics of the batch), all run at once after all.
 
     Args:
@@ -146,14 +146,14 @@ class Proof:
                 del self._rejected[told:]
 
     def _at_once(self, trial: Trial) -> int:
-        """How many samples run at once: what they take is no more than half of what the weights do."""
+        """How many samples run at once in the memory that a run may take."""
         return max(int(1 / self._share(trial)), 1)
 
     def _share(self, trial: Trial) -> float:
         """How much of the memory that a run may take one sample takes."""
         weights = {id(p): p.numel() * p.element_size() for p in parameters_of(self._model).values()}
         need = sample_bytes(self._graph, self._analysis.structure.rules, self._batch_dim, trial)
-        return max(need, 1) / max(_FREE, sum(weights.values()) // 2, 1)
+        return max(need, 1) / max(_FREE, sum(weights.values()), 1)
 
     def _attempt(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
         self._tidy(trial)
@@ -167,9 +167,9 @@ class Proof:
         return True
 
     def _tidy(self, trial: Trial) -> None:
-        """Give back what runs at another resolution left, and any run of a sample that is too large by itself."""
-        resolution = (trial.larger, trial.smaller)
-        if self._apart and (resolution != self._resolution or self._share(trial) > 1):
+        """Give back what runs left: those at another resolution, of several samples, or of one that is too large."""
+        resolution, large = (trial.larger, trial.smaller), (trial.batch or 1) > 1 or self._share(trial) > 1
+        if self._apart and (resolution != self._resolution or large):
             give_back()
         self._resolution = resolution
 
