@@ -159,7 +159,7 @@ def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) ->
     means: set[Value] = set()
     norms: list[Node] = []
     for call in structure.graph.readers(c.weight):
-        readers = users.get(call.output.index, [])
+        readers = users.get(call.output.index, []) if call.outputs else []
         absorbs = structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
         mean = None if absorbs is None or call.output.index in outputs else absorbs(readers[0])
         if mean is None:

@@ -2,6 +2,9 @@
 
 The norm of weight norm is taken over every dimension but one. An output goes with its entry of ``g`` and its slice of
 ``v``. An input goes by way of ``g``: without some columns of ``v`` the norm is another, and ``g`` makes up for it.
+
+A layer may also be converted at each call, as a router is that computes in a dtype of its own: that asks of which kind
+its weight is, and reads no entry of it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from engine.graph import Node, Value
 from engine.ops.samples import chain
 from engine.propagate import Labels
 from engine.rule import Rule, Sample
+from engine.use import Use
 
 __all__ = ["RULES"]
 
@@ -87,6 +91,30 @@ def _spans_labels(node: Node, labels: Labels) -> None:
         labels.freeze(value, f"{node!r} spans all of it, as spectral norm does")
 
 
+def _asks_labels(node: Node, labels: Labels) -> None:
+    """It asks of which kind tensors are: no entry is read, nothing is put out."""
+
+
+def _asks_use(node: Node, use: Use) -> None:
+    """No entry has an influence."""
+
+
+class _Converting(nn.Linear):
+    """Converts itself when it runs, as the routers of Switch Transformers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the linear map."""
+        return super(_Converting, self.to(x.dtype)).forward(x)
+
+
+def _converted_samples() -> Iterable[Sample]:
+    yield Sample(
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), _Converting(8, 6, bias=False), nn.Tanh(), nn.Linear(6, 3)),
+        (2, 5),
+        "a layer that converts itself",
+    )
+
+
 def _samples() -> Iterable[Sample]:
     norm = parametrizations.weight_norm
     alone = functools.partial(norm, dim=None)  # type: ignore[arg-type]
@@ -127,4 +155,5 @@ RULES = [
         samples=_samples,
     ),
     Rule(("dot", "mv", "vdot"), _spans_labels, samples=_spectral_samples),
+    Rule(("_has_compatible_shallow_copy_type",), _asks_labels, use=_asks_use, samples=_converted_samples),
 ]

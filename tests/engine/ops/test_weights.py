@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import engine
-from tests.engine.exactness import Masks, check_exact, randomised, run
+from tests.engine.exactness import Masks, check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Mean, image
 
 norm = parametrizations.weight_norm
@@ -169,3 +169,44 @@ def test_weights_without_data() -> None:
     masks = {"0": {"weight": kept.view(6, 1), "bias": kept}, "2": {"weight": other.view(4, 1), "bias": other}}
     flops = engine.count_flops_params(model, torch.zeros(1, 3, device="meta"), verbose=False, masks=masks)[0]
     assert flops == 3 * 6 + 6 * 3 + 3 * 2
+
+
+class Router(nn.Module):
+    """Converts a layer without a bias to the input's dtype at each call, as the routers of Switch Transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        self.classifier = self.classifier.to(x.dtype)
+        scores: torch.Tensor = self.classifier(x)
+        return scores
+
+
+def routed() -> nn.Module:
+    """A router between two layers, without a bias that could take up what is folded."""
+    return randomised(nn.Sequential(nn.Linear(5, 6), nn.Sigmoid(), Router(), nn.Tanh(), nn.Linear(4, 3)))
+
+
+def test_a_layer_that_converts_itself() -> None:
+    """Its inputs and outputs go."""
+    model, x = routed(), torch.randn(4, 5, dtype=torch.float64)
+    reasons = {g.name: g.reason for g in engine.dependency_groups(model, x)}
+    assert reasons["0"] is None and reasons["2.classifier"] is None
+    gone = torch.tensor([1, 1, 0, 1, 0, 1.0])
+    into = gone.expand(4, 6) * torch.tensor([[1], [0], [1], [1.0]])
+    plan = check_exact(model, {"0": {"weight": gone[:, None].expand(6, 5)}, "2.classifier": {"weight": into}}, x)
+    assert plan.slices["2.classifier.weight"].shape == (3, 4) and plan.slices["0.weight"].shape == (4, 5)
+
+
+def test_a_weight_that_an_op_without_outputs_reads() -> None:
+    """Nothing behind the layer takes up a constant: no rule, no error, exact."""
+    model, x = routed(), torch.randn(4, 5, dtype=torch.float64)
+    unknown = engine.Registry(r for r in engine.RULES.distinct() if "_has_compatible_shallow_copy_type" not in r.ops)
+    masks = {"0": {"weight": torch.tensor([1, 1, 0, 1, 0, 1.0])[:, None].expand(6, 5)}}
+    expected = run(masked(model, masks), x)
+    speedup = engine.ModelSpeedup(model, x, masks, rules=unknown)
+    assert relative_error(expected, run(speedup.speedup_model(), x)) < 1e-9
+    assert "0.weight" not in speedup.plan.slices
