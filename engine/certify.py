@@ -120,6 +120,7 @@ class Observation:
         written: number of channels in the table.
         reserved: memory for projections and norms of what is compared.
         decisions: what was compared, sorted and chosen on the way.
+        strayed: whether the data led another way through the code than that which was recorded.
     """
 
     table: Tensor
@@ -131,6 +132,7 @@ class Observation:
     written: int = 0
     reserved: tuple[Tensor, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
+    strayed: bool = False
 
     @classmethod
     def of(cls, looks: Sequence[Look | None], reference: bool) -> Observation:
@@ -155,7 +157,8 @@ class Observation:
 
         Where the data led another way through the code than that which was recorded, no position means anything.
         """
-        if self.runs != len(looks):
+        self.strayed = self.runs != len(looks)
+        if self.strayed:
             self.counts, self.shapes, looks = [None] * len(looks), [None] * len(looks), [None] * len(looks)
         rows, start = [torch.zeros(0, dtype=torch.long)], 0
         for position, (count, look) in enumerate(zip(self.counts, looks, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,8 +202,15 @@ class Proof:
             samples=self._samples(),
             shapes=tuple(run.shape for run in self._runs),
             compared=sum(dim >= 0 for dim in self._witness.dims),
-            notes=(*certificate.notes, *not_compared(self._rejected, certificate.notes)),
+            notes=(*certificate.notes, *not_compared(self._rejected, certificate.notes), *self._strayed()),
         )
+
+    def _strayed(self) -> Iterator[str]:
+        """Say where only outputs were compared."""
+        count = sum(run.found.strayed for run in self._runs)
+        if count and self._exact:
+            runs = f"In {count} of {len(self._runs)} runs"
+            yield f"{runs} the data led another way through the code than the example: only outputs are compared there."
 
     def _samples(self) -> int:
         """Number of different samples; each is of one resolution."""
