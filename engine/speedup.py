@@ -63,7 +63,7 @@ class ModelSpeedup:
             faster than those that keep the statistics of all, and compute something else: the certificate says so.
 
     Attributes:
-        plan: what was done, after `speedup_model`.
+        plan: what was done; before `speedup_model`, what would be done with the weights as they are.
         certificate: the verdict, after `speedup_model`.
 
     Raises:
@@ -130,8 +130,13 @@ class ModelSpeedup:
             graph = trace(model, dummy_input if graph is None else graph.kwargs or graph.args, opaque=opaque)
         self._graph = graph
         self._rules: Registry = rules_of(graph) if rules is None else rules
-        self.plan = Plan()
+        self._done: Plan | None = None
         self.certificate = Certificate()
+
+    @property
+    def plan(self) -> Plan:
+        """What was done; before `speedup_model`, what would be done with the weights as they are."""
+        return self._decided()[0].plan if self._done is None else self._done
 
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Make the model small, in place.
@@ -150,11 +155,7 @@ class ModelSpeedup:
             PlanError: where an optimizer's state cannot be cut, or `customized_replace_func` fails or would leave an
                 optimizer behind; the model is as before.
         """
-        analysis = self._analysed()
-        exact = not (self._plain_norms and analysis.plan.widened)
-        if not exact:
-            norms = tuple(replace(norm, plain=True, fill=None) for norm in analysis.plan.widened)
-            analysis = replace(analysis, plan=replace(analysis.plan, widened=norms))
+        analysis, exact = self._decided()
         plan = analysis.plan
         in_train = exact and exact_in_train(analysis, self._model, self._masks)
         if training and not in_train:
@@ -173,8 +174,16 @@ class ModelSpeedup:
             raise
         if not plan.is_empty:
             certify(compactable(self._model), certificate.state_dict())
-        self.plan, self.certificate = plan, certificate
+        self._done, self.certificate = plan, certificate
         return self._model
+
+    def _decided(self) -> tuple[Analysis, bool]:
+        """Return what is to be done, and whether it computes the same: ordinary norms do not."""
+        analysis = self._analysed()
+        if not (self._plain_norms and analysis.plan.widened):
+            return analysis, True
+        norms = tuple(replace(norm, plain=True, fill=None) for norm in analysis.plan.widened)
+        return replace(analysis, plan=replace(analysis.plan, widened=norms)), False
 
     def _analysed(self) -> Analysis:
         """Analyse the model; once more where layers are worth being set apart from what their output is added to."""

@@ -56,6 +56,20 @@ def test_nothing_masked_changes_nothing() -> None:
         assert speedup.plan.is_empty and unchanged(model, state) and speedup.certificate.exact_in_train
 
 
+@pytest.mark.parametrize("plain_norms", [False, True])
+def test_the_plan_can_be_read_before_it_is_carried_out(plain_norms: bool) -> None:
+    """It is that of the weights as they are; nothing is changed by looking at it."""
+    model = randomised(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)))
+    groups = engine.dependency_groups(model, torch.rand(2, 4).double())
+    masks = engine.group_masks(groups[:1], {groups[0].name: torch.arange(8) < 5})
+    state = snapshot(model)
+    speedup = engine.ModelSpeedup(model, torch.rand(2, 4).double(), masks, plain_norms=plain_norms)
+    before = str(speedup.plan)
+    assert "0.weight" in before and unchanged(model, state)
+    speedup.speedup_model()
+    assert str(speedup.plan) == before and [norm.plain for norm in speedup.plan.widened] == [plain_norms]
+
+
 def test_compacting_twice() -> None:
     """A second compaction of the small model, with masks of its own, is exact again; the same object refuses."""
     model = residual_net()
