@@ -55,7 +55,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     old, new = constants.plain(base), constants.plain(written)
     index = _index(node, base, old, new)
     seen = None if index is None else _seen_through(node, index)
-    if index is None or seen is None or not seen.numel():  # written to nowhere here, but somewhere at another size
+    if index is None or seen is None or _nowhere(written):
         return None
     seen, new = torch.broadcast_tensors(seen, new)
     count = torch.bincount(seen.reshape(-1), minlength=index.numel()) * (math.prod(written.shape) // seen.numel())
@@ -64,6 +64,11 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     kept = old.expand(index.shape)
     value = torch.where(whole | (kept == value), value, math.nan)
     return [torch.where((count == 0).view(index.shape), kept, value)]
+
+
+def _nowhere(written: Value) -> bool:
+    """Whether nothing is written at this size; something may be at another."""
+    return not math.prod(written.shape)
 
 
 def _index(node: Node, base: Value, old: Tensor, new: Tensor) -> Tensor | None:
@@ -94,7 +99,7 @@ def _use(node: Node, use: Use) -> None:
     used = use[node.output]
     use.add(base, used)
     seen = _seen_through(node, used)
-    if seen is None or not seen.numel():
+    if seen is None or _nowhere(written):
         use.add_all(written)
     else:
         use.add(written, seen)
