@@ -14,10 +14,9 @@ on random inputs, is *not run*: that says nothing about it. Results are kept, li
 from __future__ import annotations
 
 import argparse
-import hashlib
+import functools
 import inspect
 import itertools
-import json
 import logging
 import re
 import sys
@@ -37,8 +36,9 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.breadth import ROOT, general, staying, supervise
+from benchmarks.breadth import general, staying, supervise
 from benchmarks.families import compacted, verdict
+from benchmarks.survey import ROOT, Survey, code_state
 from engine.trees import tensors_in
 from tests.engine.exactness import parameters, randomised
 
@@ -318,14 +318,6 @@ def check(kind: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- all of them
 
 
-def code_state() -> str:
-    """Return a hash of what the results depend on: the engine, this benchmark, the versions."""
-    digest = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
-    for file in [*sorted((ROOT / "engine").rglob("*.py")), Path(__file__)]:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 HEAD = """# Every architecture of transformers
 
 `python benchmarks/architectures.py` builds a model of a few layers and some tens of channels for each architecture of
@@ -391,12 +383,6 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     return head + "\n".join([*map(line, run), *staying(map(causes, run))]) + "\n" + REST + "\n".join(rest) + "\n"
 
 
-def known(state: str) -> dict[str, dict[str, Any]]:
-    """Return the results of this state of the code, by architecture."""
-    rows = map(json.loads, RESULTS.read_text().splitlines() if RESULTS.exists() else [])
-    return {row["architecture"]: row for row in rows if row["state"] == state}
-
-
 def main() -> int:
     """Run what has not been run yet, print each row, write the page, and return 1 if a model that runs is not exact."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -405,24 +391,19 @@ def main() -> int:
     parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per model, default 8 GiB")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    RESULTS.parent.mkdir(exist_ok=True)
     everything = sorted(MODEL_MAPPING_NAMES)
     if unknown := [name for name in args.architectures if name not in everything]:
         parser.error(f"transformers has no architecture {', '.join(unknown)}; it has {', '.join(everything)}")
-    state = code_state()
-    done = known(state)
+    survey = Survey(RESULTS, "architecture", code_state(__file__, torch.__version__, transformers.__version__))
     check("bert")  # what torch and transformers import at a first run: once, and not in each process
-    wanted = args.architectures or everything
-    for name in wanted:
-        if name not in done:
-            done[name] = {"architecture": name, "state": state} | supervise(check, name, args.time, args.memory)
-            with RESULTS.open("a") as out:
-                out.write(json.dumps(done[name]) + "\n")
-        row = done[name]
+    exact = True
+    for name in args.architectures or everything:
+        row = survey.row(name, functools.partial(supervise, check, name, args.time, args.memory))
         print(f"| {name} | not run: {cell(row['not run'])} |" if "not run" in row else line(row), flush=True)
-    if set(everything) <= done.keys():
-        PAGE.write_text(page([done[name] for name in everything]))
-    return 0 if all("not run" in done[name] or verdict(done[name]) == "exact" for name in wanted) else 1
+        exact &= "not run" in row or verdict(row) == "exact"
+    if (rows := survey.all(everything)) is not None:
+        PAGE.write_text(page(rows))
+    return 0 if exact else 1
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ rule was written for it: what stays whole, and why, is in the table as it came o
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
+import functools
 import sys
 import time
 from collections import Counter
@@ -28,7 +27,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
-from benchmarks.breadth import ROOT, TOLERANCE, general, half_of_each_group, staying, supervise
+from benchmarks.breadth import TOLERANCE, general, half_of_each_group, staying, supervise
+from benchmarks.survey import ROOT, Survey, code_state
 from tests.engine.exactness import masked, parameters, randomised, relative_error, run
 
 RESULTS = ROOT / "build" / "families.jsonl"
@@ -114,14 +114,6 @@ def verdict(row: dict[str, Any]) -> str:
     return "; ".join(found) or "exact"
 
 
-def code_state() -> str:
-    """Return a hash of what the results depend on: the engine, this benchmark, the versions."""
-    digest = hashlib.sha256(f"{torch.__version__} {timm.__version__}".encode())
-    for file in [*sorted((ROOT / "engine").rglob("*.py")), Path(__file__)]:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 HEAD = """# Every family of timm
 
 `python benchmarks/families.py` takes the smallest model of each of timm's modules, masks half of the units of each
@@ -157,10 +149,10 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     return head + "\n".join([*map(line, rows), *staying(rows)]) + "\n"
 
 
-def known(state: str) -> dict[str, dict[str, Any]]:
-    """Return the results of this state of the code, by module."""
-    rows = map(json.loads, RESULTS.read_text().splitlines() if RESULTS.exists() else [])
-    return {row["module"]: row for row in rows if row["state"] == state}
+def checked(module: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+    """Check the smallest model of a module, in a process of its own."""
+    size, name = smallest(module)
+    return {"model": name, "size": size} | supervise(check, name, seconds, gigabytes)
 
 
 def main() -> int:
@@ -171,23 +163,18 @@ def main() -> int:
     parser.add_argument("--memory", type=float, default=12, metavar="GIB", help="limit per model, default 12 GiB")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    RESULTS.parent.mkdir(exist_ok=True)
     everything = [module for module in timm.list_modules() if timm.list_models(module=module)]
     if unknown := [module for module in args.modules if module not in everything]:
         parser.error(f"timm has no module {', '.join(unknown)}; it has {', '.join(everything)}")
-    state = code_state()
-    done = known(state)
+    survey = Survey(RESULTS, "module", code_state(__file__, torch.__version__, timm.__version__))
+    exact = True
     for module in args.modules or everything:
-        if module not in done:
-            size, name = smallest(module)
-            found = supervise(check, name, args.time, args.memory)
-            done[module] = {"module": module, "model": name, "size": size, "state": state} | found
-            with RESULTS.open("a") as out:
-                out.write(json.dumps(done[module]) + "\n")
-        print(line(done[module]), flush=True)
-    if set(everything) <= done.keys():
-        PAGE.write_text(page([done[module] for module in everything]))
-    return 0 if all(verdict(done[module]) == "exact" for module in args.modules or everything) else 1
+        row = survey.row(module, functools.partial(checked, module, args.time, args.memory))
+        print(line(row), flush=True)
+        exact &= verdict(row) == "exact"
+    if (rows := survey.all(everything)) is not None:
+        PAGE.write_text(page(rows))
+    return 0 if exact else 1
 
 
 if __name__ == "__main__":
