@@ -25,7 +25,12 @@ def support(array: Tensor) -> tuple[int, ...]:
         >>> support(torch.zeros(1, 8, 1, 1))
         (1,)
     """
-    return tuple([d for d, n in enumerate(array.shape) if n > 1])
+    return _larger_than_one(array.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _larger_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([d for d, n in enumerate(shape) if n > 1])
 
 
 def compact(array: Tensor) -> Tensor:

@@ -58,10 +58,11 @@ class Compaction:
         folded: dict[str, list[Fold]] = {}
         for fold in folds:
             folded.setdefault(fold.name, []).append(fold)
-        for name in sorted({*slices, *masks, *folded}):
-            if name not in self._stored:
-                raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
-            self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
+        with torch.no_grad():
+            for name in sorted({*slices, *masks, *folded}):
+                if name not in self._stored:
+                    raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
+                self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
 
     def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:
         """Prepare integer attributes.
@@ -132,9 +133,7 @@ class Compaction:
         self, name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
     ) -> None:
         new = compacted(name, tensor.detach(), cut, mask, folds)
-        with torch.no_grad():
-            gradient = _small_gradient(tensor.grad, cut, mask, folds)
-        self._exchange(tensor, new, gradient)
+        self._exchange(tensor, new, _small_gradient(tensor.grad, cut, mask, folds))
         if cut is not None:
             for optimizer in self._optimizers:
                 self._prepare_state(name, optimizer, tensor, cut)
@@ -242,7 +241,7 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
 
     Args:
         name: of the tensor, for messages.
-        tensor: with the values of before.
+        tensor: with the values of before; one that needs no gradient.
         cut: what stays of it; None: all.
         mask: in the new shape.
         folds: constants to add.
@@ -255,14 +254,13 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
             f"The plan was made when {name!r} had shape {cut.before}; here it has {tuple(tensor.shape)}. "
             "Apply it to the un-compacted model that it was made for."
         )
-    with torch.no_grad():
-        new = tensor if cut is None else cut.apply(tensor)
-        if mask is not None:
-            if torch.broadcast_shapes(mask.shape, new.shape) != new.shape:
-                raise PlanError(f"The mask of {name!r} has shape {tuple(mask.shape)}, not {tuple(new.shape)}.")
-            new = new * mask.to(new.device)
-        for fold in folds:
-            new = fold.apply(new)
+    new = tensor if cut is None else cut.apply(tensor)
+    if mask is not None:
+        if torch.broadcast_shapes(mask.shape, new.shape) != new.shape:
+            raise PlanError(f"The mask of {name!r} has shape {tuple(mask.shape)}, not {tuple(new.shape)}.")
+        new = new * mask.to(new.device)
+    for fold in folds:
+        new = fold.apply(new)
     return new
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from engine.rule import Demand
 from engine.shrink import Shrunk
 from engine.slots import FROZEN
 
-__all__ = ["Settled", "Unmet", "asks_anything", "one_number", "settle"]
+__all__ = ["Settled", "Unmet", "asked_numbers", "one_number", "settle"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,31 +249,28 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
             yield from (*node.inputs, *node.outputs) if leaf.name in attributes else ()
 
 
-def one_number(structure: Structure) -> Iterator[Tensor]:
+def asked_numbers(structure: Structure) -> list[tuple[Node, Demand]]:
+    """Return the numbers in the code that have to follow, as they are while nothing is removed."""
+    whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
+    return [(node, demand) for node in structure.graph.nodes for demand in _demands(node, whole)]
+
+
+def one_number(structure: Structure, asked: Iterable[tuple[Node, Demand]]) -> Iterator[Tensor]:
     """Yield slots, ``(uses, size)``, of dimensions whose sizes come from one number in the code, and so stay equal.
 
     That is an argument of a call that runs several times, or an attribute where calls cannot be pinned one by one.
     """
-    whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
     uses: dict[tuple[Any, ...], dict[bytes, Tensor]] = {}
-    for node in structure.graph.nodes:
-        for demand in _demands(node, whole):
-            if demand.dim is None:
-                continue
-            slots = structure.along(node.output, demand.dim)
-            if slots is None:
-                slots = torch.full(node.output.shape[demand.dim : demand.dim + 1], FROZEN)
-            owner, expr = structure.graph.types[node.module], node.sizes.get(demand.argument)
-            pinned = pin_of(node, demand.argument, demand.wanted, owner) is not None
-            by_name = isinstance(expr, AttributeOf) and not pinned
-            key = (expr, len(slots)) if by_name else (node.module, node.site, demand.argument, len(slots))
-            uses.setdefault(key, {})[slots.numpy().tobytes()] = slots
+    for node, demand in asked:
+        if demand.dim is None:
+            continue
+        slots = structure.along(node.output, demand.dim)
+        if slots is None:
+            slots = torch.full(node.output.shape[demand.dim : demand.dim + 1], FROZEN)
+        owner, expr = structure.graph.types[node.module], node.sizes.get(demand.argument)
+        pinned = pin_of(node, demand.argument, demand.wanted, owner) is not None
+        by_name = isinstance(expr, AttributeOf) and not pinned
+        key = (expr, len(slots)) if by_name else (node.module, node.site, demand.argument, len(slots))
+        uses.setdefault(key, {})[slots.numpy().tobytes()] = slots
     rows = (torch.stack(list(found.values())) for found in uses.values() if len(found) > 1)
     yield from (found for found in rows if not structure.frozen[found].all())
-
-
-def asks_anything(structure: Structure) -> bool:
-    """Whether any number in the code has to follow at all."""
-    whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
-    asked = any(True for node in structure.graph.nodes for _ in _demands(node, whole))
-    return asked or bool(structure.graph.guards)

@@ -132,15 +132,15 @@ class Node:
 
 
 def walk_values(tree: Any) -> Iterator[Value]:
-    """Yield the values in nested lists, tuples and mappings, in order."""
+    """Yield the values in nested lists, tuples and dictionaries, in order."""
     if isinstance(tree, Value):
         yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from walk_values(item)
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from walk_values(item)
+    elif isinstance(tree, (list, tuple, dict)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            if isinstance(item, Value):
+                yield item
+            elif isinstance(item, (list, tuple, dict)):
+                yield from walk_values(item)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ module, so that whatever saves the weights saves what it takes to load them, wit
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,18 +107,13 @@ def same_steps(steps: tuple[Step, ...], plans: list[Any]) -> int:
 
 
 def snapshot(model: nn.Module) -> Outside:
-    """Return class and plain attributes of every module."""
-    return {name: (type(module), _plain(module)) for name, module in distinct_modules(model).items()}
+    """Return class and attributes of every module."""
+    return {name: (type(module), dict(vars(module))) for name, module in distinct_modules(model).items()}
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def _is_plain(key: str, value: Any) -> bool:
     # A buffer that is no tensor yet is None in `_buffers`; a tensor in an attribute is nothing that a plan changes.
-    return {key: value for key, value in vars(module).items() if _is_plain(key) and not isinstance(value, Tensor)}
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_plain(key: str) -> bool:
-    return key not in _CONTAINERS and not key.endswith("_hooks")
+    return key not in _CONTAINERS and not key.endswith("_hooks") and not isinstance(value, Tensor)
 
 
 def changed(before: Outside, model: nn.Module) -> Outside:
@@ -128,10 +122,10 @@ def changed(before: Outside, model: nn.Module) -> Outside:
 
 
 def _changes(before: Outside, model: nn.Module) -> Iterator[tuple[str, tuple[type[nn.Module], dict[str, Any]]]]:
-    now = snapshot(model)
+    modules = distinct_modules(model)
     for name, (kind, attributes) in before.items():
-        if name not in now:
-            continue
-        values = {key: value for key, value in attributes.items() if now[name][1].get(key) is not value}
-        if kind is not now[name][0] or values:
-            yield name, (kind, values)
+        if name in modules:
+            now = vars(modules[name])
+            values = {k: v for k, v in attributes.items() if now.get(k) is not v and _is_plain(k, v)}
+            if kind is not type(modules[name]) or values:
+                yield name, (kind, values)

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from engine.stored import modules_of
+
 __all__ = ["forgetting"]
 
 _MEMO = type(functools.lru_cache(lambda: None))
@@ -46,7 +48,7 @@ def forgetting(model: nn.Module) -> Iterator[None]:
 
 def _memos(model: nn.Module) -> Iterator[Any]:
     """Yield the functions that remember."""
-    classes = {cls for kind in {type(m) for m in model.modules()} for cls in kind.__mro__}
+    classes = {cls for kind in {type(m) for _, m in modules_of(model)} for cls in kind.__mro__}
     own = [cls for cls in classes if cls is not object and not cls.__module__.startswith("torch.nn")]
     spaces = [vars(sys.modules[name]) for name in {cls.__module__ for cls in own} & sys.modules.keys()]
     for space in (*spaces, *map(vars, own)):

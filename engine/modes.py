@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from engine.stored import distinct_modules
+
 __all__ = ["readers_of_training", "watched"]
 
 
@@ -26,7 +28,12 @@ def _reads_training(cls: type) -> bool:
 
 def readers_of_training(model: nn.Module) -> list[nn.Module]:
     """Return the modules whose path may differ while training; leaves do not count: norms and dropout stay in eval."""
-    return [m for m in model.modules() if any(True for _ in m.children()) and _reads_training(type(m))]  # type: ignore[arg-type]
+    modules = distinct_modules(model).values()
+    return [m for m in modules if _has_parts(m) and _reads_training(type(m))]  # type: ignore[arg-type]
+
+
+def _has_parts(module: nn.Module) -> bool:
+    return any(part is not None for part in module._modules.values())
 
 
 class _Watch:

@@ -18,7 +18,7 @@ from engine.ops.spread import Spread
 from engine.ops.wide import Widening, chained
 from engine.pins import Pin, merged
 from engine.replace import Replace, Replacement
-from engine.slices import Slice
+from engine.slices import Packed, Slice
 
 __all__ = ["FORMAT", "Plan"]
 
@@ -199,9 +199,10 @@ class Plan:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan as primitives and tensors, readable by ``torch.load(..., weights_only=True)``."""
+        packed = Packed()
         return {
             "format": FORMAT,
-            "slices": _sharing({name: cut.state_dict() for name, cut in self.slices.items()}),
+            "slices": {name: cut.state_dict(packed) for name, cut in self.slices.items()},
             "masks": dict(self.masks),
             "folds": [fold.state_dict() for fold in self.folds],
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
@@ -261,16 +262,6 @@ class Plan:
         sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Spread:", layers), ("Pinned:", pins)]
         sections += [("Replaced:", made), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
-
-
-def _sharing(slices: dict[str, Any]) -> dict[str, Any]:
-    """The slices with one tensor for equal index sets, which a file then holds once."""
-    known: dict[tuple[torch.dtype, bytes], Tensor] = {}
-    for cut in (cut for state in slices.values() for cut in state["cuts"]):
-        name = "bits" if "bits" in cut else "index"
-        index = cut[name].cpu()
-        cut[name] = known.setdefault((index.dtype, index.numpy().tobytes()), index)
-    return slices
 
 
 def _bool(mask: Any) -> Tensor:

@@ -280,19 +280,21 @@ def fix_mask_conflict(
 def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
     """Canonical masks after the decision, of size 1 along dimensions that they do not depend on."""
     structure = problem.structure
-    stored = structure.graph.stored
+    stored, table = structure.graph.stored, structure.table
     found = {name: mask for name, mask in problem.masks.items() if name in stored}
     inner = _input_layers(structure)
+    looked = table.look(keep)
+    parts, counts = table.parts(looked), table.counts(looked)
     for name, value in stored.items():
         if not problem.constants.is_parameter(value):
             continue
-        for layer in structure.of(value):
-            stays = keep[layer]
-            if (value.index, *support(layer)) in structure.unmasked:
-                continue
-            if (value.index, tuple(layer.shape)) in inner or (stays.all() and name not in found):
+        for layer, (touched, place) in zip(structure.of(value), table.touched(value.index), strict=True):
+            if (value.index, *touched) in structure.unmasked or (value.index, tuple(layer.shape)) in inner:
                 continue
             mask = found.get(name)
+            if mask is None and counts[place] == layer.numel():
+                continue
+            stays = parts[place].view(layer.shape)
             if mask is None:
                 found[name] = stays
                 continue

@@ -29,6 +29,7 @@ class Shrunk:
     keep: Tensor
     given: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    _indices: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def _looked(self) -> Tensor:
@@ -52,15 +53,26 @@ class Shrunk:
         found: Tensor | None = None
         places = self.structure.table.touched(value.index)
         for layer, (_, place) in zip(self.structure.of(value), places, strict=True):
-            if self._counts[place] < layer.numel():
+            if self._loses(place):
                 stays = self._parts[place].view(layer.shape)
                 found = stays if found is None else found & stays
         return found
 
     def rows(self, value: Value) -> dict[int, Tensor] | None:
-        """Return which indices of each dimension with slots stay; None where dimensions hang together."""
+        """Return the indices that stay of each dimension that loses some; None where dimensions hang together.
+
+        Values that lose the same of a dimension share the tensor, int64.
+        """
         places = self.structure.table.of(value.index)
-        return None if places is None else {dim: self._parts[place] for dim, place in places}
+        return None if places is None else {d: self._index(place) for d, place in places if self._loses(place)}
+
+    def _loses(self, place: int) -> bool:
+        return self._counts[place] < self.structure.table.sizes[place]
+
+    def _index(self, place: int) -> Tensor:
+        if place not in self._indices:
+            self._indices[place] = self._parts[place].nonzero()[:, 0]
+        return self._indices[place]
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the shape that a value will have."""

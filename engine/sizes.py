@@ -206,7 +206,8 @@ def _parts(tree: Any) -> Iterable[Any]:
 
 def numbers_in(tree: Any) -> Iterator[int | float]:
     """Yield the numbers in nested arguments, in order."""
-    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
-        yield tree
-    for item in _parts(tree):
-        yield from numbers_in(item)
+    for item in (tree,) if isinstance(tree, (int, float)) else _parts(tree):
+        if not isinstance(item, (int, float)):
+            yield from numbers_in(item)
+        elif not isinstance(item, bool):
+            yield item

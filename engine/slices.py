@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import PlanError
 
-__all__ = ["Cut", "Slice", "slice_from_mask", "slice_from_rows"]
+__all__ = ["Cut", "Packed", "Slice", "slice_from_mask", "slice_from_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +147,17 @@ class Slice:
             tensor = cut.expand(tensor, shape)
         return tensor.contiguous(memory_format=layout)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the slice as primitives and tensors; indices are stored as small as they fit."""
+    def state_dict(self, packed: Packed | None = None) -> dict[str, Any]:
+        """Return the slice as primitives and tensors; indices are stored as small as they fit.
+
+        Args:
+            packed: index sets of the slices that are stored along with this one.
+        """
+        packed = Packed() if packed is None else packed
         cuts, sizes = [], list(self.before)
         for cut in self.cuts:
             size = math.prod(sizes[d] for d in cut.dims)
-            cuts.append({"dims": list(cut.dims), **_packed(cut.index, size), "sizes": list(cut.sizes)})
+            cuts.append({"dims": list(cut.dims), **packed.of(cut.index, size), "sizes": list(cut.sizes)})
             for dim, left in zip(cut.dims, cut.sizes, strict=True):
                 sizes[dim] = left
         return {"before": list(self.before), "cuts": cuts}
@@ -175,6 +180,32 @@ class Slice:
 
 
 _FEW = 256  # below, a bit for each index saves nothing that counts
+
+
+class Packed:
+    """Index sets as they are stored, one tensor for equal ones, which a file then holds once.
+
+    Example:
+        >>> packed = Packed()
+        >>> one, other = (packed.of(torch.tensor([0, 2]), 3)["index"] for _ in range(2))
+        >>> one, one is other
+        (tensor([0, 2], dtype=torch.int32), True)
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
+        self._equal: dict[tuple[torch.dtype, bytes], Tensor] = {}
+
+    def of(self, index: Tensor, size: int) -> dict[str, Tensor]:
+        """Return ``{"index" or "bits": tensor}`` for some of ``size`` indices."""
+        key = (id(index), size)
+        if key not in self._found:
+            entry = {name: self._once(tensor.cpu()) for name, tensor in _packed(index, size).items()}
+            self._found[key] = index, entry  # the index is kept, for its identity
+        return self._found[key][1]
+
+    def _once(self, tensor: Tensor) -> Tensor:
+        return self._equal.setdefault((tensor.dtype, tensor.numpy().tobytes()), tensor)
 
 
 def _packed(index: Tensor, size: int) -> dict[str, Tensor]:
@@ -221,14 +252,13 @@ def _check(before: tuple[int, ...], cut: Cut) -> None:
 
 
 def slice_from_rows(before: tuple[int, ...], rows: Mapping[int, Tensor]) -> Slice | None:
-    """Return the slice that keeps some indices along each of some dimensions; None where it keeps all.
+    """Return the slice that keeps some indices along each of some dimensions; None where there are no such.
 
     Args:
         before: shape of the tensor.
-        rows: per dimension which of its indices stay, bool.
+        rows: per dimension the indices that stay, int64, ascending.
     """
-    found = ((dim, stays.nonzero()[:, 0]) for dim, stays in rows.items())
-    cuts = [Cut((dim,), index, (len(index),)) for dim, index in found if len(index) < before[dim]]
+    cuts = [Cut((dim,), index, (len(index),)) for dim, index in rows.items()]
     return Slice(before, tuple(cuts)) if cuts else None
 
 

@@ -29,7 +29,7 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """
     if not _names_alone(model):
         return list(model.named_modules(remove_duplicate=False))
-    found: list[tuple[str, nn.Module]] = []
+    found = [("", model)]
     _walk(model, "", found)
     return found
 
@@ -60,10 +60,12 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _walk(module: nn.Module, prefix: str, found: list[tuple[str, nn.Module]]) -> None:
-    found.append((prefix, module))
     for name, child in module._modules.items():
         if child is not None:
-            _walk(child, f"{prefix}.{name}" if prefix else name, found)
+            path = prefix + name
+            found.append((path, child))
+            if child._modules:
+                _walk(child, f"{path}.", found)
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from engine.arrays import support
 from engine.clusters import clusters
 from engine.constants import Constants
 from engine.constraints import Equal, closed
-from engine.demands import asks_anything, one_number, settle
+from engine.demands import asked_numbers, one_number, settle
 from engine.errors import RuleError
 from engine.graph import Graph, Node
 from engine.ops import rules_of
@@ -50,9 +50,11 @@ def structure_of(graph: Graph, rules: Registry | None = None) -> Structure:
 
 def _structure(graph: Graph, rules: Registry) -> Structure:
     structure = propagate(graph, rules)
-    if asks_anything(structure):
-        equal = tuple(Equal(rows) for rows in one_number(structure))
-        structure = replace(structure, constraints=structure.constraints + equal)
+    asked = asked_numbers(structure)
+    if asked or graph.guards:
+        equal = tuple(Equal(rows) for rows in one_number(structure, asked))
+        if equal:  # a copy finds anew what the structure knows by now
+            structure = replace(structure, constraints=structure.constraints + equal)
         _freeze(structure, _without_sizes)
     if any(True for _ in readers_of_zeros(structure)):
         _freeze(structure, _not_zero)

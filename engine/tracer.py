@@ -208,7 +208,8 @@ def _run(
     train: list[nn.Module],
     path: str,
 ) -> None:
-    names = {id(m): n for n, m in distinct_modules(model).items()}
+    modules = distinct_modules(model)
+    names = {id(m): n for n, m in modules.items()}
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
@@ -219,8 +220,8 @@ def _run(
         scope.enter_context(plain_norms(model))
         scope.enter_context(_module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
-        for m in model.modules():
-            vars(m).update(tagged(m, functools.partial(_size_of, names[id(m)])))
+        for name, m in modules.items():
+            vars(m).update(tagged(m, functools.partial(_size_of, name)))
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 

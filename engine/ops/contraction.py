@@ -236,8 +236,10 @@ def _convolution_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 def _demands(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
     """The number of groups follows; all others (strides, paddings) stay."""
     for demand in as_recorded(node, kept, shapes):
-        follows = demand.argument[0] == "groups"
-        yield replace(demand, wanted=_convolution_attributes(node, shapes)["groups"]) if follows else demand
+        if demand.argument[0] == "groups":
+            yield Demand(demand.argument, demand.given, _convolution_attributes(node, shapes)["groups"])
+        else:
+            yield demand
 
 
 def _linear_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from engine.errors import PlanError
 from engine.exchange import derived, moved
+from engine.stored import distinct_modules, modules_of
 
 __all__ = ["Widening", "can_widen", "chained", "plain_norms", "spans_of", "widen"]
 
@@ -239,7 +240,7 @@ def _plain(cls: Any) -> Any:
 
 def spans_of(model: nn.Module) -> dict[str, int]:
     """Return how many channels the statistics of each norm span that lost some, by its name."""
-    return {name: vars(type(m))["_size"] for name, m in model.named_modules() if "_plain" in vars(type(m))}
+    return {name: vars(type(m))["_size"] for name, m in distinct_modules(model).items() if "_plain" in vars(type(m))}
 
 
 @contextmanager
@@ -248,7 +249,7 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
 
     Recorded like this, each is one norm over the channels that it has left, which may lose more.
     """
-    found = {m: type(m) for m in model.modules() if "_plain" in vars(type(m))}
+    found = {m: type(m) for _, m in modules_of(model) if "_plain" in vars(type(m))}
     for module in found:
         module.__class__ = _plain(type(module))
     try:
