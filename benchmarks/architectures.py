@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.breadth import general, staying, supervise
 from benchmarks.families import compacted, verdict
 from benchmarks.survey import ROOT, Survey, code_state
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
 from tests.engine.exactness import parameters, randomised
 
 RESULTS = ROOT / "build" / "architectures.jsonl"

@@ -41,8 +41,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
-from engine.importance import cut, l1, unit_rows
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
+from engine.sensitivity.importance import cut, l1, unit_rows
 from tests.engine import zoo
 from tests.engine.exactness import Masks, masked, parameters, relative_error
 

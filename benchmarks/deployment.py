@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
 from benchmarks.breadth import half_of_each_group
-from engine.checkpoint import KEY, content_of
 from engine.errors import EngineError
+from engine.files.checkpoint import KEY, content_of
 from lightning_compress.checkpoint import write
 from lightning_compress.export import (
     another_batch,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.importance import cut
+from engine.sensitivity.importance import cut
 
 __all__ = ["SHAPES", "build", "planned", "tokens"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.groups import Group
-from engine.importance import cut, l1, unit_rows
+from engine.sensitivity.importance import cut, l1, unit_rows
 
 
 class NarrowAttention(nn.Module):

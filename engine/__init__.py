@@ -1,26 +1,26 @@
 """Structured pruning that computes the same function: trace, dependency groups, mask repair, counting, compaction."""
 
 from engine import errors
-from engine.certify import Certificate
-from engine.check import check_rule
-from engine.checkpoint import load_compacted_state, save_safetensors
-from engine.count import count_flops_params
+from engine.checking.check import check_rule
+from engine.compaction.follow import compactable
+from engine.compaction.plan import Plan
+from engine.compaction.slices import Slice
+from engine.cost.count import count_flops_params
+from engine.cost.latency import LatencyTable, paying_widths
 from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
-from engine.follow import compactable
-from engine.graph import Graph, Node, Value
+from engine.files.checkpoint import load_compacted_state, save_safetensors
+from engine.files.shards import compact_shards, load_shards
 from engine.groups import Group, Member, dependency_groups, group_masks
-from engine.latency import LatencyTable, paying_widths
 from engine.masks import ZEROS, read_masks
 from engine.ops import HEAD_DIMENSIONS, RULES, set_attention
-from engine.plan import Plan
+from engine.program.graph import Graph, Node, Value
 from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
-from engine.sensitivity import SensitivityAnalysis
-from engine.sensitivity_table import SensitivityTable
-from engine.shards import compact_shards, load_shards
-from engine.slices import Slice
+from engine.sensitivity.analysis import SensitivityAnalysis
+from engine.sensitivity.table import SensitivityTable
 from engine.speedup import ModelSpeedup
 from engine.tracer import trace
+from engine.verification.certify import Certificate
 
 __all__ = [
     "HEAD_DIMENSIONS",

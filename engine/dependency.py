@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support
-from engine.constraints import Constraint, Equal, Grouped
+from engine.analysis.constraints import Constraint, Equal, Grouped
+from engine.analysis.propagate import Structure
+from engine.analysis.slots import FROZEN
 from engine.errors import InputError
-from engine.graph import Graph
 from engine.groups import Group, Member, groups_of, producers_of
 from engine.plots import dependency_figure, show
-from engine.propagate import Structure
+from engine.program.arrays import support
+from engine.program.graph import Graph
+from engine.removal.structure import structure_for
 from engine.rule import Registry
-from engine.slots import FROZEN
-from engine.structure import structure_for
 
 __all__ = ["ChannelDependency", "GroupDependency", "InputChannelDependency", "UnsafeLayers", "not_safe_to_prune"]
 

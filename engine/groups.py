@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support
-from engine.clusters import clusters
-from engine.contraction import Contraction
+from engine.analysis.propagate import Structure
 from engine.errors import InputError
-from engine.graph import Graph, Value
-from engine.propagate import Structure
+from engine.program.arrays import support
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Value
+from engine.removal.clusters import clusters
+from engine.removal.structure import structure_for
 from engine.rule import Registry
-from engine.structure import structure_for
 
 __all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "producers_of"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import MaskError
-from engine.stored import modules_of, parameters_of
+from engine.program.stored import modules_of, parameters_of
 
 __all__ = ["Masks", "ZEROS", "canonical_masks", "load_masks", "narrowed", "parameter_name", "read_masks"]
 

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support
-from engine.build import canonical_tensors
-from engine.constants import Constants
-from engine.constraints import closed
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import closed
+from engine.analysis.propagate import Structure
+from engine.analysis.use import Use
+from engine.compaction.build import canonical_tensors
 from engine.errors import InputError
-from engine.graph import Graph, Node, Value
 from engine.groups import Group, groups_of
-from engine.keep import alive, consumers
 from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
-from engine.propagate import Structure
+from engine.program.arrays import support
+from engine.program.graph import Graph, Node, Value
+from engine.program.stored import stored_tensors
+from engine.removal.keep import alive, consumers
+from engine.removal.structure import structure_for
 from engine.rule import Registry
-from engine.stored import stored_tensors
-from engine.structure import structure_for
-from engine.use import Use
 
 __all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
 

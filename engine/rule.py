@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from engine.errors import RuleError
-from engine.expressions import Expr
-from engine.graph import Node, Value
-from engine.sizes import numbers_in
+from engine.program.expressions import Expr
+from engine.program.graph import Node, Value
+from engine.source.sizes import numbers_in
 
 if TYPE_CHECKING:
-    from engine.constants import Constants
-    from engine.contraction import Contraction
-    from engine.propagate import Labels
-    from engine.use import Use
+    from engine.analysis.constants import Constants
+    from engine.analysis.propagate import Labels
+    from engine.analysis.use import Use
+    from engine.program.contraction import Contraction
 
 __all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
 

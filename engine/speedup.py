@@ -7,22 +7,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.build import Analysis, analyse, exact_in_train
-from engine.certify import Certificate
-from engine.compact import OptimizerLike
-from engine.count import Counter
+from engine.compaction.build import Analysis, analyse, exact_in_train
+from engine.compaction.compact import OptimizerLike
+from engine.compaction.follow import compactable
+from engine.compaction.history import certify
+from engine.compaction.plan import Plan
+from engine.compaction.replace import Replace, check_functions, opaque_names
+from engine.compaction.spreading import candidates
+from engine.cost.count import Counter
 from engine.errors import InputError, VerificationError
-from engine.follow import compactable
-from engine.graph import Graph
-from engine.history import certify
 from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
-from engine.plan import Plan
-from engine.proof import Proof
-from engine.replace import Replace, check_functions, opaque_names
+from engine.program.graph import Graph
 from engine.rule import Registry
-from engine.spreading import candidates
 from engine.tracer import check_model, trace
+from engine.verification.certify import Certificate
+from engine.verification.proof import Proof
 
 __all__ = ["ModelSpeedup"]
 

@@ -7,13 +7,10 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import logging
-import sys
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,22 +24,22 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.errors import InputError, TraceError
-from engine.expressions import AttributeOf
-from engine.fakes import Fakes
-from engine.graph import Graph
-from engine.integers import tagged
-from engine.memos import forgetting
-from engine.modes import readers_of_training, watched
 from engine.ops.heads import headwise, shape_free
 from engine.ops.norm import sized_like
 from engine.ops.spread import apart
 from engine.ops.wide import plain_norms, spans_of
-from engine.recorder import Recorder
-from engine.sizes import Size
-from engine.stored import distinct_modules
-from engine.trees import map_tensors, tensors_in
+from engine.program.expressions import AttributeOf
+from engine.program.graph import Graph
+from engine.program.stored import distinct_modules
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.evaluation import evaluation
+from engine.recording.fakes import Fakes
+from engine.recording.modes import readers_of_training, watched
+from engine.recording.recorder import Recorder
+from engine.source.integers import tagged
+from engine.source.sizes import Size
 
-__all__ = ["call_model", "check_model", "evaluation", "resolve_inputs", "trace"]
+__all__ = ["call_model", "check_model", "resolve_inputs", "trace"]
 
 _UNSEEN = {
     "train": "The train path was not recorded.",
@@ -106,60 +103,6 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
             "Pass example inputs that the model accepts."
         ) from error
-
-
-@contextmanager
-def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[None]:
-    """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
-
-    Modes, module attributes and what lies in lists, sets and dictionaries among them, buffers' identity and the random
-    state are restored.
-    """
-    modules = list(distinct_modules(model).values())
-    before = [dict(vars(m)) for m in modules]
-    contents: dict[int, tuple[Any, Any]] = {}
-    for m, attributes in zip(modules, before, strict=True):
-        contents |= {id(table): (table, table.copy()) for table in (m._parameters, m._buffers, m._modules)}
-        for name in attributes.keys() - _OF_EVERY_MODULE:
-            _keep_contents(attributes[name], contents)
-    devices = {p.device for m in modules for p in m._parameters.values() if p is not None and p.device.type == "cuda"}
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled(), forgetting(model):
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
-            training = set(map(id, train))
-            for m in modules:
-                m.training = id(m) in training
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
-            for m, attributes in zip(modules, before, strict=True):
-                vars(m).clear()
-                vars(m).update(attributes)
-            for container, kept in contents.values():
-                container.clear()
-                (container.extend if isinstance(container, (list, deque)) else container.update)(kept)
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-
-
-def _keep_contents(value: Any, contents: dict[int, tuple[Any, Any]]) -> None:
-    """Copy what lies in a container, and in those inside of it: a forward may keep in there what it computed."""
-    if isinstance(value, (dict, list, set, deque)) and id(value) not in contents:
-        contents[id(value)] = (value, copy.copy(value))
-        for inner in value.values() if isinstance(value, dict) else value:
-            _keep_contents(inner, contents)
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Run compiled modules as they are written; else torch notes that their code cannot be compiled, for good."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to ask for it would import the compiler
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @contextmanager

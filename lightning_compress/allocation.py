@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 import engine
-from engine.importance import masked
-from engine.predict import Predictor
+from engine.cost.predict import Predictor
+from engine.sensitivity.importance import masked
 from lightning_compress import criteria, selection, targets
 from lightning_compress.evidence import Evidence
 from lightning_compress.ladders import Ladder, Limits, ladder

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from engine.compaction.follow import reshape
+from engine.compaction.history import entry_of, history
 from engine.errors import PlanError
-from engine.follow import reshape
-from engine.history import entry_of, history
-from engine.stored import stored_tensors
+from engine.program.stored import stored_tensors
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule

@@ -14,10 +14,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from engine.atomic import replacing
-from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
+from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError
-from engine.follow import entries
+from engine.files.atomic import replacing
+from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from lightning_compress.packages import LIGHTNING_MODULES
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import engine
-from engine.archive import read_archive
-from engine.checkpoint import KEY, read_checkpoint
+from engine.compaction.follow import entries
 from engine.errors import EngineError, InputError
-from engine.follow import entries
+from engine.files.archive import read_archive
+from engine.files.checkpoint import KEY, read_checkpoint
 from lightning_compress.base import find_model, from_shape, to_device
 from lightning_compress.checkpoint import load_compacted
 from lightning_compress.export import another_batch, difference, export_onnx, export_program, export_torchscript

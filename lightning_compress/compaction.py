@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
-from engine.checkpoint import KEY, content_of
+from engine.compaction.history import is_compacted
 from engine.errors import CheckpointError, EngineError, VerificationError
-from engine.history import is_compacted
+from engine.files.checkpoint import KEY, content_of
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
 from lightning_compress.complexity import ComplexityMonitor

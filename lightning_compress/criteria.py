@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine import Group, importance
-from engine.importance import unit_rows, unit_sums
+from engine import Group
+from engine.sensitivity import importance
+from engine.sensitivity.importance import unit_rows, unit_sums
 from lightning_compress.evidence import Evidence
 from lightning_compress.imports import imported
 from lightning_compress.normalizers import NORMALIZERS, Normalizer, among_kept, lamp_scores

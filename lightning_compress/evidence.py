@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
-from engine.activity import ActivityMeter
-from engine.importance import unit_sums
+from engine.sensitivity.activity import ActivityMeter
+from engine.sensitivity.importance import unit_sums
 from lightning_compress.alive import Living
 from lightning_compress.base import to_device
 

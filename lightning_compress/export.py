@@ -16,8 +16,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from engine.errors import EngineError, InputError, VerificationError
+from engine.program.trees import tensors_in
 from engine.tracer import call_model
-from engine.trees import tensors_in
 
 __all__ = ["difference", "export_onnx", "export_program", "export_torchscript"]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from engine.checkpoint import content_of, is_compacted_file, read_checkpoint, told, with_metadata
+from engine.compaction.follow import follow
+from engine.compaction.history import KEY, is_compacted
 from engine.errors import CheckpointError
-from engine.follow import follow
-from engine.history import KEY, is_compacted
+from engine.files.checkpoint import content_of, is_compacted_file, read_checkpoint, told, with_metadata
 from lightning_compress.packages import LIGHTNING_MODULES
 
 if TYPE_CHECKING:

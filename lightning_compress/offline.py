@@ -13,10 +13,10 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import engine
-from engine.archive import read_archive
-from engine.checkpoint import KEY, UNREADABLE, content_of, load_state, read_any, read_checkpoint, told
+from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError, InputError
-from engine.follow import entries
+from engine.files.archive import read_archive
+from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_any, read_checkpoint, told
 from lightning_compress.base import find_model, from_shape, to_device
 from lightning_compress.checkpoint import instantiate, readable_hparams, write
 

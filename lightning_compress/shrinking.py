@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import engine
-from engine.compact import renew
+from engine.compaction.compact import renew
+from engine.compaction.history import certify
 from engine.errors import EngineError, VerificationError
-from engine.history import certify
-from engine.stored import stored_tensors
+from engine.program.stored import stored_tensors
 from lightning_compress.averages import Average, averages
 from lightning_compress.base import CompressionCallback
 

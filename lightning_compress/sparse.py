@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
-from engine.importance import cut, unit_sums
+from engine.sensitivity.importance import cut, unit_sums
 from lightning_compress import schedules, selection
 from lightning_compress.alive import Living
 from lightning_compress.base import CompressionCallback

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import engine
-from engine.tracer import call_model, evaluation, resolve_inputs
+from engine.recording.evaluation import evaluation
+from engine.tracer import call_model, resolve_inputs
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.selection import kept_units
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.predict import Predictor
+from engine.cost.predict import Predictor
 from engine.tracer import resolve_inputs
 from lightning_compress.ladders import Descent, Pool, kept_after
 from lightning_compress.packages import MisconfigurationException

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 
 from engine.errors import InputError
-from engine.graph import Graph
 from engine.ops import (
     attention,
     cells,
@@ -30,6 +29,7 @@ from engine.ops import (
     weights,
     write,
 )
+from engine.program.graph import Graph
 from engine.rule import Registry
 
 __all__ = ["HEAD_DIMENSIONS", "RULES", "rules_of", "set_attention"]

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import align, support
-from engine.constants import Constants
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.products import einsum_layer, or_layer
-from engine.propagate import Labels
+from engine.program.arrays import align, support
+from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample, Shapes
-from engine.use import Use
 
 __all__ = ["EINSUM", "PRODUCT", "RULES", "letters_of"]
 

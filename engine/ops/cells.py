@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.constants import Constants
-from engine.graph import Node
+from engine.analysis.constants import Constants
+from engine.analysis.use import Use
 from engine.ops.gates import (
     Dead,
     Used,
@@ -25,8 +25,8 @@ from engine.ops.gates import (
     unit_labels,
     use_weights,
 )
+from engine.program.graph import Node
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES"]
 

@@ -1,6 +1,6 @@
 """Convolutions (1d–3d, dense, grouped, depthwise with any multiplier), transposed convolutions, linear layers.
 
-All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.contraction` for the common view.
+All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.program.contraction` for the common view.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import any_over
-from engine.constants import Constants
-from engine.constraints import Grouped, NonEmpty
-from engine.contraction import Contraction
-from engine.graph import Node
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import Grouped, NonEmpty
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.samples import chain
 from engine.ops.stacks import indices_of, matrix_of
-from engine.propagate import Labels
+from engine.program.arrays import any_over
+from engine.program.contraction import Contraction
+from engine.program.graph import Node
 from engine.rule import Demand, Rule, Sample, Shapes, as_recorded
-from engine.use import Use
 
 __all__ = ["RULES", "contract", "known", "once", "used"]
 

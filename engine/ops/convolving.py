@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.signature import signature
-from engine.standin import StandIn
+from engine.program.signature import signature
+from engine.recording.standin import StandIn
 
 __all__ = ["COLUMNS", "in_float64"]
 

@@ -16,14 +16,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.expressions import Apply, ShapeOf
-from engine.graph import Node, Value
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops import attention, spatial
 from engine.ops.products import einsum_layer, or_layer
-from engine.pins import SCALE
-from engine.propagate import Labels
+from engine.program.expressions import Apply, ShapeOf
+from engine.program.graph import Node, Value
 from engine.rule import Demand, Rule, Shapes, Statistic
-from engine.use import Use
+from engine.source.pins import SCALE
 
 __all__ = ["RULES"]
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.constants import Constants
-from engine.constraints import Equal, Fewer, NonEmpty
-from engine.contraction import Contraction
-from engine.graph import Graph, Node, Value, walk_values
-from engine.propagate import Labels
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import Equal, Fewer, NonEmpty
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Node, Value, walk_values
 from engine.rule import Shapes
-from engine.use import Use
 
 __all__ = [
     "Cell",

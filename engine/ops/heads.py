@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from typing_extensions import TypeIs
 
 from engine.errors import PlanError
-from engine.graph import Node
+from engine.program.graph import Node
+from engine.program.stored import distinct_modules
 from engine.rule import Shapes
-from engine.stored import distinct_modules
 
 __all__ = ["HeadwiseAttention", "head_sizes", "headwise", "headwise_for_good", "shape_free"]
 

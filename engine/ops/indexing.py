@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.arrays import align, support, uniform
-from engine.constants import Constants
-from engine.constraints import NonEmpty
-from engine.graph import Node, Origin
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import NonEmpty
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.shape import through
-from engine.propagate import Labels
+from engine.program.arrays import align, support, uniform
+from engine.program.graph import Node, Origin
 from engine.rule import Rule, Sample, Shapes, Statistic
-from engine.use import Use
 
 __all__ = ["RULES", "picked"]
 

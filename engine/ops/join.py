@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support
-from engine.constants import Constants
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.slots import FROZEN
+from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain
-from engine.propagate import Labels
+from engine.program.arrays import support
+from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample
-from engine.slots import FROZEN
-from engine.use import Use
 
 __all__ = ["RULES"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.constants import Constants
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.samples import chain
-from engine.propagate import Labels
+from engine.program.graph import Node, Value
+from engine.program.signature import signature
 from engine.rule import Rule, Sample, Shapes
-from engine.signature import signature
-from engine.use import Use
 
 __all__ = ["RULES", "sized_like"]
 

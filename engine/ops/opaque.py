@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engine.arrays import support
-from engine.constants import Constants
-from engine.constraints import NonEmpty
-from engine.graph import Node, Value
-from engine.probe import Probe, channel_inputs, channel_outputs
-from engine.propagate import Labels
-from engine.recorder import MODULE
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import NonEmpty
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
+from engine.program.arrays import support
+from engine.program.graph import Node, Value
+from engine.recording.probe import Probe, channel_inputs, channel_outputs
+from engine.recording.recorder import MODULE
 from engine.rule import Rule, Statistic
-from engine.use import Use
 
 __all__ = ["RULES"]
 

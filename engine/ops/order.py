@@ -10,12 +10,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.graph import Node
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.pointwise import broadcast_labels
 from engine.ops.shape import through
-from engine.propagate import Labels
+from engine.program.graph import Node
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES"]
 

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.arrays import align, support
-from engine.constants import Constants, varies_where
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants, varies_where
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain, residual
 from engine.ops.shape import expanded, shape_rule, size_demands, through
-from engine.propagate import Labels
+from engine.program.arrays import align, support
+from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES", "broadcast_labels"]
 

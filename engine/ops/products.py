@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.constants import Constants
-from engine.constraints import Multiple
-from engine.contraction import Contraction
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import Multiple
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.contraction import contract, known, once, used
 from engine.ops.samples import Apply
 from engine.ops.stacks import Matrix, matrix_of
-from engine.propagate import Labels
+from engine.program.contraction import Contraction
+from engine.program.graph import Node, Value
+from engine.program.signature import signature
 from engine.rule import Rule, Sample, Shapes, Statistic
-from engine.signature import signature
-from engine.use import Use
 
 __all__ = ["RULES", "einsum_layer", "in_float64", "or_layer"]
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.arrays import uniform
-from engine.constants import Constants
-from engine.graph import Node
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain
-from engine.propagate import Labels
+from engine.program.arrays import uniform
+from engine.program.graph import Node
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES"]
 

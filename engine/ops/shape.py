@@ -15,14 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support, view_array
-from engine.constants import Constants
-from engine.graph import Node, Origin, Value
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.heads import head_sizes
 from engine.ops.samples import Apply, chain
-from engine.propagate import Labels
+from engine.program.arrays import support, view_array
+from engine.program.graph import Node, Origin, Value
 from engine.rule import Demand, Rule, Sample, Shapes
-from engine.use import Use
 
 __all__ = [
     "MOVES",

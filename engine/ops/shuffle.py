@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.constants import Constants
-from engine.graph import Node
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.shape import move_labels, shape_rule, source_of, through
-from engine.propagate import Labels
+from engine.program.graph import Node
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES"]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from engine.arrays import support
-from engine.constraints import Equal
-from engine.graph import Node
+from engine.analysis.constraints import Equal
+from engine.analysis.propagate import Labels
 from engine.ops.samples import residual
 from engine.ops.shape import Kept, Move, call_on, move_labels, shape_rule, source_of, through
-from engine.propagate import Labels
+from engine.program.arrays import support
+from engine.program.graph import Node
 from engine.rule import Demand, Sample, Shapes
 
 __all__ = ["MOVES", "ONE", "RULES"]

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import align, any_over
-from engine.constants import Constants
-from engine.constraints import Equal
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import Equal
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.samples import Apply, residual
 from engine.ops.wide import can_widen
-from engine.propagate import Labels
+from engine.program.arrays import align, any_over
+from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample, Shapes, Statistic
-from engine.use import Use
 
 __all__ = ["RULES"]
 

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.arrays import any_over, support, uniform
-from engine.constants import Constants
-from engine.expressions import ShapeOf
-from engine.graph import Node
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.slots import FROZEN
+from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain
 from engine.ops.shape import through
-from engine.pins import DIVISOR
-from engine.propagate import Labels
+from engine.program.arrays import any_over, support, uniform
+from engine.program.expressions import ShapeOf
+from engine.program.graph import Node
 from engine.rule import Demand, Rule, Sample, Shapes, Statistic
-from engine.slots import FROZEN
-from engine.use import Use
+from engine.source.pins import DIVISOR
 
 __all__ = ["RULES"]
 

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.arrays import support
-from engine.constants import Constants
-from engine.constraints import NonEmpty
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import NonEmpty
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.errors import PlanError
-from engine.exchange import derived
-from engine.graph import Node
-from engine.propagate import Labels
+from engine.program.arrays import support
+from engine.program.graph import Node
 from engine.rule import Rule, Statistic
-from engine.use import Use
+from engine.source.exchange import derived
 
 __all__ = ["RULES", "Spread", "apart", "spread_out"]
 

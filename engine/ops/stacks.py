@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.graph import Origin, Value
 from engine.ops.indexing import picked
 from engine.ops.shape import SAME, TURNED, call_on
 from engine.ops.slicing import ONE
+from engine.program.graph import Origin, Value
 
 __all__ = ["Matrix", "indices_of", "matrix_of"]
 

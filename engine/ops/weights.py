@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from engine.constants import Constants
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops.samples import chain
-from engine.propagate import Labels
+from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES"]
 

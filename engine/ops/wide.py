@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.errors import PlanError
-from engine.exchange import derived, moved
-from engine.stored import distinct_modules, modules_of
+from engine.program.stored import distinct_modules, modules_of
+from engine.source.exchange import derived, moved
 
 __all__ = ["Widening", "can_widen", "chained", "plain_norms", "spans_of", "widen"]
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engine.arrays import support
-from engine.constants import Constants
-from engine.graph import Node, Value
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels
+from engine.analysis.use import Use
 from engine.ops import shape, slicing
 from engine.ops.shape import through
-from engine.propagate import Labels
-from engine.recorder import WRITE
+from engine.program.arrays import support
+from engine.program.graph import Node, Value
+from engine.recording.recorder import WRITE
 from engine.rule import Rule, Sample
-from engine.use import Use
 
 __all__ = ["RULES"]
 

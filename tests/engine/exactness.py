@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
 
 Masks = dict[str, dict[str, Tensor]]
 CONTRACTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

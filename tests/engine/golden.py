@@ -103,7 +103,7 @@ def masks(name: str, model: nn.Module) -> dict[str, dict[str, Tensor]]:
 def main(version: str) -> None:
     """Write the files of the version of the code that is installed."""
     import engine
-    from engine import checkpoint
+    from engine.files import checkpoint
 
     for name in NETWORKS:
         model, x = made(name)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoint import KEY, seal
+from engine.files.checkpoint import KEY, seal
 
 Content = dict[str, Any]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.build import Analysis, analyse, canonical_tensors
-from engine.constants import Constants
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Structure
+from engine.compaction.build import Analysis, analyse, canonical_tensors
 from engine.masks import canonical_masks
-from engine.propagate import Structure
-from engine.structure import structure_of
+from engine.removal.structure import structure_of
 from tests.engine.exactness import Masks, out_dim, randomised
 
 

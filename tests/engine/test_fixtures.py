@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import engine
-from engine.importance import cut, l1, unit_rows
+from engine.sensitivity.importance import cut, l1, unit_rows
 from tests.engine.exactness import KINDS, Masks, channel_masks, check_exact, parameters, randomised
 from tests.engine.nets import Mean, Net, dead, image, plain, residual_net
 

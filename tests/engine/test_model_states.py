@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.importance import cut
+from engine.sensitivity.importance import cut
 from tests.engine import zoo
 from tests.engine.exactness import Masks, parameters
 

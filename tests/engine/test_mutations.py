@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import engine
-from engine.checkpoint import KEY, content_of, seal
+from engine.compaction.history import entry_of, history
 from engine.errors import CheckpointError
-from engine.history import entry_of, history
+from engine.files.checkpoint import KEY, content_of, seal
 from tests.engine import golden
 from tests.engine.mutations import KINDS, mutated, mutated_tensors
 from tests.engine.nets import snapshot, unchanged

@@ -18,6 +18,10 @@ import engine
 ROOT = Path(engine.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
+ORDER = """
+    errors program source rule recording analysis ops tracer removal groups masks plots dependency sensitivity
+    compaction verification cost speedup repair checking files
+""".split()
 
 
 def test_the_public_api_is_sorted_and_true() -> None:
@@ -30,15 +34,34 @@ def test_the_public_api_is_sorted_and_true() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_each_module_exports_what_it_says(name: str) -> None:
-    """Its ``__all__`` exists, and it has a docstring."""
+    """Its ``__all__`` exists, and it has a docstring; a folder needs no more than that."""
     module = importlib.import_module(name)
-    assert module.__doc__ and all(hasattr(module, n) for n in module.__all__)
+    exported = getattr(module, "__all__", []) if hasattr(module, "__path__") else module.__all__
+    assert module.__doc__ and all(hasattr(module, n) for n in exported)
 
 
-def imports(path: Path) -> set[str]:
-    """Names of all modules that a file imports."""
+def test_folders_and_files_import_in_one_direction() -> None:
+    """Each imports only what stands before it: there is no circle, and a reader can go through them in this order."""
+    assert sorted(ORDER) == sorted({part_of(path) for path in FILES} - {"__init__"})
+    for path in FILES:
+        for name in imports(path, checking=False):
+            package, _, part = name.partition(".")
+            if package == "engine" and part and part_of(path) != "__init__":
+                assert ORDER.index(part.split(".")[0]) <= ORDER.index(part_of(path)), f"{path} imports {name}"
+
+
+def part_of(path: Path) -> str:
+    """The folder, or the file, that stands in ``engine`` itself."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, checking: bool = True) -> set[str]:
+    """Names of all modules that a file imports; ``checking``: for type checkers too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    skip = {id(n) for block in blocks for n in ast.walk(block)} if not checking else set()
+    for node in (n for n in ast.walk(tree) if id(n) not in skip):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +115,7 @@ def compared_with_op(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parent == ROOT], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [p for p in FILES if part_of(p) != "ops"], ids=lambda p: str(p.relative_to(ROOT)))
 def test_only_rules_name_ops(path: Path) -> None:
     """Outside of ``engine/ops`` no op is compared with, taken from ``aten``, or written as a string.
 
@@ -111,7 +134,7 @@ def test_the_test_above_can_see_names() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_module_has_a_test_file(path: Path) -> None:
-    """``engine/x.py`` is tested in ``tests/engine/test_x.py``."""
+    """``engine/x/y.py`` is tested in ``tests/engine/x/test_y.py``."""
     if path.name != "__init__.py":
         relative = path.relative_to(ROOT)
         assert (Path(__file__).parent / relative.parent / f"test_{path.name}").exists()

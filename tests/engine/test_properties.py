@@ -56,7 +56,7 @@ def test_random_networks_with_layers_set_apart(steps: list[Step], kind: str, see
     masks = KINDS[kind](model, seed)
     small = {apart: copy.deepcopy(model) for apart in (False, True)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.spreading.PAYS", 0.0)
+        patch.setattr("engine.compaction.spreading.PAYS", 0.0)
         for apart, copied in small.items():
             engine.ModelSpeedup(copied, example, masks, confidence=2, reindex=apart).speedup_model()
     other = torch.randn(3, 3, SIZE, SIZE, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_a_failed_compaction_leaves_the_model_bit_for_bit(steps: list[Step], see
     state = {k: v.clone() for k, v in model.state_dict().items()}
     text = repr(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.proof.check_shapes", _fail)
+        patch.setattr("engine.verification.proof.check_shapes", _fail)
         try:
             speedup.speedup_model()
         except engine.errors.VerificationError:

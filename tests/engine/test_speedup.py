@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import engine
-from engine.contraction import Contraction
+from engine.compaction.folds import Fold
 from engine.errors import EngineError, InputError, PlanError, StaleGraphError, TraceError, VerificationError
-from engine.folds import Fold
-from engine.keep import alive
+from engine.program.contraction import Contraction
+from engine.removal.keep import alive
 from tests.engine.exactness import KINDS, masked, randomised, relative_error, run
 from tests.engine.nets import Mean, Net, dead, image, plain, residual_net, snapshot, unchanged
 
@@ -151,13 +151,13 @@ def test_a_root_that_is_a_layer() -> None:
 
 
 DEFECTS = {
-    "canonical swaps outputs and inputs": "engine.contraction.Contraction.canonical",
-    "layout swaps outputs and inputs": "engine.contraction.Contraction.layout",
-    "constants are not folded": "engine.build.folds_of",
-    "constants are folded the wrong way": "engine.folds.Fold.apply",
-    "a live channel is called dead": "engine.keep.alive",
-    "use is lost": "engine.use.Use.add",
-    "carriers are not asked for": "engine.keep.Consumer.needs",
+    "canonical swaps outputs and inputs": "engine.program.contraction.Contraction.canonical",
+    "layout swaps outputs and inputs": "engine.program.contraction.Contraction.layout",
+    "constants are not folded": "engine.compaction.build.folds_of",
+    "constants are folded the wrong way": "engine.compaction.folds.Fold.apply",
+    "a live channel is called dead": "engine.removal.keep.alive",
+    "use is lost": "engine.analysis.use.Use.add",
+    "carriers are not asked for": "engine.removal.keep.Consumer.needs",
     "batch norm hands on its input": "rule:batch_norm",
     "sigmoid of a dead channel is zero": "rule:sigmoid",
 }
@@ -185,17 +185,17 @@ def _break(monkeypatch: pytest.MonkeyPatch, name: str) -> engine.Registry:
     where = DEFECTS[name]
     canonical, layout, apply = Contraction.canonical, Contraction.layout, Fold.apply
     replacements: dict[str, Any] = {
-        "engine.contraction.Contraction.canonical": lambda self, w: (
+        "engine.program.contraction.Contraction.canonical": lambda self, w: (
             canonical(self, w.transpose(0, 1)) if w.ndim > 1 and w.shape[0] == w.shape[1] else canonical(self, w)
         ),
-        "engine.contraction.Contraction.layout": lambda self, a: (
+        "engine.program.contraction.Contraction.layout": lambda self, a: (
             layout(self, a).transpose(0, 1) if self.weight.shape[0] == self.weight.shape[1] else layout(self, a)
         ),
-        "engine.build.folds_of": lambda *a: iter(()),
-        "engine.folds.Fold.apply": lambda self, t: apply(dataclasses.replace(self, delta=-self.delta), t),
-        "engine.keep.alive": lambda s, f, u: _without_first_live(s, alive(s, f, u)),
-        "engine.use.Use.add": lambda self, value, used: None,
-        "engine.keep.Consumer.needs": lambda self, keep: iter(()),
+        "engine.compaction.build.folds_of": lambda *a: iter(()),
+        "engine.compaction.folds.Fold.apply": lambda self, t: apply(dataclasses.replace(self, delta=-self.delta), t),
+        "engine.removal.keep.alive": lambda s, f, u: _without_first_live(s, alive(s, f, u)),
+        "engine.analysis.use.Use.add": lambda self, value, used: None,
+        "engine.removal.keep.Consumer.needs": lambda self, keep: iter(()),
     }
     if not where.startswith("rule:"):
         monkeypatch.setattr(where, replacements[where])

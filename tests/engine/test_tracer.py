@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import InputError, TraceError
-from engine.tracer import evaluation, resolve_inputs
+from engine.tracer import resolve_inputs
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Auxiliary, Net, dead, image, plain, snapshot, unchanged
 
@@ -174,26 +174,6 @@ def test_a_train_path_that_cannot_run_is_noted() -> None:
 
     graph = engine.trace(Detector(), image().float())
     assert len(graph.nodes) == 1 and "targets should be passed" in graph.notes[0]
-
-
-def test_evaluation_restores_after_an_error() -> None:
-    """Whatever the body raises."""
-    model = plain().train()
-    with pytest.raises(KeyError), evaluation(model):
-        assert not model.training
-        model.register_buffer("new", torch.ones(1))
-        del model[0].weight
-        raise KeyError
-    assert all(m.training for m in model.modules())
-    assert "new" not in model._buffers and isinstance(model[0].weight, nn.Parameter)
-
-
-def test_evaluation_keeps_what_the_modes_need() -> None:
-    """Named modules are in train mode inside, the rest is not."""
-    model = plain()
-    with evaluation(model, [model[0]]):
-        assert model[0].training and not model[1].training
-    assert not model[0].training
 
 
 def test_control_flow_that_depends_on_data() -> None:

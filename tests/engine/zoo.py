@@ -20,7 +20,7 @@ from torchvision.models.optical_flow._utils import make_coords_grid
 from torchvision.models.regnet import BlockParams
 from torchvision.models.video import MViT, mvit
 
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
 from tests.engine.exactness import randomised
 
 TASKS = ("classification", "segmentation", "video", "optical_flow", "detection")

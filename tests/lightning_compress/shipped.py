@@ -15,7 +15,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.ops import MultiScaleRoIAlign
 
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
 from lightning_compress import ChannelPruning, Compactable, MaskConflictRepair, ModelCompaction
 from tests.engine import golden
 from tests.lightning_compress.models import Reference, trainer

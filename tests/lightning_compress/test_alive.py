@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.importance import cut
+from engine.sensitivity.importance import cut
 from lightning_compress import ChannelPruning, ModelCompaction, SparseTraining, criteria, sparse
 from lightning_compress.alive import Living
 from lightning_compress.criteria import CRITERIA

@@ -17,9 +17,9 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import nn
 
-from engine.checkpoint import read_checkpoint, seal
-from engine.digest import digest
+from engine.compaction.digest import digest
 from engine.errors import CheckpointError
+from engine.files.checkpoint import read_checkpoint, seal
 from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from lightning_compress import checkpoint as files
 from tests.lightning_compress.models import Base, Net, Reference, Root, Wrapped, difference, fit, seeded

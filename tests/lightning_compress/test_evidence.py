@@ -15,7 +15,7 @@ from pytorch_lightning import Callback
 from torch import nn
 
 import engine
-from engine.activity import ActivityMeter
+from engine.sensitivity.activity import ActivityMeter
 from lightning_compress import ChannelPruning
 from lightning_compress.evidence import DECAY, Gatherer, loss_changes
 from tests.lightning_compress.models import Net, Wrapped, data, fit, seeded, trainer

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import InputError, VerificationError
-from engine.importance import cut
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
+from engine.sensitivity.importance import cut
 from lightning_compress.export import (
     another_batch,
     difference,

@@ -13,9 +13,9 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 import engine
-from engine.checkpoint import KEY, seal
+from engine.compaction.history import history
 from engine.errors import CheckpointError
-from engine.history import history
+from engine.files.checkpoint import KEY, seal
 from lightning_compress import ChannelPruning, Compactable, ModelCompaction, load_compacted
 from tests.lightning_compress.models import Base, Net, Reference, Wrapped, data, difference, fit, seeded, trainer
 

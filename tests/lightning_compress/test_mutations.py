@@ -13,9 +13,9 @@ import pytest
 import torch
 from pytorch_lightning import Trainer
 
-from engine.checkpoint import KEY
+from engine.compaction.history import entry_of
 from engine.errors import CheckpointError
-from engine.history import entry_of
+from engine.files.checkpoint import KEY
 from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from tests.engine.mutations import KINDS, mutated
 from tests.engine.test_mutations import CASES, LIMITS, limited, out_of_memory, peak, reset_peak

@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.nn.utils import prune
 
-from engine.checkpoint import read_checkpoint
 from engine.errors import CheckpointError, InputError
+from engine.files.checkpoint import read_checkpoint
 from lightning_compress import ChannelPruning, compact_checkpoint, load_compacted
 from lightning_compress.base import find_model
 from tests.lightning_compress.models import Base, Reference, Root, Wrapped, difference, fit, seeded

@@ -481,7 +481,7 @@ def test_bad_times(when: Any) -> None:
 
 def test_layers_that_are_set_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks of each layer alone contradict each other: more goes with ``reindex``, and the checkpoint loads."""
-    monkeypatch.setattr("engine.spreading.PAYS", 0.0)
+    monkeypatch.setattr("engine.compaction.spreading.PAYS", 0.0)
     sizes = []
     for reindex in (False, True):
         module = Classifier("resnet18")

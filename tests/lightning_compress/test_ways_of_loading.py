@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import engine
-from engine.checkpoint import seal
+from engine.compaction.history import history
 from engine.errors import CheckpointError
-from engine.history import history
-from engine.trees import tensors_in
+from engine.files.checkpoint import seal
+from engine.program.trees import tensors_in
 from lightning_compress import ModelCompaction, load_compacted
 from tests.lightning_compress.ddp_load import stages
 from tests.lightning_compress.models import trainer

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import engine
-from engine.build import canonical_tensors
-from engine.constants import Constants
-from engine.graph import Node
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Labels, resolve
+from engine.analysis.use import Use
+from engine.compaction.build import canonical_tensors
 from engine.masks import canonical_masks
-from engine.propagate import Labels, resolve
+from engine.program.graph import Node
+from engine.program.trees import tensors_in
+from engine.removal.shrink import Shrunk
+from engine.removal.structure import structure_of
 from engine.rule import Demand
-from engine.shrink import Shrunk
-from engine.structure import structure_of
-from engine.trees import tensors_in
-from engine.use import Use
 from tests.engine.exactness import masked, run
 from tests.engine.nets import Net, dead
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
-from engine.constants import Constants
+from engine.analysis.constants import Constants
 from engine.ops.attention import Attention, Biased
 from tests.engine.attentions import tokens, without_heads
 from tests.engine.exactness import KINDS, check_exact, randomised

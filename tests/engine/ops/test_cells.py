@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.trees import tensors_in
+from engine.program.trees import tensors_in
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Net
 from tests.engine.ops.test_recurrent import BY_HAND, CELLS, halved, steps

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
 
 import engine
-from engine.constraints import Grouped
+from engine.analysis.constraints import Grouped
 from engine.ops.products import Product
 from tests.engine.exactness import KINDS, check_exact, masked, randomised, run
 from tests.engine.nets import Mean, Net, constants_of, dead, image, structure

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.build import canonical_tensors
-from engine.constants import Constants
+from engine.analysis.constants import Constants
+from engine.compaction.build import canonical_tensors
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Net
 from tests.engine.ops.test_recurrent import LAYERS, features, groups, reading, steps

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.build import canonical_tensors
-from engine.constants import Constants
-from engine.keep import only_zeros
+from engine.analysis.constants import Constants
+from engine.analysis.use import Use
+from engine.compaction.build import canonical_tensors
 from engine.masks import canonical_masks
-from engine.probe import Probe
-from engine.structure import structure_of
-from engine.use import Use
+from engine.recording.probe import Probe
+from engine.removal.keep import only_zeros
+from engine.removal.structure import structure_of
 from tests.engine.exactness import randomised
 from tests.engine.nets import Mean, Net, dead, image
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine import spreading
+from engine.compaction import spreading
 from engine.errors import PlanError
 from engine.ops.spread import Spread, apart, spread_out
 from tests.engine.attentions import stored

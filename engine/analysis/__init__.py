@@ -1,0 +1,1 @@
+"""What rules write to: slots and what ties them, constants, and use."""

@@ -1,0 +1,236 @@
+"""Forward pass: what is known of every tensor without running the model.
+
+A dead channel is not nothing: it leaves its bias, a norm's β, ``sigmoid(0)`` behind. Each value gets a compact
+float64 array; NaN stands for "varies with the input". A constant that borders disturb in the same way in all channels
+(zero padding in an average, a sum over positions) is a *profile*: the constant times one common map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.analysis.links import Links
+from engine.program.arrays import along, compact
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Node, Value
+from engine.rule import Registry
+
+__all__ = ["Constants"]
+
+
+class Constants:
+    """The constants of a graph under given parameters and masks.
+
+    Args:
+        graph, rules: the recorded program.
+        stored: parameters and buffers by canonical name.
+        masks: per canonical name a 0/1 mask in full shape; only masked entries of parameters count as zero. None:
+            whatever is zero in a parameter counts.
+        repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that
+            a dead channel puts out exactly 0.
+        training: norms use the statistics of the batch, as in train mode.
+        known: constants of the same graph, parameters and masks that may differ in ``training``: what does not depend
+            on it is taken over.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        rules: Registry,
+        stored: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor] | None = None,
+        repaired: bool = False,
+        training: bool = False,
+        known: Constants | None = None,
+    ) -> None:
+        self.graph = graph
+        self.repaired = repaired
+        self._training = training
+        self._asked = False
+        self._asking: set[int] = set()  # nodes whose constants depend on whether the model trains
+        self._stored = stored
+        self._masks = masks
+        self._arrays: dict[int, Tensor] = {}
+        self._sources: dict[int, Tensor] = {} if known is None else known._sources
+        self._links: dict[tuple[int, bool], Links] = {} if known is None else known._links
+        self._profiles: set[int] = set()
+        self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
+        self._zeros: dict[int, bool] = {}
+        self._tidy: set[int] = set()  # identities of arrays that are kept below
+        self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large, and seldom asked for
+        if known is None:
+            for node in graph.nodes:
+                self._compute(node, rules)
+        else:
+            self._compute_from(known, rules)
+
+    @property
+    def training(self) -> bool:
+        """Whether norms use the statistics of the batch; who asks depends on it."""
+        self._asked = True
+        return self._training
+
+    def _compute(self, node: Node, rules: Registry) -> None:
+        if node.outputs and all(v.origin is not None for v in node.outputs):
+            self._waiting.update((v.index, (node, rules)) for v in node.outputs)
+        else:
+            self._asked = False
+            self._evaluate(node, rules)
+
+    def _on_demand(self, value: Value) -> None:
+        """Compute what is made of a stored value alone, once it is asked for."""
+        if value.index in self._waiting:
+            node, rules = self._waiting[value.index]
+            for other in node.outputs:
+                self._waiting.pop(other.index, None)
+            self._evaluate(node, rules)
+
+    def _evaluate(self, node: Node, rules: Registry) -> None:
+        found = rules.rule(node.op).constants(node, self)
+        for position, value in enumerate(node.outputs):
+            self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
+        if self._asked:
+            self._asking.add(node.index)
+
+    def _compute_from(self, known: Constants, rules: Registry) -> None:
+        """Compute anew what depends on the mode, and what is made of values that came out differently."""
+        changed: set[int] = set()
+        for node in self.graph.nodes:
+            if all(v.index in known._waiting for v in node.outputs) and node.outputs:
+                self._compute(node, rules)
+                continue
+            there = all(v.index in known._arrays for v in node.outputs)
+            if not there or node.index in known._asking or any(v.index in changed for v in node.inputs):
+                self._compute(node, rules)
+                changed.update(v.index for v in node.outputs if not there or self._differs(v.index, known))
+                continue
+            for value in node.outputs:
+                self._arrays[value.index] = known._arrays[value.index]
+                if value.index in known._profiles:
+                    self._profiles.add(value.index)
+
+    def _differs(self, index: int, other: Constants) -> bool:
+        same = (index in self._profiles) == (index in other._profiles)
+        mine, theirs = self._arrays[index].numpy(), other._arrays[index].numpy()
+        return not (same and np.array_equal(mine, theirs, equal_nan=True))
+
+    def _cleaned(self, array: Tensor) -> Tensor:
+        """What a rule passes on as it got it is clean already."""
+        if id(array) not in self._tidy:
+            array = _clean(array)
+            self._tidy.add(id(array))
+        return array
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """Return the compact array of a value."""
+        self._on_demand(value)
+        found = self._arrays.get(value.index, self._sources.get(value.index))
+        if found is None:
+            found = self._sources[value.index] = self._source(value)
+        return found
+
+    def assume(self, value: Value, array: Tensor) -> None:
+        """Say what is known of a value that no call makes: a compact float64 array, NaN where it varies."""
+        self._sources[value.index] = array
+
+    def _source(self, value: Value) -> Tensor:
+        if value.name is not None:
+            data = self._stored[value.name].detach()
+            if data.is_meta:
+                return torch.where(self.zero(value), 0.0, math.nan).double()
+            data = data.to("cpu", torch.float64)
+            mask = None if self._masks is None else self._masks.get(value.name)
+            return data if mask is None else data * mask.to("cpu", torch.float64)
+        if value.data is not None and not value.data.is_meta:
+            return compact(value.data.to("cpu", torch.float64))
+        return _varies(value)
+
+    def along(self, value: Value, dim: int) -> Tensor:
+        """Return the constants along a dimension, shape ``(size,)``, NaN where they are not uniform over the others."""
+        return along(self[value], dim, value.shape[dim])
+
+    def zero(self, value: Value) -> Tensor:
+        """Return a compact bool array: where the value is certainly zero, and stays so while training."""
+        if value.name is None:
+            return self[value] == 0
+        data = self._stored[value.name].detach()
+        if value.name in self._parameters and self._masks is not None:
+            mask = self._masks.get(value.name)
+            return torch.zeros([1] * value.ndim, dtype=torch.bool) if mask is None else (mask == 0).cpu()
+        if data.is_meta:
+            return torch.zeros([1] * value.ndim, dtype=torch.bool)
+        return (data == 0).cpu()
+
+    def only_zeros(self, value: Value) -> bool:
+        """Whether a value, stored nowhere, is zero wherever it does not vary: then so is much that is made of it."""
+        array = self[value]
+        found = self._zeros.get(value.index)
+        if found is None:
+            data = array.numpy()
+            found = self._zeros[value.index] = value.name is None and not ((data != 0) & (data == data)).any()
+        return found
+
+    def links(self, c: Contraction) -> Links:
+        """Return which input has a weight that is not zero on which output."""
+        key = (c.weight.index, c.transposed)
+        found = self._links.get(key)
+        if found is None:
+            found = self._links[key] = Links.of(c, ~self.zero(c.weight))
+        return found
+
+    def magnitude(self, c: Contraction) -> Tensor:
+        """Return the L1 norm of the weights of each output, masked or not: float64, (groups * outputs,)."""
+        name = c.weight.name
+        weight = self[c.weight].expand(c.weight.shape) if name is None else self._stored[name].detach()
+        if weight.is_meta:
+            return torch.ones(c.groups * c.outputs, dtype=torch.float64)
+        return c.canonical(weight.abs().double().cpu()).sum((2, 3)).reshape(-1)
+
+    def magnitude_along(self, value: Value, dim: int) -> Tensor:
+        """Return the L1 norm of a stored value at each index of a dimension, masked or not: float64."""
+        data = self._stored[value.name or ""].detach()
+        if data.is_meta:
+            return torch.ones(value.shape[dim], dtype=torch.float64)
+        return data.abs().double().cpu().movedim(dim, 0).reshape(value.shape[dim], -1).sum(1)
+
+    def is_parameter(self, value: Value) -> bool:
+        """Whether a value is a parameter, not a buffer."""
+        return value.name in self._parameters
+
+    def has_profile(self, value: Value) -> bool:
+        """Whether the value's constants hold only up to one common map over positions."""
+        self._on_demand(value)
+        return value.index in self._profiles
+
+    def mark_profile(self, value: Value) -> None:
+        """Say that the value's constants hold only up to one common map over positions."""
+        self._profiles.add(value.index)
+
+    def plain(self, value: Value) -> Tensor:
+        """Return the array of a value for ops that do not keep a common map: what is not zero varies then."""
+        array = self[value]
+        return torch.where(array == 0, array, math.nan) if self.has_profile(value) else array
+
+
+def _varies(value: Value) -> Tensor:
+    return torch.full([1] * value.ndim, math.nan, dtype=torch.float64)
+
+
+def _clean(array: Tensor) -> Tensor:
+    """Compact; what is not finite is nothing to compute with."""
+    array = array.to(torch.float64)
+    if np.isinf(array.numpy()).any():
+        array = torch.where(array.isfinite(), array, math.nan)
+    return compact(array)
+
+
+def varies_where(unknown: Sequence[Tensor], result: Tensor) -> Tensor:
+    """Return ``result`` with NaN where any of the operands is NaN (comparisons and clamps would hide it)."""
+    for operand in unknown:
+        result = torch.where(operand.isnan(), math.nan, result)
+    return result

@@ -1,0 +1,271 @@
+"""What the label rules write to: slots of every tensor, constraints between slots, and what is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.analysis.constraints import Constraint, NonEmpty
+from engine.analysis.slots import FROZEN, Slots
+from engine.errors import RuleError
+from engine.program.arrays import support
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Value
+from engine.rule import Registry
+
+__all__ = ["Labels", "is_made_of"]
+
+
+class Labels:
+    """What the rules write to: per value a list of layers, each a compact int64 array of slots.
+
+    An entry of a tensor goes when the slot of any of its layers goes. An activation's layers touch different
+    dimensions; a stored weight may have one layer over (outputs, inputs) beside one over outputs.
+    """
+
+    def __init__(self, graph: Graph, rules: Registry) -> None:
+        self.graph = graph
+        self.rules = rules
+        self.slots = Slots()
+        self.constraints: list[Constraint] = []
+        self.born: list[Tensor] = []
+        self.ragged: list[Tensor] = []  # rows that keep equally many, so that a tensor of them need be no product
+        self._layers: dict[int, list[Tensor]] = {}
+        self._same: dict[int, Value] = {}
+        self._meetings: list[tuple[Tensor, Tensor]] = []
+        self._outputs: dict[tuple[int, bool], Tensor] = {}
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._fixed: dict[tuple[int, ...], Tensor] = {}
+        self._marked = 0
+
+    # ------------------------------------------------------------------ reading
+
+    def layers(self, value: Value) -> list[Tensor]:
+        """Return the layers of a value."""
+        return self._layers.setdefault(self._same.get(value.index, value).index, [])
+
+    def alias(self, value: Value, source: Value) -> None:
+        """Say that a value has the slots of another one, whatever comes to light about either from now on."""
+        self._same[value.index] = self._same.get(source.index, source)
+
+    def _stored(self, value: Value) -> bool:
+        return self._same.get(value.index, value).stored
+
+    def claim(self, value: Value) -> None:
+        """Give a stored value fresh slots along each dimension that has none yet (its first use in a point-wise op)."""
+        if self._stored(value):
+            covered = {d for layer in self.layers(value) for d in support(layer)}
+            for layer in self.fresh(value, sorted(set(range(value.ndim)) - covered)):
+                self.layers(value).append(layer)
+                self.constraints.append(NonEmpty(layer.reshape(-1)))
+
+    def fresh(self, value: Value, dims: Sequence[int]) -> list[Tensor]:
+        """Return a new layer for each of the dimensions that is larger than 1."""
+        made = []
+        for dim in dims:
+            if value.shape[dim] > 1:
+                made.append(self.slots.new(value.shape[dim]).view([-1 if d == dim else 1 for d in range(value.ndim)]))
+        return made
+
+    def along(self, value: Value, dim: int) -> Tensor | None:
+        """Return the slots along one dimension, shape ``(size,)``, tied over whatever else they depend on, or None."""
+        found: Tensor | None = None
+        for layer in self.layers(value):
+            touched = support(layer)
+            if dim in touched:
+                row = self._row(self.tie(layer, [d for d in touched if d != dim]))
+                if found is not None:
+                    self.slots.union(found, row)
+                found = row
+        return found
+
+    def can_go(self, layer: Tensor) -> bool:
+        """Whether some of the slots are outputs of a contraction so far; nothing else is ever removed."""
+        while self._marked < len(self.born):
+            self.slots.mark(self.born[self._marked])
+            self._marked += 1
+        return bool(self.slots.marked(layer).any())
+
+    def _row(self, layer: Tensor) -> Tensor:
+        """Flatten a layer: the same object for the same layer, so that whatever takes it is known to share it."""
+        if layer.ndim == 1:
+            return layer
+        if id(layer) not in self._rows:
+            self._rows[id(layer)] = (layer, layer.reshape(-1))  # the layer is kept, for its identity
+        return self._rows[id(layer)][1]
+
+    def without(self, value: Value, dims: Sequence[int], reason: str) -> list[Tensor]:
+        """Return the value's layers so that none depends on ``dims``; what only depends on them is frozen."""
+        kept = []
+        for layer in self.layers(value):
+            touched = support(layer)
+            if set(touched) <= set(dims):
+                self.slots.freeze(layer, reason)
+            else:
+                kept.append(self.tie(layer, [d for d in touched if d in dims]))
+        return kept
+
+    def tie(self, layer: Tensor, dims: Iterable[int]) -> Tensor:
+        """Tie the slots of a layer along dimensions, and return it without them."""
+        for dim in dims:
+            self.slots.union(layer, layer.narrow(dim, 0, 1))
+            layer = layer.narrow(dim, 0, 1)
+        return layer
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, value: Value, layer: Tensor) -> None:
+        """Say that a value has this layer; it is tied to what the value has along the same dimensions.
+
+        Raises:
+            RuleError: where it does not fit the value.
+        """
+        if layer.ndim != value.ndim or any(layer.shape[d] not in (1, n) for d, n in enumerate(value.shape)):
+            raise RuleError(f"Slots of shape {tuple(layer.shape)} do not fit {value!r}; its op's rule is wrong.")
+        layer = self.settled(layer)
+        touched = set(support(layer))
+        have = self.layers(value)
+        if touched and not have:
+            have.append(layer)
+        if not touched or have[0] is layer:
+            return
+        same = [other for other in have if set(support(other)) == touched]
+        met = [] if self._stored(value) else [other for other in have if set(support(other)) & touched]
+        if same:
+            self.slots.union(same[0], layer)
+        elif all(set(support(other)) < touched for other in met):
+            have[:] = [other for other in have if all(other is not m for m in met)] + [layer]
+            self._meetings += [(layer, other) for other in met]
+        elif len(met) == 1 and touched < set(support(met[0])):
+            self._meetings.append((met[0], layer))
+        elif shared := touched.intersection(*(support(other) for other in met)):
+            # What each has for itself is tied: of attention between the channels of a head, whole heads go.
+            tied = [self.tie(array, set(support(array)) - shared) for array in (*met, layer)]
+            have[:] = [other for other in have if all(other is not m for m in met)] + tied[:1]
+            for array in tied[1:]:
+                self.slots.union(tied[0], array)
+        else:
+            for array in (*met, layer):
+                self.slots.freeze(array, f"its axes overlap in {value!r}")
+
+    def hold(self, value: Value, dims: Collection[int], reason: str) -> None:
+        """Say that sizes along some dimensions never change; what touches others too may go along those."""
+        for layer in self.layers(value):
+            touched = support(layer)
+            if set(touched) <= set(dims):
+                self.slots.freeze(layer, reason)
+            else:
+                self.tie(layer, [d for d in touched if d in dims])
+
+    def pass_on(self, source: Value, target: Value) -> None:
+        """Give ``target`` the layers of ``source``, dimension by dimension."""
+        for layer in self.layers(source):
+            self.add(target, layer)
+
+    def freeze(self, value: Value, reason: str) -> None:
+        """Freeze everything that a value has, and each dimension of a stored value that has nothing yet."""
+        self.claim(value)
+        for layer in self.layers(value):
+            self.slots.freeze(layer, reason)
+
+    def per_channel(self, value: Value, channels: Tensor | None) -> None:
+        """Say that a stored vector has one entry per channel; without slots its size never changes."""
+        if channels is None:
+            self.fix(value, value.ndim - 1)
+        else:
+            self.add(value, channels)
+
+    def fix(self, value: Value, dim: int) -> None:
+        """Say that the size along a dimension never changes."""
+        if value.shape[dim] > 1:
+            shape = [value.shape[d] if d == dim else 1 for d in range(value.ndim)]
+            if (known := self._fixed.get(tuple(shape))) is None:
+                known = self._fixed[tuple(shape)] = torch.full(shape, FROZEN)
+            self.add(value, known)
+
+    def outputs_of(self, c: Contraction) -> Tensor | None:
+        """Return the output slots of a contraction's weight, (groups, outputs); None for an unknown computed weight."""
+        known = self._outputs.get((c.weight.index, c.transposed))
+        if known is not None:
+            return known
+        labels = self.along(c.weight, c.output_place) if c.groups == 1 or not c.transposed else None
+        if labels is None:
+            if not self._stored(c.weight):
+                return None
+            labels = self.slots.new(c.groups * c.outputs)
+        self._outputs[c.weight.index, c.transposed] = labels = labels.view(c.groups, c.outputs)
+        if c.depthwise or not (c.transposed and c.groups > 1 and c.outputs == 1):  # else the rows go with the inputs
+            self.add(c.weight, c.layout(labels[:, :, None]))
+        self.born.append(labels.reshape(-1))
+        self.constraints.append(NonEmpty(labels.reshape(-1)))
+        return labels
+
+    def settled(self, layer: Tensor) -> Tensor:
+        """Drop dimensions along which all slots are tied, but never the last one."""
+        touched = support(layer)
+        if len(touched) > 1:
+            root = self.slots.find(layer)
+            for dim in touched:
+                if len(support(layer)) > 1 and (root == root.narrow(dim, 0, 1)).all():
+                    layer, root = layer.narrow(dim, 0, 1), root.narrow(dim, 0, 1)
+        return layer
+
+    def settle_meetings(self) -> None:
+        """Decide, where slots over (heads, entries) met slots over entries alone, what goes: rows or columns.
+
+        Rows go as a whole where the entries are tied within each row or have to stay; else an entry goes in all rows.
+        """
+        waiting = self._meetings
+        while waiting:
+            settled = [self._by_rows(joint, single) for joint, single in waiting]
+            waiting = [pair for pair, done in zip(waiting, settled, strict=True) if not done]
+            if waiting and not any(settled):
+                self.slots.union(*waiting.pop(0))
+
+    def _by_rows(self, joint: Tensor, single: Tensor) -> bool:
+        along = support(single)
+        if self.slots.frozen(single).all():
+            self.tie(joint, along)
+            return True
+        first = joint
+        for dim in along:
+            first = first.narrow(dim, 0, 1)
+        tied = bool((self.slots.find(joint) == self.slots.find(first)).all())
+        if tied:
+            self.slots.freeze(single, "goes with none of the rows alone")
+        return tied
+
+    def make_rectangular(self) -> None:
+        """Tie slots until what remains of every activation is a product of index sets along its dimensions."""
+        self.settle_meetings()
+        for value in self.graph.values:
+            if self._stored(value):
+                continue
+            for layer in self.layers(value):
+                if not self.is_ragged(layer):
+                    self._rectangle(layer)
+
+    def is_ragged(self, layer: Tensor) -> bool:
+        """Whether a layer is made of whole rows that keep equally many, each its own."""
+        if not self.ragged or len(support(layer)) < 2:
+            return False
+        return is_made_of(
+            {tuple(row) for rows in self.ragged for row in self.slots.find(rows).tolist()}, self.slots.find(layer)
+        )
+
+    def _rectangle(self, layer: Tensor) -> None:
+        while len(support(layer)) > 1:
+            root = self.slots.find(layer)
+            root = torch.where(self.slots.frozen(root), FROZEN, root)  # what stays anyway is all alike
+            free = [d for d in support(root) if not (root == root.narrow(d, 0, 1)).all()]
+            if len(free) < 2:
+                return
+            dim = min(free, key=root.size)
+            self.slots.union(root, root.narrow(dim, 0, 1))
+
+
+def is_made_of(rows: Collection[tuple[int, ...]], layer: Tensor) -> bool:
+    """Whether the rows of a layer along its last dimension are all among some rows."""
+    return all(tuple(row) in rows for row in layer.reshape(-1, layer.size(support(layer)[-1])).tolist())

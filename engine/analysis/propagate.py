@@ -1,0 +1,206 @@
+"""Graph + rules -> slot labels of every tensor, the constraints between slots, and what is frozen, with reasons."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.analysis.constraints import Constraint
+from engine.analysis.labels import Labels, is_made_of
+from engine.analysis.layers import Layers
+from engine.analysis.slots import Slots
+from engine.program.arrays import support
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Node, Value
+from engine.rule import Registry
+
+__all__ = ["Labels", "Structure", "propagate", "resolve"]
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """How the axes of a model hang together.
+
+    Attributes:
+        graph, rules: what it was derived from.
+        layers: per value index its layers, entries being representatives.
+        constraints: on representatives.
+        roots: representative of each slot.
+        frozen: per slot, whether it may not go.
+        born: per slot, whether it is an output of a contraction; nothing else is ever removed.
+        slots: the union-find, for reasons.
+        unsafe: per slot, whether a size written in the code does not follow when it goes.
+        ragged: rows that keep equally many, each its own; tensors of them are no products.
+    """
+
+    graph: Graph
+    rules: Registry
+    layers: Mapping[int, tuple[Tensor, ...]]
+    constraints: tuple[Constraint, ...]
+    roots: Tensor
+    frozen: Tensor
+    born: Tensor
+    slots: Slots
+    unsafe: Tensor
+    ragged: frozenset[tuple[int, ...]] = frozenset()
+
+    def of(self, value: Value) -> tuple[Tensor, ...]:
+        """Return the layers of a value."""
+        return self.layers.get(value.index, ())
+
+    def along(self, value: Value, dim: int) -> Tensor | None:
+        """Return the slots along one dimension, shape ``(size,)``, or None."""
+        for layer in self.of(value):
+            touched = support(layer)
+            if dim in touched:
+                if self.ragged and dim != touched[-1] and is_made_of(self.ragged, layer):
+                    continue  # every row keeps something
+                for other in touched:
+                    layer = layer if other == dim else layer.narrow(other, 0, 1)
+                return layer.reshape(-1)
+        return None
+
+    def free(self) -> Tensor:
+        """Return a bool per slot: a representative that may go as far as the structure is concerned."""
+        return ~self.frozen & self.born & (self.roots == torch.arange(len(self.roots)))
+
+    @functools.cached_property
+    def table(self) -> Layers:
+        """All layers in one array."""
+        return Layers(self.layers)
+
+    @functools.cached_property
+    def magnitudes(self) -> Mapping[int, Value]:
+        """What masks of a computed weight's outputs go to, by index of the weight (weight norm)."""
+        return {c.weight.index: scale for c, (scale, _, dim) in self._scaled if dim == c.transposed}
+
+    @functools.cached_property
+    def unmasked(self) -> frozenset[tuple[int, int]]:
+        """(index, dimension) of stored values that masks leave alone there: directions, and scales of what is read."""
+        directions = ((direction.index, dim) for _, (_, direction, dim) in self._scaled)
+        return frozenset((*directions, *((s.index, dim) for c, (s, _, dim) in self._scaled if dim != c.transposed)))
+
+    @functools.cached_property
+    def _scaled(self) -> list[tuple[Contraction, tuple[Value, Value, int]]]:
+        found = []
+        for _, c in self.contractions():
+            maker = None if c.weight.producer is None else self.graph.nodes[c.weight.producer]
+            scaled = None if maker is None else self.rules.rule(maker.op).magnitude(maker)
+            found += [] if scaled is None else [(c, scaled)]
+        return found
+
+    @functools.cached_property
+    def tables(self) -> frozenset[int]:
+        """Indices of stored values that an op other than a contraction puts channels out from: embeddings."""
+        put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.rule(n.op).produces(n)))
+        return frozenset(v.index for node in put_out for v in node.inputs if v.stored)
+
+    @functools.cached_property
+    def attributes(self) -> list[tuple[Node, Mapping[str, int]]]:
+        """The nodes whose sizes are attributes of their module, with these attributes as recorded."""
+        found: list[tuple[Node, Mapping[str, int]]] = []
+        for node in self.graph.nodes:
+            asked = self.rules.rule(node.op).attributes(node, lambda value: value.shape)
+            have = self.graph.attributes.get(node.module, {}) if asked else {}
+            own = {name: size for name, size in asked.items() if have.get(name) == size}
+            if own:
+                found.append((node, own))
+        return found
+
+    def contractions(self) -> list[tuple[Node, Contraction]]:
+        """Return the nodes that contract channels with a weight."""
+        return self._contractions
+
+    @functools.cached_property
+    def _contractions(self) -> list[tuple[Node, Contraction]]:
+        return [(node, c) for node in self.graph.nodes for c in self.rules.contractions(node)]
+
+
+def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
+    """Return the layers of values by index, with representatives; a layer that values share stays shared."""
+    known: dict[int, Tensor] = {}
+    found: dict[int, tuple[Tensor, ...]] = {}
+    for value in labels.graph.values:
+        layers = labels.layers(value)
+        for layer in layers:
+            if id(layer) not in known:
+                known[id(layer)] = roots[labels.settled(layer)]
+        if layers:
+            found[value.index] = tuple(known[id(layer)] for layer in layers)
+    return found
+
+
+def resolve(labels: Labels) -> Structure:
+    """Return what the labels say once no more are added."""
+    roots = labels.slots.roots()
+    frozen = labels.slots.frozen(roots)
+    born = torch.zeros(len(roots), dtype=torch.bool)
+    for made in labels.born:
+        born[roots[made]] = True
+    return Structure(
+        graph=labels.graph,
+        rules=labels.rules,
+        layers=_resolved(labels, roots),
+        constraints=tuple(c.resolve(roots) for c in labels.constraints),
+        roots=roots,
+        frozen=frozen,
+        born=born,
+        slots=labels.slots,
+        unsafe=torch.zeros(len(roots), dtype=torch.bool),
+        ragged=frozenset(tuple(row) for rows in labels.ragged for row in roots[rows].tolist()),
+    )
+
+
+def _beside_missed(graph: Graph) -> Iterator[tuple[Node, str]]:
+    """Yield what runs in modules of a list of which others did not, where the data decide which: experts of a mixture.
+
+    What these read, and put out, is not known; their parameters would stay as they are.
+    """
+    containers = {name for name, kind in graph.types.items() if issubclass(kind, (nn.ModuleList, nn.ModuleDict))}
+    own = {name: parts for name in graph.aliases if (parts := _inside(name, containers))} if graph.decided else {}
+    ran = {item for name, parts in own.items() if graph.aliases[name] in graph.stored for item in parts}
+    missed = {item[0]: item[1] for parts in own.values() for item in parts if item not in ran}
+    for node in graph.nodes:
+        for container, _ in _inside(f"{node.module}.", containers & missed.keys()):
+            yield node, f"{container}.{missed[container]}"
+
+
+def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
+    """Return (container, key) for each container that a name lies in."""
+    parts = name.split(".")
+    found = ((".".join(parts[:i]), parts[i]) for i in range(len(parts) - 1))
+    return [(container, key) for container, key in found if container in containers]
+
+
+def propagate(graph: Graph, rules: Registry) -> Structure:
+    """Derive the structure of a graph.
+
+    Args:
+        graph: the recorded program.
+        rules: what each op does to its axes; an op without a rule freezes the axes of its inputs and outputs.
+
+    Returns:
+        The labels of all values. Whatever reaches a model output is frozen.
+
+    Example:
+        >>> from torch import nn
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> structure = propagate(engine.trace(net, torch.zeros(1, 3, 8, 8)), engine.RULES)
+        >>> int(structure.free().sum())  # the four outputs of the first convolution
+        4
+    """
+    labels = Labels(graph, rules)
+    for node in graph.nodes:
+        rules.rule(node.op).labels(node, labels)
+    for value in graph.outputs:
+        labels.freeze(value, "is an output of the model")
+    for node, missed in _beside_missed(graph):
+        for value in (*node.inputs, *node.outputs):
+            labels.freeze(value, f"{missed!r}, which may run in place of {node.module!r}, did not run on the example")
+    labels.make_rectangular()
+    return resolve(labels)

@@ -1,0 +1,79 @@
+"""Backward pass: which entries of every tensor have an influence on an output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Structure
+from engine.program.arrays import reduce_to
+from engine.program.graph import Value
+
+__all__ = ["Use"]
+
+
+class Use:
+    """Compact bool arrays, resolved along the dimensions that carry slots.
+
+    Args:
+        structure: says which dimensions matter.
+        constants: says which weights and factors are zero.
+    """
+
+    def __init__(self, structure: Structure, constants: Constants) -> None:
+        self.structure = structure
+        self.constants = constants
+        self._arrays: dict[int, Tensor] = {}
+        self._shapes: dict[int, list[int]] = {}
+        table = structure.table
+        self._channels = table.counts(table.look(structure.born))  # of each layer
+        for value in structure.graph.outputs:
+            self.add_all(value)
+        for node in reversed(structure.graph.nodes):
+            if any(self._is_used(value) for value in node.outputs):
+                structure.rules.rule(node.op).use(node, self)
+
+    def _is_used(self, value: Value) -> bool:
+        found = self._arrays.get(value.index)
+        return found is not None and bool(found.numpy().any())
+
+    def shape(self, value: Value) -> list[int]:
+        """Return the compact shape in which use of a value is kept: in full along dimensions of channels.
+
+        Of other slots, such as the tokens of a table of positions, none is ever removed.
+        """
+        found = self._shapes.get(value.index)
+        if found is None:
+            layers = self.structure.table.touched(value.index)
+            touched = {d for dims, place in layers if self._channels[place] for d in dims}
+            found = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
+        return found
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """Return which entries of a value are used."""
+        found = self._arrays.get(value.index)
+        if found is None:
+            found = self._arrays[value.index] = torch.zeros(self.shape(value), dtype=torch.bool)
+        return found
+
+    def along(self, value: Value, dim: int) -> Tensor:
+        """Return which indices of a dimension are used, shape ``(size,)``."""
+        array = self[value]
+        if array.size(dim) == array.numel():
+            return array.reshape(-1).expand(value.shape[dim])
+        rows = array.movedim(dim, 0)
+        return rows.reshape(rows.size(0), -1).any(1).expand(value.shape[dim])
+
+    def add(self, value: Value, used: Tensor) -> None:
+        """Say that entries are used; the array may be larger, smaller or of higher rank, as broadcasting allows."""
+        shape = self.shape(value)
+        used = used if list(used.shape) == shape else reduce_to(used, shape)
+        before = self._arrays.get(value.index)
+        if before is not None:
+            used = before | used
+        self._arrays[value.index] = used if list(used.shape) == shape else used.expand(shape)
+
+    def add_all(self, value: Value) -> None:
+        """Say that all of a value is used."""
+        self._arrays[value.index] = torch.ones(self.shape(value), dtype=torch.bool)

@@ -1,0 +1,1 @@
+"""Whether a rule says the truth, by brute force."""

@@ -1,0 +1,184 @@
+"""Check a rule on its own samples: each of its calls by brute force, and whole networks under every kind of mask."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.checking.freed import Freed, freed
+from engine.checking.isolated import Call, calls_of
+from engine.checking.validation import check_call
+from engine.errors import RuleError, VerificationError
+from engine.groups import dependency_groups, group_masks
+from engine.ops import RULES
+from engine.removal.structure import structure_for
+from engine.rule import Registry, Rule, Sample
+from engine.speedup import ModelSpeedup
+
+__all__ = ["RuleReport", "check_rule"]
+
+Masks = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """What a check did.
+
+    Attributes:
+        rows: per sample and kind of masks (sample, kind, parameters before, parameters after, relative error).
+        frozen: per sample the reasons why groups stay whole, outputs of the model aside.
+        freed: axes that the op would let go, and that the rule holds on to.
+        calls: number of calls that were tried by brute force.
+        missing: ops of the rule that no sample calls.
+    """
+
+    rows: tuple[tuple[str, str, int, int, float], ...]
+    frozen: dict[str, list[str]]
+    freed: tuple[Freed, ...] = ()
+    calls: int = 0
+    missing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"  {s} ({k}): {before} -> {after} parameters, error {e:.0e}" for s, k, before, after, e in self.rows]
+        reasons = [f"  {sample}: {reason}" for sample, found in self.frozen.items() for reason in found]
+        could = [f"  {freed}" for freed in self.freed]
+        unseen = [f"  {op}" for op in self.missing]
+        sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Left whole:", reasons)]
+        sections += [("Could go, and stays:", could), ("Not called by any sample:", unseen)]
+        return "\n".join("\n".join([title, *rest]) for title, rest in sections if rest)
+
+
+def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RULES, seed: int = 0) -> RuleReport:
+    """Compare what a rule says with what its ops do, by brute force and on whole networks, in float64.
+
+    Each call that the samples make of one of the rule's ops is taken out and run again: with slots cut along every
+    choice of axes (labels), with constant entries (constants), with unused entries changed (use). Subsets of indices
+    are all those there are on small axes, and blocks and random ones on larger ones. Cuts that the op lets through
+    although the rule freezes them are listed.
+
+    Then whole samples are compacted, and masked and compacted network compared. Biases and affine parameters are
+    random, so that no dropped constant can hide. Masked are single entries, whole units of each layer chosen
+    independently, and whole dependency groups.
+
+    Args:
+        rule: the rule; it need not be registered.
+        samples: further samples; those of the rule are always run.
+        rules: the rules for all other ops.
+        seed: seed of weights and masks.
+
+    Returns:
+        What was removed and what stayed, with the reasons, and what could go in addition.
+
+    Raises:
+        RuleError: if there is no sample, or the rule is wrong on one: the error names it, and the arguments of the
+            call or the first layer that differs.
+
+    Example:
+        >>> report = check_rule(RULES["glu"], RULES["mul"].samples())
+        >>> all(error < 1e-9 for *_, error in report.rows)
+        True
+        >>> report.calls > 0, report.freed
+        (True, ())
+
+    The idea of the brute force: ``torch.distributed.tensor._ops.strategy_validation``.
+    """
+    found = [*rule.samples(), *samples]
+    if not found:
+        raise RuleError(f"The rule of {', '.join(rule.ops)} has no samples; pass `samples=[Sample(...)]`.")
+    known = Registry(r for r in rules.distinct() if not set(r.ops) & set(rule.ops)) + [rule]
+    rows: list[tuple[str, str, int, int, float]] = []
+    frozen: dict[str, list[str]] = {}
+    could: dict[Freed, None] = {}
+    called: list[str] = []
+    for sample in found:
+        model, example = _built(sample, seed)
+        for call in calls_of(model, example, rule.ops):
+            could.update(dict.fromkeys(_tried(sample, call, known, seed)))
+            called.append(call.node.op)
+        groups = dependency_groups(model, example, rules=known)
+        reasons = {g.reason for g in groups if g.reason and "output of the model" not in g.reason}
+        if reasons:
+            frozen[sample.name] = sorted(reasons)
+        for kind, make in _KINDS.items():
+            masks = make(model, example, known, torch.Generator().manual_seed(seed))
+            rows.append((sample.name, kind, *_compared(sample, model, example, masks, known)))
+    missing = tuple(op for op in rule.ops if op not in called)
+    return RuleReport(tuple(rows), frozen, tuple(could), len(called), missing)
+
+
+def _tried(sample: Sample, call: Call, rules: Registry, seed: int) -> list[Freed]:
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        check_call(call, rules, generator)
+    except RuleError as error:
+        raise RuleError(f"On the sample {sample.name!r}: {error}") from error
+    return list(freed(call, rules, generator))
+
+
+def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model, example = sample.make(), torch.randn(sample.shape)
+        model(example)  # lazy layers take their shapes
+        model = model.double().eval()
+        with torch.no_grad():
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                if tensor.is_floating_point():
+                    tensor.uniform_(0.5, 1.5) if name.endswith("running_var") else tensor.normal_(0, 0.5)
+    return model, example.double()
+
+
+def _maskable(model: nn.Module, example: Tensor, rules: Registry) -> list[tuple[str, nn.Parameter]]:
+    """The parameters without those of which a slice must not be zero."""
+    structure = structure_for(model, example, None, rules)
+    directions = {index for index, _ in structure.unmasked}
+    left = {name for name, value in structure.graph.stored.items() if value.index in directions}
+    return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
+
+
+def _entries(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
+    masks: Masks = {}
+    for name, parameter in _maskable(model, example, rules):
+        module, _, key = name.rpartition(".")
+        masks.setdefault(module, {})[key] = (torch.rand(parameter.shape, generator=generator) < 0.4).double()
+    return masks
+
+
+def _units(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
+    masks: Masks = {}
+    for name, parameter in _maskable(model, example, rules):
+        module, _, key = name.rpartition(".")
+        if parameter.ndim > 1:
+            kept = torch.rand(len(parameter), generator=generator) < 0.5
+            shape = [-1] + [1] * (parameter.ndim - 1)
+            masks.setdefault(module, {})[key] = kept.double().view(shape).expand(parameter.shape)
+    return masks
+
+
+def _groups(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
+    groups = [g for g in dependency_groups(model, example, rules=rules) if g.reason is None]
+    return group_masks(groups, {g.name: torch.rand(g.size, generator=generator) < 0.5 for g in groups})
+
+
+_KINDS: dict[str, Callable[[nn.Module, Tensor, Registry, torch.Generator], Masks]] = {
+    "single entries": _entries,
+    "units of each layer": _units,
+    "whole groups": _groups,
+}
+
+
+def _compared(
+    sample: Sample, model: nn.Module, example: Tensor, masks: Masks, rules: Registry
+) -> tuple[int, int, float]:
+    small = copy.deepcopy(model)
+    speedup = ModelSpeedup(small, example, masks, confidence=3, rules=rules)
+    try:
+        small = speedup.speedup_model()
+    except VerificationError as error:
+        raise RuleError(f"The rules are wrong on the sample {sample.name!r}: {error}") from error
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (model, small)]
+    return sizes[0], sizes[1], speedup.certificate.max_error if speedup.certificate.verified else 0.0

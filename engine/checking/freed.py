@@ -1,0 +1,184 @@
+"""Axes that a rule freezes although the op would let them go, by brute force: cut inputs, run the op, compare."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.analysis.constraints import closed
+from engine.analysis.propagate import Structure
+from engine.checking.isolated import Call, Tensors, run
+from engine.checking.validation import Pattern, close, combinations, structure_of_call, subsets
+from engine.program.graph import Value
+from engine.removal.shrink import Shrunk
+from engine.rule import Demand, Registry
+
+__all__ = ["Freed", "freed"]
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Entries that could go, and that a rule holds on to.
+
+    Attributes:
+        op: the op.
+        axes: the inputs' dimensions that are cut together, counted from the end (``"input -1 + weight -1"``).
+        zero: whether they can go only where they are zero.
+        reason: the rule's reason to keep them.
+    """
+
+    op: str
+    axes: str
+    zero: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.axes}{' where it is zero' if self.zero else ''} ({self.reason})"
+
+
+def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[Freed]:
+    """Yield the axes of one call's inputs that the op lets go and its rule does not.
+
+    Cut are the same indices of one dimension of one or more inputs, parameters included. The op allows it where what
+    it then puts out is a part of what it puts out in full: for any numbers, or for zeros at the indices. An axis can go
+    where the smallest allowed cuts are disjoint, cover it, and may be combined at will: these would be its slots.
+    """
+    if call.node.target is None or rules.rule(call.node.op).unchecked:
+        return
+    values = [v for v in call.inputs if v in call.activations or v.stored and v.dtype.is_floating_point]
+    known: list[Pattern] = []
+    for combination in combinations(call, values):
+        if any(smaller.items() <= combination.items() for smaller in known):
+            continue
+        sets = list(subsets(next(v.shape[d] for v, (d,) in combination.items()), generator, blocks=True))
+        for zero in (False, True):
+            full = call.random(generator)
+            blocks = _blocks(call, combination, sets, zero, full)
+            if blocks and zero:  # zeros are the smallest of some numbers, and the largest of others
+                full.update((v.index, -full[v.index].abs()) for v in call.activations if v.dtype.is_floating_point)
+                blocks = _blocks(call, combination, blocks, zero, full)
+            if blocks:
+                known.append(combination)
+                structure = structure_of_call(
+                    call, {v: d for v, d in combination.items() if v in call.activations}, rules
+                )
+                reason = next((r for gone in blocks if (r := _refusal(structure, combination, gone)) is not None), None)
+                if reason is not None:
+                    told = reason.replace(repr(call.node), call.node.op)
+                    yield Freed(call.node.op, _axes(call, combination), zero, told)
+                break
+
+
+def _axes(call: Call, combination: Pattern) -> str:
+    return " + ".join(f"{call.name(v)} {d - v.ndim}" for v, (d,) in combination.items())
+
+
+def _blocks(call: Call, combination: Pattern, sets: Sequence[list[int]], zero: bool, full: Tensors) -> list[list[int]]:
+    """Return what could be the slots of an axis; nothing where it cannot go."""
+    size = max(i for gone in sets for i in gone) + 1
+    blocks: list[list[int]] = []
+    wanted = run(call.node, full)
+    for gone in sets:
+        parts = [b for b in blocks if set(b) <= set(gone)]
+        if not blocks and len(gone) > size // 2:
+            return []  # at least two blocks make an axis
+        given, made = _zero(call, combination, gone, full) if zero else (full, wanted)
+        allowed = _op_allows(call, combination, gone, given, made)
+        if parts and set(gone) == {i for b in parts for i in b}:
+            if not allowed:
+                return []
+        elif allowed and not parts:
+            if any(set(b) & set(gone) for b in blocks):
+                return []
+            blocks.append(gone)
+    return blocks if sum(map(len, blocks)) == size else []
+
+
+def _zero(
+    call: Call, combination: Pattern, gone: Sequence[int], full: Tensors
+) -> tuple[dict[int, Tensor], list[Tensor]]:
+    """Return the inputs with zeros at some indices, and what the op makes of them."""
+    found = dict(full)
+    for value, (dim,) in combination.items():
+        found[value.index] = full[value.index].index_fill(dim, torch.tensor(gone), 0)
+    return found, run(call.node, found)
+
+
+def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tensors, wanted: Sequence[Tensor]) -> bool:
+    """Whether the op, given less, puts out a part of what it puts out in full."""
+    parts = dict(full)
+    for value, (dim,) in combination.items():
+        stays = torch.tensor([i for i in range(value.shape[dim]) if i not in gone])
+        parts[value.index] = _fenced(full[value.index].index_select(dim, stays), value)
+    for demands in _retold(call, combination, gone):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of sizes that nobody asked for
+                found = run(call.node, parts, demands)
+        except (RuntimeError, IndexError, ValueError):
+            continue
+        if len(wanted) == len(found) and all(map(_is_part, wanted, found)):
+            return True
+    return False
+
+
+def _fenced(part: Tensor, value: Value) -> Tensor:
+    """Put NaN into the memory behind a tensor: some ops do not look at sizes, and read on."""
+    fill = math.nan if part.is_floating_point() else 0
+    memory = torch.full((math.prod(value.shape) + part.numel(),), fill, dtype=part.dtype)
+    memory[: part.numel()] = part.reshape(-1)
+    return memory[: part.numel()].view(part.shape)
+
+
+def _retold(call: Call, combination: Pattern, gone: Sequence[int]) -> Iterator[list[Demand]]:
+    """Yield the arguments as they are, and with one number scaled like the size that is cut."""
+    yield []
+    size = next(v.shape[d] for v, (d,) in combination.items())
+    for name, argument in call.node.args.items():
+        numbers = argument if isinstance(argument, (list, tuple)) else [argument]
+        for position, number in enumerate(numbers):
+            if isinstance(number, int) and not isinstance(number, bool) and number > 1:
+                if number * (size - len(gone)) % size == 0:
+                    yield [Demand((name, position), number, number * (size - len(gone)) // size)]
+
+
+def _is_part(full: Tensor, part: Tensor) -> bool:
+    """Whether a tensor is another one, or has some of its slices along one dimension, in order."""
+    if full.ndim != part.ndim:
+        return False
+    shorter = [d for d in range(full.ndim) if part.shape[d] != full.shape[d]]
+    if not shorter:
+        return close(full, part)
+    if len(shorter) > 1 or part.shape[shorter[0]] > full.shape[shorter[0]]:
+        return False
+    rows, position = full.movedim(shorter[0], 0), 0
+    for row in part.movedim(shorter[0], 0):
+        while position < len(rows) and not close(rows[position], row):
+            position += 1
+        position += 1
+    return position <= len(rows)
+
+
+def _refusal(structure: Structure, combination: Pattern, gone: Sequence[int]) -> str | None:
+    """Return why a rule does not cut what a combination cuts, and nothing else; None where it does."""
+    made = {v: d for v, d in combination.items() if not v.stored} or combination  # parameters follow
+    rows = {v: structure.along(v, d) for v, (d,) in made.items()}
+    known = {v: row for v, row in rows.items() if row is not None}
+    slots = torch.cat([row[list(gone)] for row in known.values()]) if known else torch.zeros(0, dtype=torch.long)
+    if len(known) < len(rows) or structure.frozen[slots].any():
+        return structure.slots.why(slots) or "it has no slots"
+    keep = torch.ones(len(structure.roots), dtype=torch.bool)
+    keep[slots] = False
+    keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
+    shrunk = Shrunk(structure, keep)
+    for value, (dim,) in made.items():
+        stays = shrunk.indices(value, dim)
+        cut = [d for d in range(value.ndim) if shrunk.shape(value)[d] < value.shape[d]]
+        if stays is None or (~stays).nonzero()[:, 0].tolist() != list(gone) or cut != [dim]:
+            return "it only goes together with other entries"
+    return None

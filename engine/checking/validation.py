@@ -1,0 +1,304 @@
+"""What a rule says of one call, against what the op does: by brute force over the indices that could go.
+
+Four questions, each answered by running the op itself on random numbers:
+
+- *labels*: does the op, given inputs from which slots are cut, put out its output with the same slots cut?
+- *constants*: where the rule knows an output without running the op, is it that, whatever varies?
+- *use*: can what the rule calls unused be anything without a used output noticing?
+- *frozen*: which cuts of inputs give a cut output, although the rule says that they stay?
+
+The first three make a rule wrong. The last makes it weak, and is a finding. In the manner of
+``torch.distributed.tensor._ops.strategy_validation``, which asks the same of sharding rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import closed
+from engine.analysis.propagate import Labels, Structure, resolve
+from engine.analysis.use import Use
+from engine.checking.isolated import Call, Tensors, run
+from engine.errors import RuleError
+from engine.program.expressions import AttributeOf, evaluate
+from engine.program.graph import Node, Value
+from engine.removal.shrink import Shrunk
+from engine.rule import Demand, Registry
+
+__all__ = ["Pattern", "check_call", "close", "combinations", "structure_of_call", "subsets"]
+
+_SUBSETS, _RANDOM, _PATTERNS, _DRAWS = 14, 6, 8, 2
+Pattern = Mapping[Value, tuple[int, ...]]
+"""Which dimensions of which inputs have slots."""
+
+
+# ---------------------------------------------------------------- what can have slots, and what can be cut
+
+
+def _dims(call: Call, value: Value) -> list[int]:
+    """The dimensions that are larger than 1, and not the batch."""
+    start = 1 if value.shape[:1] == (call.batch,) and not value.stored else 0
+    return [d for d in range(start, value.ndim) if value.shape[d] > 1]
+
+
+def combinations(call: Call, values: Sequence[Value]) -> Iterator[Pattern]:
+    """Yield choices of at most one dimension per input, all of one size; those of few inputs first."""
+    places = [[None, *_dims(call, v)] for v in values]
+    chosen: list[Pattern] = [
+        {v: (d,) for v, d in zip(values, pick, strict=True) if d is not None} for pick in itertools.product(*places)
+    ]
+    alike = [c for c in chosen if c and len({v.shape[d] for v, (d,) in c.items()}) == 1]
+    yield from sorted(alike, key=len)
+
+
+def _patterns(call: Call) -> list[Pattern]:
+    found: list[Pattern] = list(combinations(call, call.activations))[:_PATTERNS]
+    return [*found, {v: tuple(_dims(call, v)) for v in call.activations}]
+
+
+def subsets(size: int, generator: torch.Generator, blocks: bool = False) -> Iterator[list[int]]:
+    """Yield proper, non-empty subsets of ``range(size)``: all where there are few, else single ones and random ones.
+
+    With ``blocks`` also the runs and the strides of every length that divides the size.
+    """
+    if 2**size - 2 <= _SUBSETS:
+        yield from sorted(([i for i in range(size) if bits >> i & 1] for bits in range(1, 2**size - 1)), key=len)
+        return
+    for length in (n for n in range(1, size if blocks else 2) if size % n == 0):
+        yield from (list(range(start, start + length)) for start in range(0, size, length))
+        yield from (list(range(start, size, size // length)) for start in range(size // length) if length > 1)
+    for _ in range(_RANDOM):
+        chosen = (torch.rand(size, generator=generator) < 0.5).nonzero()[:, 0].tolist()
+        if 0 < len(chosen) < size:
+            yield chosen
+
+
+def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structure:
+    """Run the label rule of a call whose inputs have slots as the pattern says, every slot removable."""
+    labels = Labels(call.graph, rules)
+    for value, dims in pattern.items():
+        for layer in labels.fresh(value, dims):
+            labels.add(value, layer)
+    try:
+        rules.rule(call.node.op).labels(call.node, labels)
+    except Exception as error:
+        told = ", ".join(f"{call.name(v)} {list(dims)}" for v, dims in pattern.items() if dims) or "no input"
+        raise _wrong(call, "labels", f"with slots along {told} they raise {type(error).__name__}: {error}") from error
+    labels.born.append(torch.arange(1, len(labels.slots)))
+    labels.make_rectangular()
+    return resolve(labels)
+
+
+# ---------------------------------------------------------------- labels
+
+
+def _check_labels(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
+    if call.node.target is None:
+        return  # its numbers are those of other calls
+    structure = structure_of_call(call, pattern, rules)
+    spans = [*_zeroed(call, rules)]
+    values = (*call.inputs, *call.node.outputs)
+    layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
+    present = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
+    slots = present[structure.free()[present]]
+    statistic = rules.rule(call.node.op).statistic
+    spanned = None if statistic is None else statistic(call.node)
+    if spanned is not None and structure.along(spanned.input, spanned.dim) is not None:
+        return  # another class takes over when channels go: `engine.check_rule` compares whole networks
+    for subset in subsets(len(slots) + 1, generator):  # the last index stands for nothing, so that all may go
+        keep = torch.ones(len(structure.roots), dtype=torch.bool)
+        keep[slots[[i for i in subset if i < len(slots)]]] = False
+        keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
+        shrunk = Shrunk(structure, keep)
+        if not keep[slots].all() and all(0 not in shrunk.shape(v) for v in values):  # in a network something stays
+            _compare_cut(call, shrunk, spans, rules, generator)
+
+
+def _zeroed(call: Call, rules: Registry) -> Iterator[tuple[Value, int]]:
+    """Yield what may only be cut where it is zero, or has been folded: (value, dimension)."""
+    for c in rules.contractions(call.node):
+        if not c.hidden:
+            yield c.input, c.input_dim
+    for span in rules.rule(call.node.op).only_zeros(call.node):
+        yield span.input, span.dim
+
+
+def _compare_cut(
+    call: Call, shrunk: Shrunk, spans: Sequence[tuple[Value, int]], rules: Registry, generator: torch.Generator
+) -> None:
+    node, full = call.node, call.random(generator)
+    if rules.rule(node.op).contraction is None and rules.contractions(node):  # a unit inside is zero without its rows
+        full.update((v.index, full[v.index] * m) for v in call.inputs if (m := shrunk.mask(v)) is not None)
+    for value, dim in spans:
+        stays = shrunk.indices(value, dim)
+        if stays is not None:
+            shape = [-1 if d == dim else 1 for d in range(value.ndim)]
+            full[value.index] = full[value.index] * stays.view(shape)
+    numbers = _numbers(node, shrunk, rules)
+    if any(d.expr is not None and evaluate(d.expr, shrunk.shape, _no_attribute) != d.wanted for d in numbers):
+        return  # the code around the call is edited then: whole networks show whether it is right
+    try:
+        given = _corrected(call, full, shrunk, rules)
+        parts = {v.index: _part(shrunk, v, given[v.index]) for v in call.inputs}
+        wanted = [_part(shrunk, v, t) for v, t in zip(node.outputs, run(node, full), strict=True)]
+        found = run(node, parts, [d for d in numbers if d.expr is None])
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise _wrong(call, "labels", f"{_told(shrunk, call)} it cannot run: {error}") from error
+    if len(found) != len(wanted):
+        raise _wrong(call, "labels", f"{_told(shrunk, call)} it has {len(found)} outputs, not {len(wanted)}")
+    for value, a, b in zip(node.outputs, wanted, found, strict=True):
+        if a.shape != b.shape or not close(a, b):
+            what = f"output {value.index - len(call.inputs)} is {_difference(a, b)}"
+            raise _wrong(call, "labels", f"{_told(shrunk, call)} {what}")
+
+
+def _corrected(call: Call, full: Tensors, shrunk: Shrunk, rules: Registry) -> dict[int, Tensor]:
+    """Return the inputs with what makes up for the parts that are cut."""
+    found = dict(full)
+    for value, delta in rules.rule(call.node.op).corrections(call.node, lambda v: full[v.index], shrunk.mask):
+        found[value.index] = full[value.index] + delta.to(full[value.index].dtype)
+    return found
+
+
+def _no_attribute(expr: AttributeOf) -> int:
+    raise RuleError(f"An op takes a number from the attribute {expr.name!r} by itself.")
+
+
+def _part(shrunk: Shrunk, value: Value, tensor: Tensor) -> Tensor:
+    mask = shrunk.mask(value)
+    return tensor if mask is None else tensor[mask.expand(value.shape)].reshape(shrunk.shape(value))
+
+
+def _numbers(node: Node, shrunk: Shrunk, rules: Registry) -> list[Demand]:
+    """The numbers among the arguments, as the rule wants them: demands, and what follows an attribute."""
+    rule = rules.rule(node.op)
+    wanted = list(rule.demands(node, shrunk.indices, shrunk.shape))
+    before, after = rule.attributes(node, lambda value: value.shape), rule.attributes(node, shrunk.shape)
+    names = [name for name, old in before.items() if node.args.get(name) == old]
+    return wanted + [Demand((name, 0), before[name], after[name]) for name in names]
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are the same up to rounding."""
+    return torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def _difference(a: Tensor, b: Tensor) -> str:
+    if a.shape != b.shape:
+        return f"of shape {tuple(b.shape)} instead of {tuple(a.shape)}"
+    return f"off by {float((a.double() - b.double()).abs().nan_to_num(math.inf).max()):.1e}"
+
+
+def _told(shrunk: Shrunk, call: Call) -> str:
+    cuts = [
+        f"{call.name(v)} {[d for d in range(v.ndim) if shrunk.shape(v)[d] < v.shape[d]]}"
+        for v in call.inputs
+        if shrunk.shape(v) != v.shape
+    ]
+    return f"cut along {', '.join(cuts) or 'no input'},"
+
+
+def _wrong(call: Call, kind: str, what: str) -> RuleError:
+    shapes = ", ".join(f"{call.name(v)} {list(v.shape)}" for v in call.inputs)
+    return RuleError(f"The {kind} of {call.node.op} ({shapes}) are wrong: {what}.")
+
+
+# ---------------------------------------------------------------- constants and use
+
+
+def _assumed(
+    call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator
+) -> tuple[Constants, dict[int, Tensor]]:
+    """Take some entries of each input for constants, and some rows of what is stored for zero.
+
+    Returns:
+        What the rule makes of it, and what each input is, NaN where an activation varies.
+    """
+    given = dict(call.tensors)
+    for value in call.inputs:
+        if value.stored and value.dtype.is_floating_point:
+            zeroed = given[value.index] * (_row(value, range(value.ndim), generator) > 0.3)
+            given[value.index] = given[value.index] if (given[value.index] > 0).all() else zeroed  # not a variance
+    stored = {v.name: given[v.index] for v in call.inputs if v.name is not None}
+    outside = Constants(replace(call.graph, nodes=()), rules, stored)
+    for value in call.activations:
+        array = torch.full([1] * value.ndim, math.nan, dtype=torch.float64)
+        if pattern.get(value):
+            array = _some_constant(_row(value, pattern[value], generator), value.dtype.is_floating_point)
+            array = array.to(value.dtype).double()
+        outside.assume(value, array)
+        given[value.index] = array.expand(value.shape)
+    return Constants(call.graph, rules, stored, known=outside), given
+
+
+def _row(value: Value, dims: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return random numbers in [0, 1) along one of the dimensions."""
+    dim = dims[int(torch.randint(len(dims), (), generator=generator))] if len(dims) else -1
+    return torch.rand([n if d == dim else 1 for d, n in enumerate(value.shape)], generator=generator).double()
+
+
+def _some_constant(draw: Tensor, number: bool) -> Tensor:
+    """A third varies, a third is zero, a third is something else."""
+    other = (draw - 0.8) * 5 if number else torch.ones_like(draw)
+    return torch.where(draw < 1 / 3, math.nan, torch.where(draw < 2 / 3, 0.0, other))
+
+
+def _drawn(call: Call, given: Mapping[int, Tensor], generator: torch.Generator) -> dict[int, Tensor]:
+    """Fill in random numbers where inputs vary."""
+    found = dict(given)
+    for value in call.activations:
+        known = given[value.index]
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        noise = noise if value.dtype.is_floating_point else (noise > 0).double()
+        found[value.index] = torch.where(known.isnan(), noise, known).to(value.dtype)
+    return found
+
+
+def _check_constants(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
+    constants, given = _assumed(call, pattern, rules, generator)
+    for _ in range(_DRAWS):
+        for value, made in zip(call.node.outputs, run(call.node, _drawn(call, given, generator)), strict=True):
+            known = constants[value]
+            if any(n not in (1, have) for n, have in zip(known.shape, made.shape, strict=True)):
+                raise _wrong(call, "constants", f"of shape {tuple(known.shape)} for {tuple(made.shape)}")
+            known = known.expand(made.shape)
+            sure = known == 0 if constants.has_profile(value) else ~known.isnan()
+            if not close(known[sure], made[sure]):
+                raise _wrong(call, "constants", f"a known entry is {_difference(known[sure], made[sure])}")
+
+
+def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
+    node, structure = call.node, structure_of_call(call, pattern, rules)
+    constants, given = _assumed(call, pattern, rules, generator)
+    use = Use(structure, constants)
+    for value in node.outputs:
+        use.add(value, torch.rand(use.shape(value), generator=generator) < 0.5)
+    rules.rule(node.op).use(node, use)
+    before = _drawn(call, given, generator)
+    other = _drawn(call, given, generator)
+    after = dict(before)
+    for value in call.activations:
+        after[value.index] = torch.where(use[value].expand(value.shape), before[value.index], other[value.index])
+    for value, a, b in zip(node.outputs, run(node, before), run(node, after), strict=True):
+        used = use[value].expand(a.shape)
+        if not close(a[used], b[used]):
+            raise _wrong(call, "use", f"a used output notices what is called unused ({_difference(a[used], b[used])})")
+
+
+def check_call(call: Call, rules: Registry, generator: torch.Generator) -> None:
+    """Compare what a rule says of one call with what the op does.
+
+    Raises:
+        RuleError: where labels, constants or use are wrong; it names the arguments and the difference.
+    """
+    for pattern in _patterns(call):
+        _check_labels(call, pattern, rules, generator)
+        _check_constants(call, pattern, rules, generator)
+        _check_use(call, pattern, rules, generator)

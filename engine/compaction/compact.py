@@ -1,0 +1,323 @@
+"""Apply a plan to a model and its optimizers, all or nothing.
+
+The objects stay: modules, parameters and buffers are the same before and after, only their data and some integer
+attributes are exchanged, so that optimizers, hooks and averaged copies keep what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.compaction.folds import Fold
+from engine.compaction.history import Step, changed, history, remember, snapshot
+from engine.compaction.replace import Replace, Replacement, places, replaced_by
+from engine.compaction.slices import Slice
+from engine.errors import PlanError
+from engine.ops.heads import headwise_for_good
+from engine.ops.spread import Spread, spread_out
+from engine.ops.wide import Widening, widen
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.source.integers import with_integers
+from engine.source.pins import Pin, pinned_class
+
+__all__ = ["Compaction", "OptimizerLike", "compacted", "renew", "stored_tensors"]
+
+OptimizerLike = Optimizer | Sequence[Optimizer] | None
+
+
+class Compaction:
+    """A prepared change of a model. Everything new is computed and checked before anything is exchanged.
+
+    Args:
+        model: the model to change.
+        optimizers: whose state shrinks along.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: OptimizerLike = None) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._redo: list[Callable[[], None]] = []
+        self._model, self._stored = model, stored_tensors(model)
+        self._modules = distinct_modules(model)
+        known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
+        self._optimizers = [o for o in known if o is not None]
+        self._plan: Mapping[str, Any] | None = None
+        self._certificate: Mapping[str, Any] | None = None
+
+    def add_tensors(self, slices: Mapping[str, Slice], masks: Mapping[str, Tensor], folds: Sequence[Fold]) -> None:
+        """Prepare ``slice(parameter * mask) + fold``.
+
+        Raises:
+            PlanError: where a parameter is missing or has another shape.
+        """
+        folded: dict[str, list[Fold]] = {}
+        for fold in folds:
+            folded.setdefault(fold.name, []).append(fold)
+        with torch.no_grad():
+            for name in sorted({*slices, *masks, *folded}):
+                if name not in self._stored:
+                    raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
+                self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
+
+    def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:
+        """Prepare integer attributes.
+
+        Raises:
+            PlanError: where a module or its attribute is missing.
+        """
+        for name, values in attributes.items():
+            self._prepare_attributes(name, self._module(name), values)
+
+    def add_classes(self, pins: Sequence[Pin], widened: Sequence[Widening], headwise: Sequence[str]) -> None:
+        """Prepare the exchange of classes: pinned arguments, norms that lost channels, attention without fixed sizes.
+
+        Raises:
+            PlanError: where a module is missing, or its code is not what the plan was made for.
+        """
+        for owner in dict.fromkeys(pin.module for pin in pins):
+            self._prepare_pins(self._module(owner), [pin for pin in pins if pin.module == owner])
+        for norm in widened:
+            redo, undo = widen(self._module(norm.module), norm)
+            self._redo.append(redo)
+            self._undo.append(undo)
+
+        for name in headwise:
+            self._prepare_attention(name, self._module(name))
+
+    def add_spread(self, layers: Sequence[Spread]) -> None:
+        """Prepare layers that spread their output out.
+
+        Raises:
+            PlanError: where a module is missing, or does so already.
+        """
+        for layer in layers:
+            redo, undo = spread_out(self._module(layer.module), layer)
+            self._redo.append(redo)
+            self._undo.append(undo)
+
+    def _prepare_attention(self, name: str, module: nn.Module) -> None:
+        redo, undo = headwise_for_good(name, module)
+        self._redo.append(redo)
+        self._undo.append(undo)
+
+    def add_replacements(self, replaced: Sequence[Replacement], functions: Replace) -> None:
+        """Prepare what the user's functions make of modules.
+
+        Raises:
+            PlanError: where an optimizer would lose a module's parameters, or a function is missing or fails.
+        """
+        if replaced and self._optimizers:
+            raise PlanError(
+                f"{replaced[0].module!r} is to be replaced by `customized_replace_func`, and an optimizer would go on "
+                "with the old one. Compact without the optimizer, and make a new one afterwards."
+            )
+        device = next((t.device for t in self._stored.values()), torch.device("cpu"))
+        for plan in replaced:
+            old = self._module(plan.module)
+            new = replaced_by(plan, old, functions, device)
+            for table, name in places(self._model, old) if new is not None else ():
+                self._redo.append(lambda t=table, n=name, m=new: t.__setitem__(n, m))  # type: ignore[misc]
+                self._undo.append(lambda t=table, n=name, m=old: t.__setitem__(n, m))  # type: ignore[misc]
+
+    def _module(self, name: str) -> nn.Module:
+        if name not in self._modules:
+            raise PlanError(f"The plan is of another model: this one has no module {name!r}.")
+        return self._modules[name]
+
+    def _prepare(
+        self, name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
+    ) -> None:
+        new = compacted(name, tensor.detach(), cut, mask, folds)
+        self._exchange(tensor, new, _small_gradient(tensor.grad, cut, mask, folds))
+        if cut is not None:
+            for optimizer in self._optimizers:
+                self._prepare_state(name, optimizer, tensor, cut)
+
+    def _exchange(self, tensor: Tensor, new: Tensor, small: Tensor | None) -> None:
+        old, gradient = tensor.data, tensor.grad
+        self._redo.append(lambda: _swap(tensor, new, small))
+        self._undo.append(lambda: _swap(tensor, old, gradient))
+
+    def _prepare_state(self, name: str, optimizer: Optimizer, parameter: Tensor, cut: Slice) -> None:
+        state = optimizer.state.get(parameter, {})
+        for key, entry in state.items():
+            if not isinstance(entry, Tensor) or entry.ndim == 0:
+                continue
+            if not _follows(entry, cut):
+                raise PlanError(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
+                    f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
+                )
+            new = _small_state(entry, cut)
+            self._redo.append(lambda s=state, k=key, n=new: s.__setitem__(k, n))  # type: ignore[misc]
+            self._undo.append(lambda s=state, k=key, o=entry: s.__setitem__(k, o))  # type: ignore[misc]
+
+    def _prepare_attributes(self, path: str, module: nn.Module, values: Mapping[str, int]) -> None:
+        made = with_integers(path, module, values)
+        for key, value in made.items():
+            old = getattr(module, key)
+            self._redo.append(lambda k=key, v=value: setattr(module, k, v))  # type: ignore[misc]
+            self._undo.append(lambda k=key, v=old: setattr(module, k, v))  # type: ignore[misc]
+
+    def _prepare_pins(self, module: nn.Module, pins: Sequence[Pin]) -> None:
+        new = pinned_class(type(module), pins)
+        # A module may choose at construction which of its methods runs: `self.forward = self.forward_train`.
+        chosen = {key: own.__name__ for key, own in vars(module).items() if _is_method_of(module, own)}
+        bound = {key: MethodType(getattr(new, name), module) for key, name in chosen.items()}
+        self._prepare_outside(module, new, bound)
+
+    def add_history(self, plan: Mapping[str, Any], certificate: Mapping[str, Any] | None = None) -> None:
+        """Let the model remember, once this is made, that it was.
+
+        Args:
+            plan: state dict of the plan's structure.
+            certificate: state dict of its certificate.
+        """
+        self._plan, self._certificate = plan, certificate
+
+    def add_growth(self) -> None:
+        """Prepare to take back the model's last compaction; what was removed comes back as zeros.
+
+        Raises:
+            PlanError: where modules were replaced, or a parameter has not the shape that the compaction gave it.
+        """
+        *older, last = history(self._model)
+        if last.plan["replaced"]:
+            raise PlanError(
+                f"{last.plan['replaced'][0]['module']!r} was replaced by a function, which cannot be taken back. Build "
+                "a new instance of the model."
+            )
+        for name, cut in last.plan["slices"].items():
+            tensor = self._stored[name]
+            self._exchange(tensor, Slice.from_state_dict(cut).expand(tensor.data), None)
+        for name, (kind, values) in last.was.items():
+            self._prepare_outside(self._module(name), kind, values)
+        self._redo.append(lambda: self._undo.append(remember(self._model, tuple(older))))
+
+    def _prepare_outside(self, module: nn.Module, kind: type[nn.Module], values: Mapping[str, Any]) -> None:
+        old_kind, old = type(module), {key: vars(module)[key] for key in values}
+
+        def redo() -> None:
+            module.__class__ = kind
+            vars(module).update(values)
+
+        def undo() -> None:
+            module.__class__ = old_kind
+            vars(module).update(old)
+
+        self._redo.append(redo)
+        self._undo.append(undo)
+
+    def commit(self) -> None:
+        """Exchange everything."""
+        before = None if self._plan is None else snapshot(self._model)
+        for step in self._redo:
+            step()
+        self._flatten()
+        if self._plan is not None and before is not None:
+            step_made = Step(self._plan, changed(before, self._model), self._certificate)
+            self._undo.append(remember(self._model, (*history(self._model), step_made)))
+
+    def rollback(self) -> None:
+        """Put everything back as it was."""
+        for step in reversed(self._undo):
+            step()
+        self._flatten()
+
+    def _flatten(self) -> None:
+        """Put the weights of recurrent layers into one piece of memory each again, where cuDNN asks for that."""
+        for module in self._modules.values():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()
+
+
+def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]) -> Tensor:
+    """Return ``slice(tensor * mask) + fold``.
+
+    Args:
+        name: of the tensor, for messages.
+        tensor: with the values of before; one that needs no gradient.
+        cut: what stays of it; None: all.
+        mask: in the new shape.
+        folds: constants to add.
+
+    Raises:
+        PlanError: where it has another shape than the plan was made for.
+    """
+    if cut is not None and tuple(tensor.shape) != cut.before:
+        raise PlanError(
+            f"The plan was made when {name!r} had shape {cut.before}; here it has {tuple(tensor.shape)}. "
+            "Apply it to the un-compacted model that it was made for."
+        )
+    new = tensor if cut is None else cut.apply(tensor)
+    if mask is not None:
+        if torch.broadcast_shapes(mask.shape, new.shape) != new.shape:
+            raise PlanError(f"The mask of {name!r} has shape {tuple(mask.shape)}, not {tuple(new.shape)}.")
+        new = new * mask.to(new.device)
+    for fold in folds:
+        new = fold.apply(new)
+    return new
+
+
+def _is_method_of(module: nn.Module, value: Any) -> bool:
+    """Whether a value is a method of the module's class, bound to the module."""
+    return (
+        isinstance(value, MethodType)
+        and value.__self__ is module
+        and getattr(type(module), value.__name__, None) is value.__func__
+    )
+
+
+def _small_gradient(
+    gradient: Tensor | None, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
+) -> Tensor | None:
+    """Return what stays of a gradient that is being accumulated; none of a tensor that takes up constants."""
+    if gradient is None or folds:
+        return None
+    small = gradient if cut is None else cut.apply(gradient)
+    return small if mask is None else small * mask.to(small.device)
+
+
+def _follows(entry: Tensor, cut: Slice) -> bool:
+    """Whether an entry of an optimizer's state has the parameter's sizes, or 1 where it is factored (Adafactor)."""
+    return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
+
+
+def _small_state(entry: Tensor, cut: Slice) -> Tensor:
+    """Return what stays of an entry of an optimizer's state; a dimension of size 1 is shared by all, and stays."""
+    small = cut.apply(entry if tuple(entry.shape) == cut.before else entry.expand(cut.before))
+    for dim, (size, full) in enumerate(zip(entry.shape, cut.before, strict=True)):
+        if size != full:
+            small = small.narrow(dim, 0, 1)
+    return small.clone() if small.shape != cut.shape else small
+
+
+def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:
+    """Exchange the data of a tensor in place.
+
+    The detour through another dtype renews autograd's accumulator, which would keep the old shape.
+    """
+    tensor.grad = None
+    detour = torch.float16 if data.dtype != torch.float16 else torch.float32
+    tensor.data = torch.empty(0, dtype=detour, device=data.device)
+    tensor.data = data
+    tensor.grad = gradient
+
+
+def renew(parameter: Tensor) -> None:
+    """Give a parameter a new gradient accumulator, on which nobody has hooks yet; values and gradient stay."""
+    _swap(parameter, parameter.data, parameter.grad)
+
+
+def names_of(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor once, under its first name."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor

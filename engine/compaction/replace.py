@@ -1,0 +1,156 @@
+"""Modules that a user's function makes smaller: what the plan says of them, and the call of the function."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import InputError, PlanError
+from engine.recording.opaque import is_kind
+
+__all__ = ["Replace", "Replacement", "check_functions", "opaque_names", "places", "replaced_by", "shapes_of"]
+
+Replace = Mapping[str, Callable[..., nn.Module]]
+"""Name of a class -> function of (module, (input, output, weight masks)) that returns the smaller module."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """A module to be replaced.
+
+    Attributes:
+        module: its name.
+        kind: name of its class.
+        inputs, outputs: per tensor that it is called with or returns, which entries stay; compact bool of the rank of
+            the tensor, and the shape as recorded.
+        weights: by parameter name in the module, which entries are masked by the user; compact bool.
+        stored: shapes of its parameters and buffers before.
+    """
+
+    module: str
+    kind: str
+    inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    outputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    weights: Mapping[str, Tensor]
+    stored: Mapping[str, tuple[int, ...]]
+
+    def masks(self, module: nn.Module, device: torch.device) -> tuple[Any, Any, dict[str, Tensor]]:
+        """Return the masks as the function gets them: floats in full shape; several inputs or outputs as a tuple."""
+        sides = [[s.expand(shape).float().to(device) for s, shape in side] for side in (self.inputs, self.outputs)]
+        given, made = (side[0] if len(side) == 1 else tuple(side) for side in sides)
+        weights = {
+            name: self.weights.get(name, torch.ones(1, dtype=torch.bool)).expand(p.shape).float().to(device)
+            for name, p in module.named_parameters()
+        }
+        return given, made, weights
+
+    def done(self, module: nn.Module) -> bool:
+        """Whether another module stands in the place already: of another class, or with other shapes."""
+        return not is_kind(module, self.kind) or shapes_of(module) != dict(self.stored)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as primitives and tensors."""
+        return {
+            "module": self.module,
+            "kind": self.kind,
+            "inputs": [[stays, list(shape)] for stays, shape in self.inputs],
+            "outputs": [[stays, list(shape)] for stays, shape in self.outputs],
+            "weights": dict(self.weights),
+            "stored": {name: list(shape) for name, shape in self.stored.items()},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Replacement:
+        """Read what `state_dict` wrote."""
+        sides = [tuple((stays.bool(), _ints(shape)) for stays, shape in state[side]) for side in ("inputs", "outputs")]
+        weights = {str(name): mask.bool() for name, mask in state["weights"].items()}
+        stored = {str(name): _ints(shape) for name, shape in state["stored"].items()}
+        return cls(str(state["module"]), str(state["kind"]), sides[0], sides[1], weights, stored)
+
+
+def _ints(numbers: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(n) for n in numbers)
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a module's parameters and buffers by name."""
+    stored = (*module.named_parameters(), *module.named_buffers())
+    return {name: tuple(tensor.shape) for name, tensor in stored}
+
+
+def check_functions(functions: Any) -> Replace:
+    """Return functions by name of a class, none for None.
+
+    Raises:
+        InputError: where it is no such mapping.
+    """
+    found = {} if functions is None else functions
+    if not isinstance(found, Mapping) or not all(isinstance(k, str) and callable(f) for k, f in found.items()):
+        raise InputError(
+            "`customized_replace_func` maps names of classes to functions of (module, masks) that return a module; "
+            f"got {functions!r}."
+        )
+    return found
+
+
+def opaque_names(model: nn.Module, functions: Replace) -> tuple[str, ...]:
+    """Return the names of the modules that the functions are for, outermost ones only.
+
+    Raises:
+        InputError: naming a class of which there is no module.
+    """
+    found: list[str] = []
+    for kind in functions:
+        names = [name for name, module in model.named_modules() if is_kind(module, kind)]
+        if not names:
+            raise InputError(f"`customized_replace_func` names the class {kind!r}, of which the model has no module.")
+        found += names
+    return tuple(n for n in dict.fromkeys(found) if not any(n != o and (not o or n.startswith(o + ".")) for o in found))
+
+
+def _function(module: nn.Module, functions: Replace) -> Callable[..., Any] | None:
+    """The function of the module's own class, or of the nearest base."""
+    return next((functions[base.__name__] for base in type(module).__mro__ if base.__name__ in functions), None)
+
+
+def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device: torch.device) -> nn.Module | None:
+    """Return what the user's function makes of a module; None where another one stands in its place already.
+
+    The function gets a copy whose parameters are masked, so that whatever it does to it can be taken back.
+
+    Raises:
+        PlanError: where there is no function for it, or it fails, or returns something else than a module.
+    """
+    if plan.done(module):
+        return None
+    function = _function(module, functions)
+    what = f"{plan.module!r} ({type(module).__name__})"
+    if function is None:
+        raise PlanError(
+            f"{what} was made smaller by a function, which a plan does not hold. Pass the same "
+            "`customized_replace_func` again, or put the smaller module there first."
+        )
+    device = next((t.device for t in module.parameters()), device)
+    masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks are numbers
+    try:
+        given = copy.deepcopy(module)
+        with torch.no_grad():
+            for name, parameter in given.named_parameters():
+                parameter.mul_(masks[2][name].to(parameter))
+            made = function(given, masks)
+    except Exception as error:
+        raise PlanError(f"`customized_replace_func` failed at {what}: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise PlanError(f"`customized_replace_func` returned a {type(made).__name__} for {what}, not a module.")
+    return made.train(module.training)
+
+
+def places(model: nn.Module, module: nn.Module) -> Iterator[tuple[dict[str, nn.Module | None], str]]:
+    """Yield every place at which a module is registered."""
+    for parent in model.modules():
+        yield from ((parent._modules, name) for name, child in parent._modules.items() if child is module)

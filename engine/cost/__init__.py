@@ -1,0 +1,1 @@
+"""What a model costs, what it will cost, and which widths are fast."""

@@ -1,0 +1,285 @@
+"""Multiply-accumulates and parameters, now and after compaction."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.compaction.build import Analysis, analyse
+from engine.errors import InputError
+from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
+from engine.ops import rules_of
+from engine.program.graph import Graph, Node, Value
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.evaluation import evaluation
+from engine.removal.shrink import Shrunk
+from engine.rule import Registry
+from engine.tracer import check_model, trace
+
+__all__ = ["Counter", "count_flops_params"]
+
+Results = dict[str, dict[str, list[Any]]]
+CustomOp = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+_COLUMNS = ("flops", "params", "weight_size", "input_size", "output_size", "module_type")
+
+
+def count_flops_params(
+    model: nn.Module,
+    x: Any,
+    custom_ops: Mapping[type[nn.Module], CustomOp] | None = None,
+    verbose: bool = True,
+    mode: str = "default",
+    *,
+    masks: Any = None,
+    batch_dim: int | None = 0,
+    graph: Graph | None = None,
+    rules: Registry | None = None,
+) -> tuple[int, int, Results]:
+    """Count the multiply-accumulates and parameters of a model, also as it will be once masks are compacted.
+
+    One multiply-accumulate counts as one FLOP, bias not counted, as NNI and fvcore do; a counter that counts both steps
+    gives twice as much. Functional calls count as well, under the module that makes them.
+
+    Args:
+        model: it is only read.
+        x: shape of one input (random numbers in the dtype and on the device of the first floating parameter), a
+            tensor, a tuple of tensors, or a mapping of keyword arguments. Tensors are moved to the model's device.
+        custom_ops: module type -> function of (module, tuple of inputs, output) that counts a call of such a module (or
+            of a subclass), with all that happens in it: an integer, or a dict with ``"flops"`` and, where it is not
+            the module's own number, ``"params"``. Both are taken as they are, per sample.
+        verbose: print a table.
+        mode: ``"default"`` counts contractions (convolution, linear …); ``"full"`` other ops too, one or two operations
+            per element of their output.
+        masks: masks (or a file of these) under which to count what the compacted model will have; ``engine.ZEROS`` for
+            whatever is zero in the weights. None: the masks of `torch.nn.utils.prune`, where the model has any.
+        batch_dim: the total is divided by the first input's size along this dimension; None gives the total.
+        graph: a graph of this model, to save recording it.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+
+    Returns:
+        ``(flops, params, results)``; results by layer name are lists with one entry per call: ``flops`` and ``params``
+        (plain integers), ``weight_size``, ``input_size``, ``output_size``, ``module_type``; under masks also
+        ``masked_flops``, NNI's number, which knows of masked outputs only.
+
+    Raises:
+        InputError: for an unknown mode, a shape that is none, or a custom op that returns no count.
+        MaskError: for masks that do not fit the model.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 5, 1), nn.ReLU(), nn.Conv2d(5, 5, 1))
+        >>> flops, params, results = count_flops_params(net, (1, 3, 2, 2), verbose=False)
+        >>> flops, params, results["0"]["flops"], results["2"]["params"]
+        (160, 50, [60], [30])
+
+    NNI: ``nni.compression.pytorch.utils.counter.count_flops_params``.
+    """
+    if mode not in ("default", "full"):
+        raise InputError(f"`mode` is 'default' or 'full'; got {mode!r}.")
+    _check_custom(custom_ops or {})
+    check_model(model)
+    graph = trace(model, _inputs(model, x)) if graph is None else graph
+    graph.check_fresh(model)
+    rules = rules_of(graph) if rules is None else rules
+    analysis = _analysis(model, graph, rules, masks)
+    if analysis is not None:  # it may have recorded more, with values of its own
+        graph = analysis.structure.graph
+    custom = _Custom(model, graph, analysis, custom_ops or {})
+    counter = Counter(graph, rules, None if analysis is None else analysis.kept.shrunk, mode, batch_dim)
+    results = counter.results(custom, (name for name, _ in model.named_parameters()))
+    total = sum(sum(row["flops"]) for row in results.values())
+    params = counter.parameters(model) + custom.extra_params
+    if verbose:
+        print(_table(total, params, results))
+    return total, params, results
+
+
+def _inputs(model: nn.Module, x: Any) -> Any:
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
+    if isinstance(x, (tuple, list)) and x and all(isinstance(n, int) for n in x):
+        if min(x) < 0:
+            raise InputError(f"`x` is the shape of an input, with sizes from 0 on; got {tuple(x)}.")
+        return torch.rand(tuple(x), dtype=like.dtype, device=like.device)
+    return map_tensors(x, lambda tensor: tensor.to(like.device))
+
+
+def _analysis(model: nn.Module, graph: Graph, rules: Registry, masks: Any) -> Analysis | None:
+    masks = read_masks(model) or None if masks is None else masks
+    if masks is None:
+        return None
+    zeros = isinstance(masks, str) and masks == ZEROS
+    return analyse(model, graph, rules, None if zeros else canonical_masks(load_masks(masks), model))
+
+
+def _check_custom(custom_ops: Any) -> None:
+    fits = isinstance(custom_ops, Mapping) and all(isinstance(kind, type) for kind in custom_ops)
+    if not fits or not all(map(callable, custom_ops.values())):
+        raise InputError("`custom_ops` maps types of modules to functions of (module, inputs, output) that count.")
+
+
+class _Custom:
+    """What the user's functions count, by module: rows of the results.
+
+    The modules are watched in a real run, under masks in that of a compacted copy of the model.
+    """
+
+    def __init__(
+        self, model: nn.Module, graph: Graph, analysis: Analysis | None, ops: Mapping[type[nn.Module], CustomOp]
+    ) -> None:
+        self.rows: Results = {}
+        self.extra_params = 0
+        self._columns = (*_COLUMNS, *(() if analysis is None else ("masked_flops",)))
+        if ops:
+            model = model if analysis is None else analysis.plan.apply(copy.deepcopy(model))
+            self._run(model, graph, ops)
+
+    def owner(self, module: str) -> str | None:
+        """Return the outermost module around (or at) a module that a user's function counts."""
+        parts = module.split(".")
+        around = ["", *(".".join(parts[:n]) for n in range(1, len(parts) + 1))]
+        return next((name for name in around if name in self.rows), None)
+
+    def _run(self, model: nn.Module, graph: Graph, ops: Mapping[type[nn.Module], CustomOp]) -> None:
+        hooks = []
+        for name, module in model.named_modules():
+            op = next((ops[kind] for kind in type(module).__mro__ if kind in ops), None)
+            if op is not None and self.owner(name) is None:  # what lies within one that is counted belongs to it
+                self.rows[name] = {column: [] for column in self._columns}
+                hooks.append(module.register_forward_hook(partial(self._count, name, op), with_kwargs=True))
+        try:
+            with evaluation(model), torch.no_grad():
+                model(*graph.args, **graph.kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.rows = {name: row for name, row in self.rows.items() if row["flops"]}
+
+    def _count(
+        self, name: str, op: CustomOp, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        inputs, row = (*args, *kwargs.values()), self.rows[name]
+        found = op(module, inputs, output)
+        counted = found if isinstance(found, Mapping) else {"flops": found}
+        own = sum(p.numel() for p in module.parameters())
+        weight = getattr(module, "weight", None)
+        row["flops"].append(_integer(counted.get("flops"), module, name))
+        row["params"].append(_integer(counted.get("params", own), module, name))
+        row["weight_size"].append(tuple(weight.shape) if isinstance(weight, Tensor) else ())
+        row["input_size"].append(next((tuple(t.shape) for t in tensors_in(inputs)), ()))
+        row["output_size"].append(next((tuple(t.shape) for t in tensors_in(output)), ()))
+        row["module_type"].append(type(module).__name__)
+        if "masked_flops" in row:
+            row["masked_flops"].append(row["flops"][-1])
+        if len(row["flops"]) == 1:
+            self.extra_params += row["params"][0] - own
+
+
+def _integer(count: Any, module: nn.Module, name: str) -> int:
+    try:
+        return int(count)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"The custom op of {type(module).__name__} returns no count for {name!r} ({count!r}); it has to return an "
+            "integer, or a dict with 'flops'."
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Counter:
+    """Counts the nodes of a graph, as recorded or as they will be once slots are gone."""
+
+    graph: Graph
+    rules: Registry
+    shrunk: Shrunk | None
+    mode: str
+    batch_dim: int | None
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """Return the shape to count with."""
+        return value.shape if self.shrunk is None else self.shrunk.shape(value)
+
+    def parameters(self, model: nn.Module) -> int:
+        """Return the number of the model's parameters."""
+        total = 0
+        for name, parameter in model.named_parameters():
+            value = self.graph.stored.get(name)
+            total += parameter.numel() if value is None else math.prod(self.shape(value))
+        return total
+
+    def total(self) -> int:
+        """Return the multiply-accumulates of the evaluation path."""
+        return sum(self._per_sample(self._flops(node)) for node in self.graph.nodes if node.path == "eval")
+
+    def results(self, custom: _Custom, parameters: Iterable[str]) -> Results:
+        """Return the table, by first use; modules that a user's function counts come with their rows."""
+        names = set(parameters)
+        found: Results = {}
+        for node in self.graph.nodes:
+            owner = custom.owner(node.module)
+            flops = self._flops(node)
+            if owner is not None:
+                found.setdefault(owner, custom.rows[owner])
+            elif node.path == "eval" and (flops or self.rules.contractions(node)):
+                self._add(found.setdefault(node.module, {column: [] for column in _COLUMNS}), node, flops, names)
+        return {**found, **custom.rows}
+
+    def _flops(self, node: Node) -> int:
+        rule = self.rules.rule(node.op)
+        flops = rule.macs(node, self.shape)
+        each = rule.elementwise if node.op in self.rules else 1  # of an op that nobody knows: at least one per element
+        if self.mode == "full" and each and node.outputs:
+            flops += each * math.prod(self.shape(node.output))
+        return flops
+
+    def _per_sample(self, flops: int) -> int:
+        if self.batch_dim is None or not self.graph.inputs or self.graph.inputs[0].ndim <= self.batch_dim:
+            return flops
+        return flops // max(self.graph.inputs[0].shape[self.batch_dim], 1)
+
+    def _add(self, row: dict[str, list[Any]], node: Node, flops: int, parameters: set[str]) -> None:
+        weight = node.args.get("weight")
+        source = node.args.get("input", node.inputs[0] if node.inputs else None)
+        named = (v for v in map(node.args.get, ("weight", "bias")) if isinstance(v, Value))
+        own = {p.index: p for value in named for p in self._behind(value) if p.name in parameters}
+        row["flops"].append(self._per_sample(flops))
+        row["params"].append(sum(math.prod(self.shape(p)) for p in own.values()))
+        row["weight_size"].append(self.shape(weight) if isinstance(weight, Value) else ())
+        row["input_size"].append(self.shape(source) if isinstance(source, Value) else ())
+        row["output_size"].append(self.shape(node.output))
+        row["module_type"].append(self.graph.types[node.module].__name__)
+        if self.shrunk is not None:
+            row.setdefault("masked_flops", []).append(self._per_sample(self._masked_flops(node, self.shrunk)))
+
+    def _behind(self, value: Value) -> list[Value]:
+        """Return the stored values that a weight is, or is made of (`parametrize`, pruning); none if of an input."""
+        found: dict[int, Value] = {}
+        queue = [value]
+        while queue:
+            head = queue.pop()
+            if head.index not in found:
+                found[head.index] = head
+                queue += () if head.producer is None else self.graph.nodes[head.producer].inputs
+        return [] if any(v.index in found for v in self.graph.inputs) else [v for v in found.values() if v.stored]
+
+    def _masked_flops(self, node: Node, shrunk: Shrunk) -> int:
+        """NNI's number: the outputs shrink, the inputs do not."""
+        macs = self.rules.rule(node.op).macs(node, lambda value: value.shape)
+        c = self.rules.contraction(node)
+        return macs if c is None else macs * shrunk.shape(c.output)[c.output_dim] // c.output.shape[c.output_dim]
+
+
+def _table(flops: int, params: int, results: Mapping[str, Mapping[str, list[Any]]]) -> str:
+    rows = [("Name", "Type", "Weight", "FLOPs", "Params")]
+    for name, row in results.items():
+        for call, count in enumerate(row["flops"]):
+            sizes = tuple(row["weight_size"][call])
+            rows.append((name, row["module_type"][call], str(sizes), f"{count:,}", f"{row['params'][call]:,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, f"FLOPs total: {flops:,} (multiply-accumulates)", f"Params total: {params:,}"])

@@ -1,0 +1,215 @@
+"""Which widths of a layer pay: measured, call by call, on the device that the model is on.
+
+Kernels work in blocks, so that a layer of 65 channels may take as long as one of 72. A width pays where no larger one
+is as fast. What was measured is kept, so that layers of the same sizes are measured once per device.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.analysis.propagate import Structure
+from engine.errors import InputError
+from engine.groups import Group, groups_of
+from engine.ops import RULES
+from engine.program.graph import Graph, Node, Value
+from engine.program.trees import map_tensors
+from engine.removal.shrink import Shrunk
+from engine.removal.structure import structure_for
+from engine.rule import Registry
+
+__all__ = ["LatencyTable", "paying_widths"]
+
+
+class LatencyTable:
+    """Seconds of single calls by op, sizes, dtype and device.
+
+    Args:
+        path: a JSON file that is read, where it is there, and written by `save`; None keeps all in memory.
+        rounds: number of timed calls, of which the median counts.
+
+    Raises:
+        InputError: where the file holds something else.
+
+    Example:
+        >>> table = LatencyTable(rounds=3)
+        >>> args, cpu = {"input": torch.empty(2, 3, device="meta")}, torch.device("cpu")
+        >>> table.seconds(torch.relu, args, cpu) == table.seconds(torch.relu, args, cpu) > 0  # measured once
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, rounds: int = 9) -> None:
+        self.path, self.rounds = None if path is None else Path(path), rounds
+        self._known: dict[str, float] = {}
+        if self.path is not None and self.path.exists():
+            try:
+                self._known = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
+            except (ValueError, AttributeError, TypeError) as error:
+                raise InputError(
+                    f"{self.path} is no table of latencies: {error}. Remove it, or give another path."
+                ) from error
+
+    def seconds(self, op: Callable[..., Any], args: Mapping[str, Any], device: torch.device) -> float:
+        """Return the median time of a call on random numbers.
+
+        Args:
+            op: what is called; it must not write to its arguments.
+            args: its arguments by name; a tensor gives a size and a dtype, and may be on ``meta``.
+            device: where to call it.
+        """
+        key = _key(op, args, device)
+        if key not in self._known:
+            real = map_tensors(dict(args), functools.partial(_random, device))
+            self._known[key] = _measured(functools.partial(op, **real), device, self.rounds)
+        return self._known[key]
+
+    def save(self) -> None:
+        """Write the table to its file, if it has one."""
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self._known, indent=0, sort_keys=True))
+
+
+def _random(device: torch.device, like: Tensor) -> Tensor:
+    return torch.randn(like.shape, generator=torch.Generator(device).manual_seed(0), device=device).to(like.dtype)
+
+
+def _key(op: Any, args: Mapping[str, Any], device: torch.device) -> str:
+    on_cpu = f"{device}, {torch.get_num_threads()} threads"
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
+
+    def told(tensor: Tensor) -> str:
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+    return f"{place}, torch {torch.__version__}: {op} {map_tensors(dict(args), told)}"
+
+
+def _measured(call: Callable[[], Any], device: torch.device, rounds: int) -> float:
+    synchronize = torch.get_device_module(device).synchronize
+    times = []
+    with torch.inference_mode():
+        for _ in range(rounds + 2):
+            synchronize()
+            start = time.perf_counter()
+            call()
+            synchronize()
+            times.append(time.perf_counter() - start)
+    return median(times[2:])  # the first two are slower
+
+
+def paying_widths(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    steps: int = 8,
+    gain: float = 0.03,
+    table: LatencyTable | None = None,
+    graph: Graph | None = None,
+    rules: Registry = RULES,
+) -> dict[str, tuple[int, ...]]:
+    """Return, per dependency group, the widths at which its layers are faster than at every larger one.
+
+    Each convolution and linear layer that puts a group out or reads it is timed by itself on random numbers, with the
+    sizes that it has at ``steps`` evenly spaced widths; the sum over the layers decides.
+
+    Args:
+        model: it is only read; the device and dtype of its parameters are those that are measured.
+        example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, of the batch size
+            and resolution that matter.
+        steps: number of widths that are tried, the whole one included.
+        gain: part of the time by which a width has to be faster than all larger ones.
+        table: what was measured before.
+        graph: a graph of this model, to save recording it.
+        rules: what is known of ops.
+
+    Returns:
+        Group name -> widths in units, ascending, the whole one last; groups that cannot shrink are left out. What
+        `ChannelPruning` takes as ``widths``.
+
+    Raises:
+        InputError: for a model without data, or where ``steps`` or ``gain`` are no such numbers.
+        TraceError: where the model rejects the example inputs, or the graph is stale.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        >>> found = paying_widths(net, torch.zeros(1, 3, 16, 16), steps=4)
+        >>> list(found), found["0"][-1], set(found["0"]) <= {2, 4, 6, 8}
+        (['0'], 8, True)
+    """
+    if steps < 1 or not 0 <= gain < 1:
+        raise InputError(f"`steps` is a number from 1 on and `gain` one in [0, 1); got {steps!r} and {gain!r}.")
+    if any(p.is_meta for p in model.parameters()):
+        raise InputError("The model is on the meta device, where nothing can be timed.")
+    structure = structure_for(model, example_inputs, graph, rules)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    table = LatencyTable() if table is None else table
+    found = {}
+    for group in groups_of(structure, ()):
+        if group.reason is None:
+            calls, tried = _calls(structure, group), _tried(structure, group, steps)
+            costs = {width: _cost(structure, calls, keep, table, device) for width, keep in tried}
+            found[group.name] = tuple(sorted(_paying(costs, gain)))
+    table.save()
+    return found
+
+
+def _tried(structure: Structure, group: Group, steps: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield widths, the largest first, with the slots that stay; rows lose equally many units."""
+    rows = [group.slots[group.rows == row] for row in group.rows.unique()]
+    seen: set[int] = set()
+    for step in range(steps, 0, -1):
+        keep = torch.ones(len(structure.roots), dtype=torch.bool)
+        for row in rows:
+            keep[row[max(len(row) * step // steps, 1) :]] = False
+        width = int(keep[group.slots].sum())
+        if width not in seen:
+            seen.add(width)
+            yield width, keep
+
+
+def _paying(costs: Mapping[int, float], gain: float) -> Iterator[int]:
+    best = float("inf")
+    for width in sorted(costs, reverse=True):
+        if costs[width] <= (1 - gain) * best:
+            best = costs[width]
+            yield width
+
+
+def _cost(
+    structure: Structure, calls: Iterable[Node], keep: Tensor, table: LatencyTable, device: torch.device
+) -> float:
+    """Seconds of some calls once slots are gone."""
+    shrunk = Shrunk(structure, keep)
+    return sum(table.seconds(node.target, _args(node, shrunk), device) for node in calls)
+
+
+def _calls(structure: Structure, group: Group) -> list[Node]:
+    """Return the contractions that put the group out or read it."""
+    mine = torch.zeros(len(structure.roots), dtype=torch.bool)
+    mine[group.slots] = True
+    found = []
+    for node, c in structure.contractions():
+        sides = (structure.along(c.input, c.input_dim), structure.along(c.output, c.output_dim))
+        if node.path == "eval" and any(slots is not None and bool(mine[slots].any()) for slots in sides):
+            found.append(node)
+    return found
+
+
+def _args(node: Node, shrunk: Shrunk) -> dict[str, Any]:
+    """Return the arguments of a call in the sizes that they have once slots are gone, without data."""
+    sizes = shrunk.structure.rules.rule(node.op).attributes(node, shrunk.shape)
+
+    def sized(value: Any) -> Any:
+        return torch.empty(shrunk.shape(value), dtype=value.dtype, device="meta") if isinstance(value, Value) else value
+
+    return {name: sizes.get(name, sized(value)) for name, value in node.args.items()}

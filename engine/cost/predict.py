@@ -1,0 +1,90 @@
+"""What a model costs without some units of its groups, asked many times: the search for a target does so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from engine.analysis.constraints import closed
+from engine.cost.count import Counter
+from engine.errors import InputError
+from engine.groups import Group
+from engine.program.graph import Graph
+from engine.removal.demands import settle
+from engine.removal.shrink import Shrunk
+from engine.removal.structure import structure_of
+from engine.rule import Registry
+
+__all__ = ["Predictor"]
+
+
+class Predictor:
+    """Counts without looking at a weight: the structure is worked out once.
+
+    The answer is that of `count_flops_params` under `group_masks`, except where the removed channels leave constants
+    behind that need a carrier, or take other channels along.
+
+    Args:
+        model: it is only read.
+        graph: its graph.
+        groups: its dependency groups, of the same graph.
+        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        batch_dim: counts are per sample along this dimension.
+
+    Example:
+        >>> import engine
+        >>> net, x = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), torch.zeros(1, 1, 2, 2)
+        >>> graph = engine.trace(net, x)
+        >>> predict = Predictor(net, graph, engine.dependency_groups(net, x, graph=graph))
+        >>> predict({}), predict({"0": torch.tensor([True, False, False, True])})
+        ((48, 18), (24, 10))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        groups: Iterable[Group],
+        *,
+        rules: Registry | None = None,
+        batch_dim: int | None = 0,
+    ) -> None:
+        self._model, self._graph, self._batch_dim = model, graph, batch_dim
+        self._structure = structure_of(graph, rules)
+        self._groups = {group.name: group for group in groups}
+
+    def __call__(self, keep: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Predict.
+
+        Args:
+            keep: group name -> bool ``(size,)``, which units stay; groups that are not named stay whole.
+
+        Returns:
+            ``(multiply-accumulates, parameters)``.
+
+        Raises:
+            InputError: for a name that no group has, or a wrong length.
+        """
+        stays = torch.ones(len(self._structure.roots), dtype=torch.bool)
+        for name, units in keep.items():
+            group = self._groups.get(name)
+            if group is None or tuple(units.shape) != (group.size,):
+                raise InputError(f"`keep` names the group {name!r} with shape {tuple(units.shape)}: no such.")
+            stays[group.slots[~units.cpu()]] = False
+        counter = Counter(self._graph, self._structure.rules, self._settled(stays), "default", self._batch_dim)
+        return counter.total(), counter.parameters(self._model)
+
+    def _no_preference(self) -> Tensor:
+        return torch.zeros(len(self._structure.roots))
+
+    def _settled(self, stays: Tensor) -> Shrunk:
+        while True:
+            shrunk = Shrunk(self._structure, closed(self._structure.constraints, stays, self._no_preference))
+            unmet = settle(shrunk).unmet
+            before = int(stays.sum())
+            for _, _, slots in unmet:
+                stays[slots] = True
+            if int(stays.sum()) == before:
+                return shrunk

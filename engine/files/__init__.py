@@ -1,0 +1,1 @@
+"""Compacted weights on disk."""

@@ -1,0 +1,315 @@
+"""The compacted checkpoint: weights, and under a key of its own the plans that a fresh model needs to take them.
+
+::
+
+    {"state_dict": {...},                                          and whatever else a Lightning checkpoint holds
+     "lightning_compress": {"version": 2,
+                            "compacted": {path: {"plans": [...], "certificates": [...]}},
+                            "sha256": {"compacted": ..., "state_dict": ..., ...}}}
+
+Version 1 had one plan of one module and no digests: ``{"version", "target", "plan", "certificate"}``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine.compaction.digest import digest
+from engine.compaction.follow import compactable, entries, reshape, shapes_in
+from engine.compaction.history import KEY, VERSION, Entry, entry_of, history
+from engine.compaction.plan import Plan
+from engine.errors import CheckpointError, EngineError
+from engine.files.archive import read_archive
+from engine.files.portable import read_safetensors, write_safetensors
+
+__all__ = [
+    "KEY",
+    "UNREADABLE",
+    "VERSION",
+    "content_of",
+    "is_compacted_file",
+    "load_compacted_state",
+    "load_state",
+    "read_any",
+    "read_checkpoint",
+    "save_safetensors",
+    "seal",
+    "told",
+    "with_metadata",
+]
+
+# What torch raises where weights cannot be read, or do not fit.
+UNREADABLE = (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError)
+
+
+def content_of(model: nn.Module) -> dict[str, Any]:
+    """Return what a checkpoint holds under its own key of the compacted modules in a model; not sealed.
+
+    Args:
+        model: for instance a LightningModule.
+
+    Example:
+        >>> content_of(nn.Linear(1, 1))
+        {'version': 2, 'compacted': {}, 'sha256': None}
+    """
+    found = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
+    return {"version": VERSION, "compacted": found, "sha256": None}
+
+
+def seal(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint with the SHA-256 of everything in it, part by part, and in the metadata of its weights too.
+
+    Args:
+        checkpoint: with plans under its own key.
+    """
+    parts = {name: digest(value) for name, value in checkpoint.items() if name != KEY}
+    versions = _versions(checkpoint["state_dict"])
+    if versions:
+        parts["versions"] = digest(versions)
+    content = {**checkpoint[KEY], "sha256": {**parts, "compacted": digest(checkpoint[KEY]["compacted"])}}
+    return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
+
+
+def with_metadata(weights: Mapping[str, Any], content: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Return a state dict that tells of the compactions itself, as that of a compacted model does."""
+    metadata = OrderedDict(_versions(weights))
+    metadata[""] = {**metadata.get("", {}), KEY: content}
+    found = OrderedDict(weights)
+    found._metadata = metadata  # type: ignore[attr-defined]  # where torch keeps it
+    return found
+
+
+def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a compacted checkpoint with ``weights_only=True``, check its form and its digests.
+
+    Args:
+        path: the file.
+        map_location: as in ``torch.load``.
+
+    Returns:
+        The checkpoint; its plans are under ``lightning_compress``. On the CPU, tensors are mapped from the file.
+
+    Raises:
+        CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, its format is newer, or
+            it is not as it was written.
+    """
+    checkpoint, name = _in_form(read_any(path, map_location)), os.fspath(path)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise CheckpointError(
+            f"{name} is no Lightning checkpoint: it has no `state_dict`; nor is it the state dict of a compacted model."
+        )
+    try:
+        content = told(checkpoint)
+        if content is None:
+            raise CheckpointError(
+                "It holds no compaction plan: it was not written by `ModelCompaction`. Load it with "
+                "`load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
+            )
+        entries(content)
+        if content["version"] > 1:
+            _check_seal(checkpoint, content)
+    except (CheckpointError, *UNREADABLE) as error:
+        raise CheckpointError(f"{name} cannot be used. {error}") from error
+    return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
+
+
+def _in_form(found: Any) -> Any:
+    """Return a state dict that was saved as it is in the form of a checkpoint, anything else as it is."""
+    return {"state_dict": found} if isinstance(getattr(found, "_metadata", None), Mapping) else found
+
+
+def read_any(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
+    """Read a file of ``torch.save``, or of safetensors by its name, without trusting it."""
+    return read_safetensors(path) if os.fspath(path).endswith(".safetensors") else read_archive(path, map_location)
+
+
+def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model's weights in the safetensors format, with the plans that a fresh model needs in the header.
+
+    ``load_compacted_state(fresh, path)`` reads them. Other readers of safetensors find plain weights.
+
+    Args:
+        model: compacted or not.
+        path: the file, ``*.safetensors``; written as a whole or not at all.
+
+    Raises:
+        InputError: where the package is missing, or the state dict holds something else than tensors.
+
+    Example:
+        >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
+    """
+    # As a plain dictionary: the format has no place for the versions of the modules.
+    write_safetensors(seal({"state_dict": dict(model.state_dict()), KEY: content_of(model)}), path)
+
+
+def is_compacted_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file holds plans; it is checked as `read_checkpoint` does.
+
+    Raises:
+        CheckpointError: if it is damaged, whether it holds plans or not.
+    """
+    checkpoint = _in_form(read_any(path))
+    compacted = isinstance(checkpoint, Mapping) and told(checkpoint) is not None
+    if compacted:
+        read_checkpoint(path)
+    return compacted
+
+
+def told(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a checkpoint says of compactions: under its own key, or in the metadata of its weights.
+
+    Args:
+        checkpoint: any.
+
+    Returns:
+        The content of the own key, in one piece; None where nothing was compacted.
+    """
+    if checkpoint.get(KEY) is not None:
+        content: dict[str, Any] = checkpoint[KEY]
+        return content
+    metadata: Any = getattr(checkpoint.get("state_dict"), "_metadata", None)
+    own = {name: meta[KEY] for name, meta in metadata.items() if KEY in meta} if isinstance(metadata, Mapping) else {}
+    if "" in own or not own:
+        return own.get("")
+    found = {f"{name}.{path}".strip("."): entry for name, c in own.items() for path, entry in entries(c).items()}
+    return {"version": VERSION, "compacted": found, "sha256": None}
+
+
+def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    seals = content.get("sha256", False)
+    if seals is None:  # Lightning wrote it: its files have no digests
+        return
+    if not isinstance(seals, Mapping) or not {"compacted", "state_dict"} <= seals.keys():
+        raise CheckpointError("It is damaged: its digests are missing.")
+    for part, expected in seals.items():
+        if part == "versions" and part not in checkpoint:
+            value: Any = _versions(checkpoint["state_dict"])
+        else:
+            value = content["compacted"] if part == "compacted" else checkpoint.get(part)
+        if digest(value) != expected:
+            raise CheckpointError(
+                f"It is damaged: {part!r} is not what was written (its SHA-256 differs). Take another copy of it."
+            )
+
+
+def load_compacted_state(
+    model: nn.Module, path: str | os.PathLike[str], map_location: Any = "cpu", strict: bool = True
+) -> nn.Module:
+    """Bring a plain model to the shapes of a compacted checkpoint and load its weights; all or nothing.
+
+    Args:
+        model: an instance of the network that was compacted, without the LightningModule around it.
+        path: the checkpoint that `ModelCompaction` wrote, what `save_safetensors` wrote, or what ``torch.save`` made of
+            the compacted model's ``state_dict()``.
+        map_location: as in ``torch.load``.
+        strict: whether the names of the weights must agree exactly.
+
+    Returns:
+        The model, small.
+
+    Raises:
+        CheckpointError: if the file cannot be used, or is of another model; the model is then as it was.
+
+    Example:
+        >>> torch.save(compacted.state_dict(), "small.pt")  # doctest: +SKIP
+        >>> net = load_compacted_state(Net(), "small.pt")  # doctest: +SKIP
+    """
+    checkpoint = read_checkpoint(path, map_location)
+    states = {str(k): v for k, v in checkpoint["state_dict"].items() if isinstance(v, Tensor)}
+    stored = entries(checkpoint[KEY])
+    prefix = _prefix(set(states), set(model.state_dict()), sorted(stored, key=len))
+    if prefix is None:
+        raise CheckpointError(
+            f"{os.fspath(path)} holds no weights under the names of {type(model).__name__}: it is of another model."
+        )
+    try:
+        load_state(compactable(model), _part(checkpoint["state_dict"], prefix), _within(stored, prefix), strict)
+    except (EngineError, *UNREADABLE) as error:
+        raise CheckpointError(f"{os.fspath(path)} does not fit {type(model).__name__}: {error}") from error
+    return model
+
+
+def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None:
+    """Return what stands in front of the model's names in the checkpoint, a compacted part first."""
+    first = min(wanted, default="")
+    found = {name.removesuffix(first) for name in names if name.endswith(first)}
+    front = [f"{target}." for target in targets if target]
+    for prefix in sorted(found, key=lambda p: (not any(p.startswith(t) for t in front), len(p))):
+        if wanted <= {name.removeprefix(prefix) for name in names if name.startswith(prefix)}:
+            return prefix
+    return None
+
+
+def _within(stored: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
+    """Return the compactions of modules inside of a part, or around it as far as they concern it, in its names."""
+    found: dict[str, Entry] = {}
+    for path, entry in stored.items():
+        target = f"{path}." if path else ""
+        if target.startswith(prefix):
+            found[target.removeprefix(prefix).removesuffix(".")] = entry
+        elif prefix.startswith(target):
+            plans = [Plan.from_state_dict(plan).within(prefix.removeprefix(target)) for plan in entry["plans"]]
+            found[""] = {**entry, "plans": [plan.structure().state_dict() for plan in plans]}
+    return found
+
+
+def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str, Entry], strict: bool = True) -> None:
+    """Reshape a model for weights and load them; all or nothing.
+
+    Args:
+        model: compacted or not.
+        weights: by name.
+        wanted: by path in the model, the compactions that the weights went through.
+        strict: whether the names must agree exactly.
+
+    Raises:
+        CheckpointError: where names or shapes differ; the model is then as it was.
+    """
+    have = set(model.state_dict())
+    if strict and set(weights) != have:
+        raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(set(weights) ^ have)[:4])}.")
+    undo = reshape(model, shapes_in(weights), wanted)
+    try:
+        model.load_state_dict(_versioned(weights, model), strict=strict)
+    except BaseException:
+        undo()
+        raise
+
+
+def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
+    """Return the tensors of a part of a model, in its own names, and the versions of its modules."""
+    found = OrderedDict(
+        (str(name).removeprefix(prefix), value)
+        for name, value in weights.items()
+        if isinstance(value, Tensor) and str(name).startswith(prefix)
+    )
+    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    inside = [(f"{name}." if name else "", own) for name, own in known.items()]
+    found._metadata = {  # type: ignore[attr-defined]  # where torch keeps it
+        name.removeprefix(prefix).removesuffix("."): own for name, own in inside if name.startswith(prefix)
+    }
+    return found
+
+
+def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str, Any]:
+    """Return a state dict with the versions of the modules, by which some convert what older ones saved.
+
+    Formats that do not store them hold what the present version writes.
+    """
+    found = OrderedDict(weights)
+    now, then = _versions(model.state_dict()), _versions(weights)
+    versions = {name: {**now.get(name, {}), **then.get(name, {})} for name in {**now, **then}}
+    found._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch keeps it
+    return found
+
+
+def _versions(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metadata of a state dict without ours: the versions of the modules."""
+    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    return {name: {key: value for key, value in own.items() if key != KEY} for name, own in known.items()}

@@ -1,0 +1,112 @@
+"""Weights in the safetensors format, with the plans in its header: a file that holds no pickle at all.
+
+The format: https://github.com/huggingface/safetensors. The package is optional (``pip install safetensors``).
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.compaction.history import KEY
+from engine.errors import CheckpointError, InputError
+from engine.files.atomic import replacing
+
+__all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors"]
+
+_TENSOR = "__tensor__"
+_PLAIN = torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _PLAIN}  # what a plan may hold
+
+
+def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write the weights of a checkpoint, and what is under its own key; as a whole or not at all.
+
+    Raises:
+        InputError: where the package is missing, or the state dict holds something else than tensors.
+    """
+    weights = checkpoint["state_dict"]
+    odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise InputError(f"safetensors holds tensors only; {odd[0]!r} of the state dict is none.")
+    header = {"format": "pt", KEY: to_json(checkpoint[KEY])}
+    # Names that share memory are written one by one: the format has no ties.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+    with replacing(path) as temporary:
+        tensors_package("torch").save_file(plain, temporary, header)
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `write_safetensors` wrote, in the form of a checkpoint.
+
+    Raises:
+        CheckpointError: where the file is damaged.
+        InputError: where the package is missing.
+    """
+    package = tensors_package()
+    try:
+        with package.safe_open(os.fspath(path), "pt") as file:
+            header = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
+        found: dict[str, Any] = {"state_dict": weights}
+        if KEY in header:
+            found[KEY] = from_json(header[KEY])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, package.SafetensorError) as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read: it is damaged ({error}).") from error
+    return found
+
+
+def tensors_package(part: str = "") -> Any:
+    """Return the package safetensors, or a module of it.
+
+    Raises:
+        InputError: where it is missing.
+    """
+    try:
+        return importlib.import_module(f"safetensors.{part}".rstrip("."))
+    except ImportError as error:
+        raise InputError("This needs the package safetensors: pip install safetensors.") from error
+
+
+def to_json(content: Any) -> str:
+    """Return primitives and tensors as text.
+
+    Example:
+        >>> from_json(to_json({"index": torch.tensor([1, 2]), "name": "a"}))
+        {'index': tensor([1, 2]), 'name': 'a'}
+    """
+    return json.dumps(content, default=_encoded)
+
+
+def from_json(text: str) -> Any:
+    """Return what `to_json` wrote.
+
+    Raises:
+        KeyError, RuntimeError, TypeError, ValueError: where it is damaged.
+    """
+    return json.loads(text, object_hook=_decoded)
+
+
+def _encoded(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"a {type(value).__name__} in a plan")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:  # what could not be read again is not written
+        raise TypeError(f"a tensor of {dtype} in a plan")
+    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {_TENSOR: [dtype, list(value.shape), base64.b64encode(data).decode()]}
+
+
+def _decoded(value: Mapping[str, Any]) -> Any:
+    if _TENSOR not in value:
+        return dict(value)
+    dtype, shape, data = value[_TENSOR]
+    raw = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8)
+    return raw.view(_DTYPES[dtype]).view(shape)

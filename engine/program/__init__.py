@@ -1,0 +1,1 @@
+"""The recorded program as plain data: what everything else speaks of."""

@@ -1,0 +1,134 @@
+"""Expressions of sizes: what a number in Python code was computed from, and what it will be under new sizes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from engine.program.graph import Value
+
+__all__ = [
+    "ARITHMETIC",
+    "COMPARISONS",
+    "UNARY",
+    "Apply",
+    "AttributeOf",
+    "Expr",
+    "Guard",
+    "ShapeOf",
+    "describe",
+    "evaluate",
+    "leaves",
+]
+
+
+@dataclass(frozen=True)
+class ShapeOf:
+    """The size of a value along a dimension."""
+
+    value: Value
+    dim: int
+
+
+@dataclass(frozen=True)
+class AttributeOf:
+    """An integer attribute of a module."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An arithmetic operation on expressions, or a comparison; ``sqrt`` and the like have nothing on their right."""
+
+    symbol: str
+    left: Expr
+    right: Expr
+
+
+Expr = int | float | ShapeOf | AttributeOf | Apply
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A comparison of sizes in the user's code, which decides how it goes on.
+
+    Attributes:
+        expr: what is compared.
+        outcome: what came out.
+        place: file and line.
+    """
+
+    expr: Apply
+    outcome: bool
+    place: str
+
+    def __str__(self) -> str:
+        return f"{describe(self.expr)} ({self.place})"
+
+
+COMPARISONS = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod", "/": "truediv", "**": "pow"}
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    symbol: getattr(operator, name) for symbol, name in (COMPARISONS | ARITHMETIC).items()
+}
+_FUNCTIONS = (
+    math.ceil,
+    math.exp,
+    math.floor,
+    math.log,
+    math.log10,
+    math.log2,
+    math.sqrt,
+    math.trunc,
+    operator.neg,
+    round,
+)
+UNARY: dict[str, Callable[[Any], Any]] = {function.__name__: function for function in _FUNCTIONS}
+
+
+def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:
+    """Return the value of an expression under new shapes and attributes: an int, or a float after ``/`` or ``**``.
+
+    It is NaN where a division by zero would raise.
+    """
+    if isinstance(expr, ShapeOf):
+        return shape(expr.value)[expr.dim]
+    if isinstance(expr, AttributeOf):
+        return attribute(expr)
+    if isinstance(expr, Apply) and expr.symbol in UNARY:
+        return UNARY[expr.symbol](evaluate(expr.left, shape, attribute))
+    if isinstance(expr, Apply):
+        left, right = (evaluate(e, shape, attribute) for e in (expr.left, expr.right))
+        try:
+            return _BINARY[expr.symbol](left, right)
+        except ZeroDivisionError:
+            return math.nan
+    return expr
+
+
+def leaves(expr: Expr) -> Iterator[ShapeOf | AttributeOf]:
+    """Yield the shapes and attributes that an expression depends on."""
+    if isinstance(expr, Apply):
+        yield from leaves(expr.left)
+        yield from leaves(expr.right)
+    elif not isinstance(expr, (int, float)):
+        yield expr
+
+
+def describe(expr: Expr) -> str:
+    """Return an expression as a reader would write it."""
+    if isinstance(expr, ShapeOf):
+        return f"shape[{expr.dim}]"
+    if isinstance(expr, AttributeOf):
+        return f"{expr.module + '.' if expr.module else ''}{expr.name}"
+    if isinstance(expr, Apply) and expr.symbol in UNARY:
+        return f"{expr.symbol}({describe(expr.left)})"
+    if isinstance(expr, Apply):
+        return f"({describe(expr.left)} {expr.symbol} {describe(expr.right)})"
+    return str(expr)

@@ -1,0 +1,219 @@
+"""Tensors without data, and what ops do to their sizes: `FakeTensorMode`, with a memory.
+
+Most ops of a model are calls that were made before with the same sizes: the blocks of a network repeat. What an op puts
+out is then known, and only its new tensors have to be made. Remembered are ops whose outputs are fresh memory, or
+arguments that they were given; all others (views, data-dependent ops, ops on constants) run in the mode each time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._decomp.decompositions import one_layer_lstm
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from engine.recording.opaque import storage_of
+
+__all__ = ["Fakes"]
+
+_LIMIT = 20_000
+_SCALARS = (bool, int, float, complex, str, type(None))
+_TOKENS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _Fresh(NamedTuple):
+    """An output in memory of its own."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Given(NamedTuple):
+    """An output that is one of the tensors among the arguments."""
+
+    position: int
+
+
+class _Recipe(NamedTuple):
+    """How to make what an op puts out; ``container`` is None for a single tensor."""
+
+    container: type | None
+    parts: tuple[_Fresh | _Given, ...]
+
+
+Like = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Tensor | None]
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_KNOWN: dict[Any, _Recipe | None] = {}
+
+
+class _Unknown(Exception):
+    """Something among the arguments that a key cannot be made of."""
+
+
+@functools.cache
+def _states_keep_their_shape() -> bool:
+    """Whether an LSTM rewritten in Python, as torch does here, returns states as they came in; that of 2.6 does not."""
+    state, weights = torch.zeros(2, 1), [torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4)]
+    _, (last, _) = one_layer_lstm(torch.zeros(1, 2, 1), (state, state), weights, True)
+    shape: torch.Size = last.shape
+    return shape == state.shape
+
+
+def _not_known(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """No output is like an argument that is known of."""
+
+
+class Fakes:
+    """Makes and runs tensors without data. What was learned of ops is shared in the process.
+
+    Args:
+        like: tells of a call which of its arguments has the sizes and the layout of its output, where it is known to.
+
+    Attributes:
+        mode: the mode that knows all ops.
+
+    Example:
+        >>> fakes = Fakes()
+        >>> x = fakes.of(torch.zeros(2, 3))
+        >>> with fakes.mode:
+        ...     y = x @ x.mT
+        >>> y.shape, y.device
+        (torch.Size([2, 2]), device(type='cpu'))
+    """
+
+    def __init__(self, like: Like = _not_known) -> None:
+        self._like = like
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._memory: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return a tensor like this one without data. Tensors that share memory do so as fakes; keep them alive."""
+        with torch.inference_mode(False):
+            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
+            if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+                other: Tensor = self.mode.from_tensor(tensor)
+                return other
+            storage = tensor.untyped_storage()
+            memory = self._memory.get(storage._cdata)
+            if memory is None and tensor.ndim and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
+                meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                self._memory[storage._cdata] = meta.untyped_storage()
+                return FakeTensor(self.mode, meta, tensor.device)
+            if memory is None and tensor.ndim:
+                size = tensor.untyped_storage().nbytes()
+                memory = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
+            if memory is None:  # the mode remembers the number in a scalar
+                made: Tensor = self.mode.from_tensor(tensor)
+            else:
+                meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+                meta.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+                made = FakeTensor(self.mode, meta, tensor.device)
+            self._memory.setdefault(storage_of(tensor), made.untyped_storage())
+        return made
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what an op gives; all tensors among its arguments are fake."""
+        like = self._like(func, args, kwargs)
+        if like is not None:
+            return self._fresh(_metadata(like))
+        given: list[Tensor] = []
+        try:
+            key = (func, torch.get_default_dtype(), _key(args, given), _key(tuple(kwargs.items()), given))
+        except _Unknown:
+            return self._run(func, args, kwargs)
+        if key in _KNOWN:
+            recipe = _KNOWN[key]
+            if recipe is not None and not self._holds_constants():
+                return self._made(recipe, given)
+            return self._view(func, args, kwargs, given) if recipe is None else self._run(func, args, kwargs)
+        before = [_metadata(t) for t in given]
+        out = self._run(func, args, kwargs)
+        if len(_KNOWN) > _LIMIT:
+            _KNOWN.clear()
+        _KNOWN[key] = _recipe(out, given, before)
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self.mode:
+            if _COMPOSITE in func.py_kernels and not _states_keep_their_shape():
+                return func._op_dk(_COMPOSITE, *args, **kwargs)  # what runs, and not what Python makes of it
+            return func(*args, **kwargs)
+
+    def _holds_constants(self) -> bool:
+        """Whether the mode knows the numbers in some tensors, which it has to forget where they are written to."""
+        return bool(self.mode.fake_tensor_converter.constant_storage_mapping)
+
+    def _fresh(self, what: _Fresh) -> Tensor:
+        meta = torch.empty_strided(what.shape, what.stride, dtype=what.dtype, device="meta")
+        return FakeTensor(self.mode, meta, what.device)
+
+    def _made(self, recipe: _Recipe, given: list[Tensor]) -> Any:
+        made = [given[p.position] if isinstance(p, _Given) else self._fresh(p) for p in recipe.parts]
+        return made[0] if recipe.container is None else recipe.container(made)
+
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: list[Tensor]) -> Any:
+        """A plain view needs no more than its own arithmetic, on the tensors' own memory."""
+        elsewhere = "device" in kwargs or any(isinstance(a, torch.device) for a in args)
+        if len(given) != 1 or not func.is_view or elsewhere or self._holds_constants():
+            return self._run(func, args, kwargs)
+        with in_kernel_invocation_manager(self.mode):
+            out = func(*args, **kwargs)
+        device = given[0].device
+        if isinstance(out, (list, tuple)):
+            return type(out)(FakeTensor(self.mode, t, device) for t in out)
+        return out if out is given[0] else FakeTensor(self.mode, out, device)
+
+
+def _metadata(tensor: Tensor) -> _Fresh:
+    return _Fresh(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _key(tree: Any, given: list[Tensor]) -> Any:
+    """Return what an argument's effect on sizes follows from, and collect its tensors.
+
+    Raises:
+        _Unknown: for what is not known to be harmless.
+    """
+    if isinstance(tree, Tensor):
+        if type(tree) is not FakeTensor or tree.constant is not None or tree.layout is not torch.strided:
+            raise _Unknown
+        given.append(tree)
+        return (*_metadata(tree), tree.storage_offset() == 0)
+    if isinstance(tree, (list, tuple)):
+        return type(tree), tuple(_key(item, given) for item in tree)
+    if isinstance(tree, (*_SCALARS, *_TOKENS)):
+        return type(tree), tree  # 1, 1.0 and True are equal, but their types decide dtypes
+    raise _Unknown
+
+
+def _recipe(out: Any, given: list[Tensor], before: list[_Fresh]) -> _Recipe | None:
+    """Return how to make these outputs again; None where they are views, or where an argument was changed."""
+    single = isinstance(out, Tensor)
+    made = [out] if single else list(out) if type(out) in (list, tuple) else []
+    if not made or not all(isinstance(t, FakeTensor) and t.constant is None for t in made):
+        return None
+    if [_metadata(t) for t in given] != before:
+        return None
+    parts: list[_Fresh | _Given] = []
+    taken = {storage_of(t) for t in given}
+    for tensor in made:
+        position = next((i for i, t in enumerate(given) if t is tensor), None)
+        if position is None and (storage_of(tensor) in taken or tensor.storage_offset() or not _is_plain(tensor)):
+            return None
+        taken.add(storage_of(tensor))
+        parts.append(_metadata(tensor) if position is None else _Given(position))
+    return _Recipe(None if single else type(out), tuple(parts))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory, without bits for conjugation or sign."""
+    size = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    whole = tensor.untyped_storage().nbytes() == size * tensor.element_size()
+    return tensor.layout is torch.strided and whole and not tensor.is_conj() and not tensor.is_neg()

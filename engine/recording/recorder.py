@@ -1,0 +1,384 @@
+"""The dispatch mode behind `engine.trace`: turns op calls into nodes and keeps aliases honest.
+
+Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other
+is brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write``
+node where a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from engine.errors import TraceError
+from engine.program.expressions import Expr, Guard
+from engine.program.graph import Graph, Node, Origin, Value, walk_values
+from engine.program.signature import Signature, signature
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.fakes import Fakes
+from engine.recording.opaque import Inside, storage_of
+from engine.source.integers import integers
+from engine.source.provenance import Provenance
+from engine.source.sizes import numbers_in
+
+__all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
+
+WRITE = "engine::write"
+MODULE = "engine::module"
+_OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, also where its hooks are skipped
+
+
+@dataclass
+class _Storage:
+    """A piece of memory: the tensor that owned it first, and the writes to it since."""
+
+    root: Tensor
+    version: int = 0
+    writes: list[tuple[int, Tensor, Value]] = field(default_factory=list)
+
+
+@dataclass
+class _Home:
+    """Where a tensor lives, as of which version it was read, and the view that made it from its parent."""
+
+    storage: _Storage
+    version: int
+    node: Node | None = None
+    position: int = 0
+    parent: Tensor | None = None
+
+
+class Recorder(TorchDispatchMode):
+    """Records one or more runs of a model into one program.
+
+    Args:
+        model: gives the names of parameters and buffers, which are known by identity.
+        fakes: substitutes tensors without data, or None to run on the real ones.
+    """
+
+    def __init__(self, model: nn.Module, fakes: Fakes | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._maker = fakes
+        self._names: dict[int, str] = {}
+        self._aliases: dict[str, str] = {}
+        named = list(stored_tensors(model).items())
+        self._owners: dict[str, list[str]] = {}
+        for name, tensor in named:
+            canonical = self._aliases[name] = self._names.setdefault(id(tensor), name)
+            self._owners.setdefault(canonical, []).append(name.rpartition(".")[0])
+        self._values: list[Value] = []
+        self._nodes: list[Node] = []
+        self._inputs: list[Value] = []
+        self._outputs: list[Value] = []
+        self._guards: list[Guard] = []
+        self._stored: dict[str, Value] = {}
+        self.notes: list[str] = []
+        self._stack, self._path = [""], "eval"
+        self._provenance = Provenance(self._peek)
+        self._forget()
+
+    # ------------------------------------------------------------------ a run
+
+    def _forget(self) -> None:
+        self._fakes: dict[int, Tensor] = {}
+        self._owned: dict[int, str] = {}
+        self._current: dict[int, Value] = {}
+        self._homes: dict[int, _Home] = {}
+        self._storages: dict[int, _Storage] = {}
+        self._alive: list[Tensor] = []  # identities must not be used twice
+        self._inside: Inside | None = None
+        self._hidden: dict[int, Tensor] = {}
+
+    def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
+        """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
+        self._forget()
+        self._stack, self._path = stack, path
+        args, kwargs = (map_tensors(t, lambda t: self._substitute(t, is_input=True)) for t in (args, kwargs))
+        for tensor in tensors_in((args, kwargs)):
+            self._current[id(tensor)] = value = self._value(tensor)
+            self._place(tensor)
+            self._inputs.append(value)
+        with self._provenance, self:
+            out = call(args, kwargs)
+        self._outputs += [self._read(t) for t in tensors_in(out)]
+        self._guards += self._provenance.guards.values()
+        self._provenance.guards.clear()
+
+    def mark(self) -> tuple[int, int, int, int, int]:
+        """Return the place up to which the program stands now."""
+        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
+
+    def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
+        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
+        first = [_summary(n, shapes) for n in self._nodes if n.path == "eval"]
+        if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
+            self.drop(mark)
+
+    def drop(self, mark: tuple[int, int, int, int, int]) -> None:
+        """Forget what was recorded since ``mark``."""
+        nodes, values, inputs, outputs, guards = mark
+        self._stored = {name: v for name, v in self._stored.items() if v.index < values}
+        del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
+        del self._guards[guards:]
+
+    def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
+        """Return what was recorded."""
+        modules = distinct_modules(model)
+        return Graph(
+            nodes=tuple(self._nodes),
+            values=tuple(self._values),
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            stored=self._stored,
+            aliases=self._aliases,
+            attributes={name: integers(m) for name, m in modules.items()},
+            types={name: type(m) for name, m in modules.items()},
+            args=args,
+            kwargs=kwargs,
+            notes=tuple(self.notes),
+            guards=tuple(self._guards),
+        )
+
+    # ------------------------------------------------------------------ an op
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op; record it where it touches the inputs, a parameter or something made from them."""
+        kwargs = kwargs or {}
+        what = signature(func)
+        if not what.recorded or not self._relevant(what, args, kwargs):
+            return func(*args, **kwargs)
+        if self._inside is not None:
+            return self._unseen(self._inside, what, func, args, kwargs)
+        args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
+        bound = what.bind(args, kwargs)
+        values = map_tensors(bound, self._read)
+        out = func(*args, **kwargs) if self._maker is None else self._maker.run(func, args, kwargs)
+        written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
+        self._add(what.op, func, bound, values, written, out)
+        return out
+
+    # ------------------------------------------------------------------ a module whose ops are not recorded
+
+    def enter(self, module: nn.Module) -> None:
+        """Stop recording: the module is one node, whatever it does inside."""
+        if self._inside is None:
+            self._inside = Inside(module)
+        elif self._inside.module is module:
+            self._inside.depth += 1
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Go on recording, with a node that reads all that the module could."""
+        inside = self._inside
+        if inside is None or not inside.left(module):
+            return
+        self._inside, self._provenance.numbers = None, []
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # what follows is no part of the program
+            self._whole(inside, module, args, kwargs, out)
+
+    def _whole(self, inside: Inside, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        self._hidden.update(inside.made)
+        given, own = (map_tensors(t, self._substitute) for t in ((args, dict(kwargs)), inside.own()))
+        others = {id(t): t for t in (*own, *inside.reads.values())}
+        for tensor in tensors_in(given):
+            others.pop(id(tensor), None)
+        bound = {"args": given[0], "kwargs": given[1], "others": list(others.values()), "module": module}
+        values = map_tensors(bound, self._read)
+        written = inside.changed(tensors_in((bound["others"], given)))
+        values["results"] = inside.results(written, list(tensors_in(out)), lambda t: self._read(t).stored)
+        self._add(MODULE, None, bound, values, written, out)
+
+    def _unseen(self, inside: Inside, what: Signature, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
+        for tensor in tensors_in((args, kwargs)):
+            value = self._peek(tensor)
+            if value is not None and value.data is None:
+                inside.reads[id(tensor)] = tensor
+        out = func(*args, **kwargs) if self._maker is None else self._maker.run(func, args, kwargs)
+        bound = what.bind(args, kwargs)
+        inside.written |= {storage_of(bound[name]) for name in what.writes if isinstance(bound[name], Tensor)}
+        inside.made.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
+        return out
+
+    def _relevant(self, what: Signature, args: Any, kwargs: Any) -> bool:
+        found = False
+        for tensor in tensors_in((args, kwargs)):
+            found = True
+            known = id(tensor) in self._current or id(tensor) in self._fakes
+            if known or isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
+                return True
+        # a factory whose size follows a shape is part of the program, any other is a constant
+        return not found and self._provenance.tagged
+
+    def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
+        if self._maker is None or isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self._fakes.get(id(tensor))
+        if fake is None:
+            fake = self._maker.of(tensor)
+            self._fakes[id(tensor)] = fake
+            self._alive += [tensor, fake]
+            if id(tensor) in self._names:
+                self._owned[id(fake)] = self._names[id(tensor)]
+            elif not is_input and not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
+                self._constants(tensor, fake)
+        return fake
+
+    def _constants(self, tensor: Tensor, fake: Tensor) -> None:
+        """A real tensor that no module registers: keep its data with the value."""
+        self._current[id(fake)] = self._value(fake, data=tensor.detach())
+        self._place(fake)
+
+    def _add(
+        self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor], out: Any
+    ) -> None:
+        inputs = tuple(walk_values(values))
+        made = list(tensors_in(out))
+        if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
+            return  # nothing happened: the op gave its input back
+        fresh = [t for t in made if not any(storage_of(t) == storage_of(w) for w in written)]
+        origin = None if written else _origin(op, func, values, inputs)
+        outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
+        sizes = self._sizes(values)
+        node = self._emit(op, func, values, sizes, inputs, outputs)
+        for tensor, value in zip(written, outputs, strict=False):
+            self._write(tensor, value)
+        parents = {storage_of(t): t for t in reversed(list(tensors_in(bound)))}
+        for position, tensor in enumerate(fresh):
+            self._current[id(tensor)] = outputs[len(written) + position]
+            self._place(tensor, node, len(written) + position, parents.get(storage_of(tensor)))
+        for tensor in made:  # an in-place op may return another object for the same memory
+            if id(tensor) not in self._current:
+                self._current[id(tensor)] = outputs[0]
+                self._homes[id(tensor)] = self._homes[id(written[0])]
+                self._alive.append(tensor)
+
+    def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
+        module = self._stack[-1]
+        weight = next(walk_values([args.get(name) for name in _OWNED]), None)
+        if weight is not None and weight.name is not None:  # a direct .forward() skips the hooks
+            owners = self._owners[weight.name]
+            module = module if module in owners else owners[0]
+        site = self._provenance.site
+        node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site)
+        self._nodes.append(node)
+        return node
+
+    def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
+        """Match the numbers that reached the op with those that the user's code passed."""
+        found: dict[tuple[str, int], Expr] = {}
+        if not self._provenance.tagged:
+            return found
+        for name, value in values.items():
+            if "dim" not in name and not isinstance(value, Value):
+                for position, number in enumerate(numbers_in(value)):
+                    expr = self._provenance.match(number)
+                    if not isinstance(expr, (int, float)):
+                        found[name, position] = expr
+        return found
+
+    # ------------------------------------------------------------------ values and the memory behind them
+
+    def _value(self, tensor: Tensor, **what: Any) -> Value:
+        value = Value(len(self._values), tuple(int(n) for n in tensor.shape), tensor.dtype, **what)
+        self._values.append(value)
+        self._alive.append(tensor)
+        return value
+
+    def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: Tensor | None = None) -> None:
+        key = storage_of(tensor)
+        storage = self._storages.get(key)
+        if storage is None or parent is None:
+            storage, node, parent = self._storages.setdefault(key, _Storage(tensor)), None, None
+        self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
+
+    def _peek(self, tensor: Tensor) -> Value | None:
+        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
+        return self._read(tensor) if name is not None or id(tensor) in self._current else None
+
+    def _read(self, tensor: Tensor) -> Value:
+        """Return the value that a tensor holds now."""
+        if id(tensor) in self._current:
+            return self._refresh(tensor)
+        if id(tensor) in self._hidden:
+            raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
+        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
+        if name is None:
+            value = self._value(tensor, data=None if isinstance(tensor, FakeTensor) else tensor.detach())
+        elif name in self._stored:
+            value = self._stored[name]
+        else:
+            value = self._stored[name] = self._value(tensor, name=name)
+        self._current[id(tensor)] = value
+        self._place(tensor)
+        return value
+
+    def _write(self, tensor: Tensor, value: Value) -> None:
+        home = self._homes[id(tensor)]
+        home.storage.version += 1
+        home.version = home.storage.version
+        home.storage.writes.append((home.version, tensor, value))
+        self._current[id(tensor)] = value
+
+    def _refresh(self, tensor: Tensor) -> Value:
+        home, value = self._homes[id(tensor)], self._current[id(tensor)]
+        if home.version == home.storage.version:
+            return value
+        if home.node is None or home.parent is None:
+            for version, writer, written in list(home.storage.writes):
+                if version > home.version:
+                    value = written if writer is tensor else self._write_through(value, written, writer)
+        else:
+            value = self._replay(home.node, home.position, self._refresh(home.parent))
+        home.version = home.storage.version
+        self._current[id(tensor)] = value
+        return value
+
+    def _write_through(self, base: Value, written: Value, writer: Tensor) -> Value:
+        chain: list[tuple[Node, int]] = []
+        home = self._homes[id(writer)]
+        while home.node is not None and home.parent is not None:
+            chain.insert(0, (home.node, home.position))
+            home = self._homes[id(home.parent)]
+        out = Value(len(self._values), base.shape, base.dtype, producer=len(self._nodes))
+        self._values.append(out)
+        args = {"self": base, "src": written, "chain": tuple(chain)}
+        self._emit(WRITE, None, args, {}, (base, written), (out,))
+        return out
+
+    def _replay(self, node: Node, position: int, parent: Value) -> Value:
+        old = node.inputs[0]
+        args = {k: _map_values(v, {old.index: parent}) for k, v in node.args.items()}
+        outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
+        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), origin=None) for v in outputs)
+        self._values += outputs
+        self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
+        return outputs[position]
+
+
+def _origin(op: str, func: Any, args: Mapping[str, Any], inputs: tuple[Value, ...]) -> Origin | None:
+    """Say what makes a value, where it is made of one stored tensor and nothing else but indices."""
+    alone = inputs and not any(v.dtype.is_floating_point for v in inputs[1:])
+    return Origin(op, func, args, inputs) if alone and (inputs[0].stored or inputs[0].origin) else None
+
+
+def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
+    sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
+    return node.op, node.module, sizes
+
+
+def _map_values(tree: Any, new: Mapping[int, Value]) -> Any:
+    if isinstance(tree, Value):
+        return new.get(tree.index, tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_map_values(x, new) for x in tree)
+    if isinstance(tree, Mapping):
+        return {k: _map_values(x, new) for k, x in tree.items()}
+    return tree

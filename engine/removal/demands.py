@@ -1,0 +1,276 @@
+"""Do the sizes written in Python code follow when slots are removed? What does not follow stays whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.analysis.propagate import Structure
+from engine.analysis.slots import FROZEN
+from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
+from engine.program.graph import Node, Value
+from engine.removal.shrink import Shrunk
+from engine.rule import Demand
+from engine.source.pins import Pin, is_pinned, pin_of
+
+__all__ = ["Settled", "Unmet", "asked_numbers", "one_number", "settle"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Checked:
+    """A demand, and the number that the code would pass."""
+
+    node: Node
+    demand: Demand
+    expr: Expr
+    found: int | float
+
+    @property
+    def met(self) -> bool:
+        return self.found == self.demand.wanted
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The argument in the source: every call that runs through it passes the same number once it is pinned."""
+        return self.node.module, self.node.site, self.demand.argument
+
+
+class Unmet(NamedTuple):
+    """A node that would get a wrong number, or a comparison that would change, why, and the slots that decide it."""
+
+    node: Node | Guard
+    reason: str
+    slots: Tensor
+
+
+class Settled(NamedTuple):
+    """What follows from a removal for the sizes in the code.
+
+    Attributes:
+        shrunk: the removal, with the attributes that have to be set for it.
+        pins: the arguments that have to be pinned.
+        unmet: the nodes whose arguments would still be wrong.
+    """
+
+    shrunk: Shrunk
+    pins: tuple[Pin, ...]
+    unmet: tuple[Unmet, ...]
+
+
+def settle(shrunk: Shrunk) -> Settled:
+    """Return the arguments that have to be pinned, and the nodes whose arguments would be wrong.
+
+    An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
+    the code has it. What does not come out right is pinned where the code can be edited: a number that the author wrote
+    down, or one that follows the batch or the resolution, is not. One that an earlier compaction has pinned is pinned
+    anew. An argument that cannot be pinned and is an attribute as it stands follows once the attribute is set, if that
+    leaves nothing else wrong.
+    """
+    found, wishes = _settled(shrunk)
+    while wishes:
+        given = {name: {**shrunk.given.get(name, {}), **wish} for name, wish in wishes.items()}
+        again, _ = _settled(Shrunk(shrunk.structure, shrunk.keep, {**shrunk.given, **given}))
+        wrong = {name for unmet in again.unmet for name in _modules(unmet)} & wishes.keys()
+        if not wrong:
+            return again
+        wishes = {name: wish for name, wish in wishes.items() if name not in wrong}
+    return found
+
+
+def _modules(unmet: Unmet) -> Iterator[str]:
+    """Yield the modules whose attributes have to do with what is wrong."""
+    exprs = [unmet.node.expr] if isinstance(unmet.node, Guard) else list(unmet.node.sizes.values())
+    yield from (leaf.module for expr in exprs for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
+
+
+def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
+    """Settle with attributes as they are; return the attributes too that would have to be others, per module."""
+    attribute = _attributes(shrunk)
+    checked, broken = list(_checked(shrunk, attribute)), tuple(_broken(shrunk, attribute))
+    if all(c.met for c in checked):
+        return Settled(shrunk, (), broken), {}
+    wanted: dict[tuple[Any, ...], set[int | float]] = {}
+    for c in checked:
+        wanted.setdefault(c.place, set()).add(c.demand.wanted)
+    pins: dict[tuple[Any, ...], Pin] = {}
+    unmet: dict[int, Unmet] = {}
+    wishes: dict[str, dict[str, int]] = {}
+    for c in checked:
+        if not c.met and c.place not in pins:
+            pin = _pin(shrunk, c) if len(wanted[c.place]) == 1 else None
+            if pin is None:
+                found = Unmet(c.node, _reason(c.node, c.demand, c.expr), _involved(shrunk.structure, c))
+                unmet.setdefault(c.node.index, found)
+                for attribute_of, factor in _multiplied(shrunk, c.expr):
+                    if isinstance(c.demand.wanted, int) and c.demand.wanted % factor == 0:
+                        wishes.setdefault(attribute_of.module, {})[attribute_of.name] = c.demand.wanted // factor
+            else:
+                pins[c.place] = pin
+    for c in checked if wishes else ():
+        # Else it is right for some removals only, if at all.
+        if isinstance(c.expr, Apply) and not any(_multiplied(shrunk, c.expr)) and _pin(shrunk, c) is None:
+            for leaf in leaves(c.expr):
+                if isinstance(leaf, AttributeOf):
+                    wishes.get(leaf.module, {}).pop(leaf.name, None)
+    return Settled(shrunk, tuple(pins.values()), (*unmet.values(), *broken)), {
+        name: wish for name, wish in wishes.items() if wish
+    }
+
+
+def _multiplied(shrunk: Shrunk, expr: Expr) -> Iterator[tuple[AttributeOf, int]]:
+    """Yield the attribute that an expression is a multiple of, and the factor, unless that is up to channels, too.
+
+    ``self.heads`` is once itself, ``x.shape[0] * self.heads`` as often as the batch is large.
+    """
+    if isinstance(expr, AttributeOf):
+        yield expr, 1
+    elif isinstance(expr, Apply) and expr.symbol == "*":
+        for part, other in ((expr.left, expr.right), (expr.right, expr.left)):
+            sizes = [leaf for leaf in leaves(other) if isinstance(leaf, ShapeOf)]
+            fixed = len(sizes) == len(list(leaves(other)))
+            if fixed and all(shrunk.structure.along(size.value, size.dim) is None for size in sizes):
+                number = evaluate(other, shrunk.shape, _no_attribute)
+                for found, factor in _multiplied(shrunk, part) if number else ():
+                    yield found, factor * number
+
+
+def _no_attribute(expr: AttributeOf) -> int:
+    raise AssertionError(expr)
+
+
+def _attributes(shrunk: Shrunk) -> Callable[[AttributeOf], int]:
+    """Return what gives an attribute as it will be."""
+    structure = shrunk.structure
+    attributes: Mapping[str, Mapping[str, int]] | None = None
+
+    def attribute(expr: AttributeOf) -> int:
+        nonlocal attributes
+        attributes = shrunk.attributes() if attributes is None else attributes
+        recorded = structure.graph.attributes[expr.module][expr.name]
+        return attributes.get(expr.module, {}).get(expr.name, recorded)
+
+    return attribute
+
+
+def _checked(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator[_Checked]:
+    structure = shrunk.structure
+    for node in structure.graph.nodes:
+        for demand in _demands(node, shrunk):
+            if demand.expr is not None and structure.graph.unread(node):  # the op runs all the same
+                continue
+            expr: Expr = node.sizes.get(demand.argument, demand.given) if demand.expr is None else demand.expr
+            yield _Checked(node, demand, expr, evaluate(expr, shrunk.shape, attribute))
+
+
+def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator[Unmet]:
+    """Yield the comparisons that would come out differently: the code would go another way, or raise."""
+    structure = shrunk.structure
+    for guard in structure.graph.guards:
+        if evaluate(guard.expr, shrunk.shape, attribute) is guard.outcome:
+            continue
+        values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
+        layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
+        slots = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
+        # Else the code has changed one of its attributes since.
+        if _sets(shrunk, guard.expr) or not shrunk.keep[slots].all():
+            yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
+
+
+def _sets(shrunk: Shrunk, expr: Expr) -> bool:
+    """Whether an expression reads an attribute that is set."""
+    found = (leaf for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
+    return any(leaf.name in shrunk.given.get(leaf.module, {}) for leaf in found)
+
+
+def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Value]:
+    """Yield the values that a size is read from."""
+    if isinstance(leaf, ShapeOf):
+        yield leaf.value
+    else:
+        yield from _values_behind(structure, leaf)
+
+
+def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
+    if math.isnan(checked.found):  # computing it would fail, before it gets to where it is pinned
+        return None
+    structure, node = shrunk.structure, checked.node
+    sources = list(leaves(checked.expr))
+    fixed = all(not isinstance(s, ShapeOf) or structure.along(s.value, s.dim) is not None for s in sources)
+    if not fixed:
+        return None
+    owner = structure.graph.types[node.module]
+    pin = pin_of(node, checked.demand.argument, checked.demand.wanted, owner)
+    return pin if pin is None or sources or is_pinned(owner, pin) else None
+
+
+def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
+    """What the rule asks for, and that a factor computed from sizes (``head_dim ** -0.5``) stays what it is."""
+    asked = list(shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape))
+    yield from asked
+    for name, position in node.sizes.keys() - {demand.argument for demand in asked}:
+        number = node.args[name]
+        if isinstance(number, float):
+            yield Demand((name, position), number, number)
+
+
+def _reason(node: Node, demand: Demand, expr: Expr) -> str:
+    written = describe(expr)
+    value = f"{written} = {demand.given}" if written != str(demand.given) else written
+    return f"{node!r} is given the size {value}, which does not follow when channels go"
+
+
+def _involved(structure: Structure, checked: _Checked) -> Tensor:
+    """Return the slots that decide whether a demand is met.
+
+    A size depends on the tensors of its node and on what it is computed from; a number that has to stay what it is on
+    the latter only.
+    """
+    node, values = checked.node, []
+    stays = checked.demand.wanted == checked.demand.given
+    exprs = [checked.expr] if stays else [checked.expr, *node.sizes.values()]
+    if not stays:
+        values += [*node.inputs, *node.outputs]
+    for leaf in (leaf for expr in exprs for leaf in leaves(expr)):
+        values += _values_of(structure, leaf)
+    layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
+    return torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
+
+
+def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
+    """Yield the values of the ops that set an attribute (``out_channels``); no others change it."""
+    for node in structure.graph.nodes:
+        if node.module == leaf.module:
+            attributes = structure.rules.rule(node.op).attributes(node, lambda value: value.shape)
+            yield from (*node.inputs, *node.outputs) if leaf.name in attributes else ()
+
+
+def asked_numbers(structure: Structure) -> list[tuple[Node, Demand]]:
+    """Return the numbers in the code that have to follow, as they are while nothing is removed."""
+    whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
+    return [(node, demand) for node in structure.graph.nodes for demand in _demands(node, whole)]
+
+
+def one_number(structure: Structure, asked: Iterable[tuple[Node, Demand]]) -> Iterator[Tensor]:
+    """Yield slots, ``(uses, size)``, of dimensions whose sizes come from one number in the code, and so stay equal.
+
+    That is an argument of a call that runs several times, or an attribute where calls cannot be pinned one by one.
+    """
+    uses: dict[tuple[Any, ...], dict[bytes, Tensor]] = {}
+    for node, demand in asked:
+        if demand.dim is None:
+            continue
+        slots = structure.along(node.output, demand.dim)
+        if slots is None:
+            slots = torch.full(node.output.shape[demand.dim : demand.dim + 1], FROZEN)
+        owner, expr = structure.graph.types[node.module], node.sizes.get(demand.argument)
+        pinned = pin_of(node, demand.argument, demand.wanted, owner) is not None
+        by_name = isinstance(expr, AttributeOf) and not pinned
+        key = (expr, len(slots)) if by_name else (node.module, node.site, demand.argument, len(slots))
+        uses.setdefault(key, {})[slots.numpy().tobytes()] = slots
+    rows = (torch.stack(list(found.values())) for found in uses.values() if len(found) > 1)
+    yield from (found for found in rows if not structure.frozen[found].all())

@@ -1,0 +1,347 @@
+"""Which slots stay: what is alive, what constraints ask for, and the carriers of constants.
+
+A slot is alive where a contraction uses it and it varies there. A removed slot that is a constant ``c`` at a consumer
+is folded: into the consumer's bias or the running mean behind it, or, where a border makes the constant's share differ
+from place to place, into the weight column of another constant channel of the same consumer, its *carrier*.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import closed
+from engine.analysis.propagate import Structure
+from engine.analysis.use import Use
+from engine.errors import RuleError
+from engine.ops.wide import Widening
+from engine.program.contraction import Contraction
+from engine.program.graph import Node, Value
+from engine.removal.demands import settle
+from engine.removal.shrink import Shrunk
+from engine.removal.structure import readers_of_zeros
+from engine.source.pins import Pin
+
+__all__ = ["Consumer", "Kept", "alive", "consumers", "corrections", "decide", "only_zeros", "refilled"]
+
+# A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
+_NOT_TINY = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Consumer:
+    """A contraction as its inputs see it.
+
+    Attributes:
+        node, contraction: the call.
+        slots: slot of each input position, shape (groups * inputs,).
+        constants: the constant at each position, NaN where it varies.
+        used: whether a used output has a weight on the position.
+        bordered: whether constants differ from place to place, so that only a carrier can take them.
+        foldable: whether the weight can take constants up: a stored one that nothing else reads.
+        sink: the value that takes constants up where they need no carrier, or None.
+    """
+
+    node: Node
+    contraction: Contraction
+    slots: Tensor
+    constants: Tensor
+    used: Tensor
+    bordered: bool
+    foldable: bool
+    sink: Value | None
+
+    @property
+    def carried(self) -> bool:
+        """Whether only a carrier can take up constants."""
+        return self.bordered or self.sink is None
+
+    @property
+    def key(self) -> tuple[int, bool]:
+        """The weight and the way it is read; calls with the same key are folded once, for all."""
+        return self.contraction.weight.index, self.contraction.transposed
+
+    def removed(self, keep: Tensor) -> Tensor:
+        """Positions that are removed and leave a constant behind."""
+        return self.used & ~keep[self.slots] & (self.constants != 0)
+
+    def needs(self, keep: Tensor) -> Iterator[Tensor]:
+        """Yield, per group of channels without a carrier, the slots that could be one."""
+        removed = self.removed(keep)
+        if not self.carried or not removed.any():
+            return
+        size = self.contraction.inputs
+        for group in removed.view(-1, size).any(1).nonzero()[:, 0].tolist():
+            rows = slice(group * size, (group + 1) * size)
+            strength = self.constants[rows].nan_to_num(0.0).abs()
+            able = strength > _NOT_TINY * strength[removed[rows]].max()
+            if not (able & keep[self.slots[rows]]).any():
+                yield self.slots[rows][able]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The decision: which slots stay, and why it loses nothing.
+
+    Attributes:
+        shrunk: the slots that stay, and what values look like then.
+        carriers: slots that stay only to carry constants.
+        consumers: all contractions with slots at their input.
+        constants, use: the analyses behind the decision.
+        widened: norms that lose constant channels.
+        pins: arguments in the code that have to be set.
+        reasons: why slots stay because of a size written in the code.
+    """
+
+    shrunk: Shrunk
+    carriers: Tensor
+    consumers: tuple[Consumer, ...]
+    constants: Constants
+    use: Use
+    widened: tuple[Widening, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Consumer, ...]:
+    """Return all contractions whose input channels are slots; a depthwise one only passes its slots on."""
+    users = structure.graph.users()
+    found = []
+    for node, c in structure.contractions():
+        slots = structure.along(c.input, c.input_dim)
+        if slots is None or c.depthwise or c.hidden:
+            continue
+        wanted = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
+        used = torch.from_numpy(constants.links(c).feeding(wanted.numpy()).reshape(-1))
+        if used.any():
+            sink = _sink(structure, c, users)
+            known = constants.along(c.input, c.input_dim)
+            bordered = c.bordered or constants.has_profile(c.input)
+            foldable = _foldable(structure, c, structure.graph.readers(c.weight))
+            found.append(Consumer(node, c, slots, known, used, bordered, foldable, sink))
+    return tuple(_merged(found))
+
+
+def _foldable(structure: Structure, c: Contraction, readers: list[Node]) -> bool:
+    """A tied embedding or a transposed use of the same weight would see what is folded into it."""
+    same = [[o for o in structure.rules.contractions(reader) if o.weight is c.weight] for reader in readers]
+    return c.weight.stored and all(same) and len({other.transposed for found in same for other in found}) == 1
+
+
+def _merged(found: list[Consumer]) -> Iterator[Consumer]:
+    """A weight that is called several times is used where any of the calls uses it."""
+    used: dict[tuple[int, bool], Tensor] = {}
+    for consumer in found:
+        key = consumer.key
+        used[key] = consumer.used | used[key] if key in used else consumer.used
+    for consumer in found:
+        alike = used[consumer.key]
+        yield consumer if alike is consumer.used else replace(consumer, used=alike)
+
+
+def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) -> Value | None:
+    """The bias; or else the running mean of the norm that alone reads the output, at each call of the weight."""
+    if c.bias is not None:
+        calls = [
+            {o.weight for o in structure.rules.contractions(reader) if o.bias is c.bias}
+            for reader in users[c.bias.index]
+        ]
+        return c.bias if c.bias.stored and all(weights == {c.weight} for weights in calls) else None
+    if c.output is c.weight:  # what it puts out is met by more inside
+        return None
+    outputs = {v.index for v in structure.graph.outputs}
+    means: set[Value] = set()
+    norms: list[Node] = []
+    for call in structure.graph.readers(c.weight):
+        readers = users.get(call.output.index, []) if call.outputs else []
+        absorbs = structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
+        mean = None if absorbs is None or call.output.index in outputs else absorbs(readers[0])
+        if mean is None:
+            return None
+        means.add(mean)
+        norms += readers
+    mean = means.pop() if len(means) == 1 else None
+    return mean if mean is not None and users[mean.index] == norms else None
+
+
+def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:
+    """Return a bool per slot: frozen, not born at a contraction, or used by a contraction where it varies."""
+    keep = ~structure.free()
+    keep &= structure.roots == torch.arange(len(structure.roots))
+    for node in structure.graph.nodes:
+        for value, dim, needed in structure.rules.rule(node.op).needs(node, use):
+            slots = structure.along(value, dim)
+            if slots is not None:
+                keep[slots[needed]] = True
+    calls: dict[tuple[int, bool], list[Consumer]] = {}
+    for consumer in found:
+        needed = consumer.used & consumer.constants.isnan()
+        keep[consumer.slots[needed]] = True
+        if consumer.carried and not consumer.foldable:
+            keep[consumer.slots[consumer.used & (consumer.constants != 0)]] = True
+        calls.setdefault(consumer.key, []).append(consumer)
+    for same in calls.values():  # one weight, several calls: it can be folded once only, so constants must agree
+        for one, other in zip(same[1:], same[:-1], strict=True):
+            equal = (one.constants == other.constants) & ((one.constants == 0) | (one.bordered == other.bordered))
+            differ = (one.used | other.used) & ~equal
+            for consumer in same:
+                keep[consumer.slots[differ]] = True
+    return keep
+
+
+@dataclass(frozen=True, eq=False)
+class _Norm:
+    """A norm over channels: the slot and the constant of each, NaN where it varies."""
+
+    module: str
+    slots: Tensor
+    constants: Tensor
+    groups: int
+
+
+def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
+    """Return the norms over channels that can go; several calls of one module must see the same constants."""
+    found: dict[str, _Norm] = {}
+    for node in structure.graph.nodes:
+        statistic = structure.rules.rule(node.op).statistic
+        span = None if statistic is None else statistic(node)
+        slots = None if span is None else structure.along(span.input, span.dim)
+        if span is None or slots is None:
+            continue
+        known = constants.along(span.input, span.dim)
+        if constants.has_profile(span.input):
+            known = torch.where(known == 0, known, torch.nan)
+        if not use[node.output].any():  # what it computes does not matter, but it has to run
+            known = torch.zeros_like(known)
+        before = found.get(node.module)
+        if before is not None:
+            known = torch.where(known == before.constants, known, torch.nan)
+        found[node.module] = _Norm(node.module, slots, known, span.groups)
+    return list(found.values())
+
+
+def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield slots of which only those may go that are zero at a reader, with their constants, NaN where they vary.
+
+    What is not used, as it meets nothing but zeros, counts as zero.
+    """
+    for _, span, slots in readers_of_zeros(structure):
+        known = constants.along(span.input, span.dim)
+        yield slots, torch.where(use.along(span.input, span.dim), known, 0.0)
+
+
+def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Node, Tensor, Tensor]]:
+    """Yield nodes that put constants in the place of channels, with the slots and their constants, NaN where they vary.
+
+    What is not used counts as zero.
+    """
+    for node in structure.graph.nodes:
+        for span in structure.rules.rule(node.op).refills(node):
+            slots = structure.along(span.input, span.dim)
+            if slots is not None:
+                known = constants.along(span.input, span.dim)
+                yield node, slots, torch.where(use.along(span.input, span.dim), known, 0.0)
+
+
+def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
+    for norm in norms:
+        gone = ~keep[norm.slots]
+        if gone.any():
+            fill = norm.constants[gone]
+            yield Widening(norm.module, len(gone), int((~gone).sum()), fill if fill.any() else None, norm.groups)
+
+
+def _cover(needs: list[Tensor]) -> list[int]:
+    """Greedy cover: the fewest slots such that each need has one of its own."""
+    waiting: dict[int, list[int]] = {}
+    for position, need in enumerate(needs):
+        for slot in need.tolist():
+            waiting.setdefault(slot, []).append(position)
+    queue = [(-len(positions), slot) for slot, positions in waiting.items()]
+    heapq.heapify(queue)
+    served: set[int] = set()
+    chosen = []
+    while len(served) < len(needs):
+        count, slot = heapq.heappop(queue)
+        open_positions = [p for p in waiting[slot] if p not in served]
+        if len(open_positions) != -count:
+            if open_positions:
+                heapq.heappush(queue, (-len(open_positions), slot))
+            continue
+        chosen.append(slot)
+        served.update(open_positions)
+    return chosen
+
+
+def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> dict[str, tuple[Node, Tensor]]:
+    """Return what has to be added to stored values where nodes lose a part of others, with the node, by name."""
+    found: dict[str, tuple[Node, Tensor]] = {}
+    for node in structure.graph.nodes:
+        for value, delta in structure.rules.rule(node.op).corrections(node, constants.__getitem__, shrunk.mask):
+            assert value.name is not None
+            found[value.name] = node, delta
+    return found
+
+
+def _stuck(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor:
+    """Return removed slots of what nothing makes up for."""
+    slots = [torch.zeros(0, dtype=torch.long)]
+    for name, (node, delta) in corrections(structure, constants, shrunk).items():
+        mask = shrunk.mask(structure.graph.stored[name])
+        left = delta if mask is None else delta[mask.expand(delta.shape)]
+        if not left.isfinite().all():
+            gone = [layer[~shrunk.keep[layer]] for value in node.inputs for layer in structure.of(value)]
+            own = [layer.reshape(-1) for layer in structure.of(structure.graph.stored[name])]
+            slots += [some if not own else some[~torch.isin(some, torch.cat(own))] for some in gone]
+    return torch.cat(slots)
+
+
+def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
+    """Decide which slots stay.
+
+    Args:
+        structure: the slots and their constraints.
+        constants, use: what is known of the values.
+
+    Returns:
+        A choice that loses nothing: whatever is removed is unused, or a constant that is folded.
+    """
+    found = consumers(structure, constants, use)
+    keep = alive(structure, found, use)
+    norms = _norms(structure, constants, use)
+    for norm in norms:
+        keep[norm.slots[norm.constants.isnan()]] = True
+    for slots, known in only_zeros(structure, constants, use):
+        keep[slots[known != 0]] = True
+    for _, slots, known in refilled(structure, constants, use):
+        keep[slots[known.isnan()]] = True
+    score = functools.partial(torch.zeros, len(keep))
+    carriers: list[int] = []
+    reasons: list[str] = []
+    while True:
+        keep = closed(structure.constraints, keep, score)
+        chosen = _cover([need for consumer in found for need in consumer.needs(keep)])
+        carriers += chosen
+        keep[chosen] = True
+        if chosen:
+            continue
+        stuck = _stuck(structure, constants, Shrunk(structure, keep))
+        keep[stuck] = True
+        if len(stuck):
+            continue
+        shrunk, pins, unmet = settle(Shrunk(structure, keep))
+        if not unmet:
+            carried = torch.tensor(sorted(carriers), dtype=torch.long)
+            return Kept(shrunk, carried, found, constants, use, tuple(_widened(norms, keep)), pins, tuple(reasons))
+        before = int(keep.sum())
+        for _, reason, slots in unmet:
+            keep[slots] = True
+            reasons.append(reason)
+        if int(keep.sum()) == before:
+            raise RuleError(f"A size cannot be met although all of its channels stay: {unmet[0].reason}.")

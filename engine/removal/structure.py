@@ -1,0 +1,142 @@
+"""The structure of a model: the slots of its graph, without those at which a removal on trial would go wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.analysis.constants import Constants
+from engine.analysis.constraints import Equal, closed
+from engine.analysis.propagate import Structure, propagate
+from engine.errors import RuleError
+from engine.ops import rules_of
+from engine.program.arrays import support
+from engine.program.graph import Graph, Node
+from engine.removal.clusters import clusters
+from engine.removal.demands import asked_numbers, one_number, settle
+from engine.removal.shrink import Shrunk
+from engine.rule import Registry, Statistic
+from engine.tracer import trace
+
+__all__ = ["readers_of_zeros", "structure_for", "structure_of"]
+
+
+def structure_for(
+    model: nn.Module, example_inputs: Any, graph: Graph | None, rules: Registry | None = None
+) -> Structure:
+    """Return the structure of a model, from its graph where there is one.
+
+    Raises:
+        TraceError: where the model rejects the example inputs, or the graph is stale.
+    """
+    graph = trace(model, example_inputs) if graph is None else graph
+    graph.check_fresh(model)
+    return structure_of(graph, rules)
+
+
+def structure_of(graph: Graph, rules: Registry | None = None) -> Structure:
+    """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow.
+
+    It is found once per graph and registry, and only read from then on.
+    """
+    rules = rules_of(graph) if rules is None else rules
+    return graph.derived((structure_of, rules), functools.partial(_structure, graph, rules))
+
+
+def _structure(graph: Graph, rules: Registry) -> Structure:
+    structure = propagate(graph, rules)
+    asked = asked_numbers(structure)
+    if asked or graph.guards:
+        equal = tuple(Equal(rows) for rows in one_number(structure, asked))
+        if equal:  # a copy finds anew what the structure knows by now
+            structure = replace(structure, constraints=structure.constraints + equal)
+        _freeze(structure, _without_sizes)
+    if any(True for _ in readers_of_zeros(structure)):
+        _freeze(structure, _not_zero)
+    return structure
+
+
+def readers_of_zeros(structure: Structure) -> Iterator[tuple[Node, Statistic, Tensor]]:
+    """Yield the nodes that can do without channels that are zero, where they read them, and the slots."""
+    for node in structure.graph.nodes:
+        for span in () if structure.graph.unread(node) else structure.rules.rule(node.op).only_zeros(node):
+            slots = structure.along(span.input, span.dim)
+            if slots is not None:
+                yield node, span, slots
+
+
+Found = Iterator[tuple[str, Tensor, bool]]
+"""Why a removal would go wrong, the slots whose removal it is, and whether a size in the code is to blame."""
+
+
+def _freeze(structure: Structure, wrong: Any) -> None:
+    """Remove a part of every group, on trial; freeze the groups at which that goes wrong."""
+    group = clusters(structure)
+    for part in (_first_half, functools.partial(_first_half, largest=1)):
+        while True:
+            keep = closed(structure.constraints, ~part(structure, group), functools.partial(torch.zeros, len(group)))
+            found = list(wrong(structure, keep))
+            if not found:
+                break
+            for reason, gone, unsafe in found:
+                members = torch.isin(group, group[gone].unique()).nonzero()[:, 0]
+                structure.slots.freeze(members, reason)
+                structure.frozen[members] = True
+                structure.unsafe[members] |= unsafe
+            group = clusters(structure)
+
+
+def _without_sizes(structure: Structure, keep: Tensor) -> Found:
+    """An argument in the code would not follow."""
+    for node, reason, slots in settle(Shrunk(structure, keep)).unmet:
+        gone = slots[~keep[slots]]
+        if not len(gone):
+            raise RuleError(f"The rule of {node!r} asks for a size that differs from the recorded one. {reason}")
+        yield reason, gone, True
+
+
+def _not_zero(structure: Structure, keep: Tensor) -> Found:
+    """Something that can do without zeros only would read something else, even if the masks reach all parameters."""
+    stored = {
+        name: nn.Parameter(torch.empty(value.shape, device="meta"), requires_grad=False)
+        for name, value in structure.graph.stored.items()
+    }
+    constants = Constants(structure.graph, structure.rules, stored, _masks(structure, keep), repaired=True)
+    for node, span, slots in readers_of_zeros(structure):
+        gone = slots[~keep[slots] & (constants.along(span.input, span.dim) != 0)]
+        if len(gone):
+            yield f"{node!r} runs over it, and it is not zero there", gone, False
+
+
+def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
+    """Return compact masks of all that puts the removed slots out; what only reads them need not be masked."""
+    reading = {c.weight.index: c.input_place for _, c in structure.contractions() if not c.depthwise}
+    for node in structure.graph.nodes:
+        if any(True for _ in structure.rules.rule(node.op).produces(node)):
+            for table in node.inputs:
+                reading.pop(table.index, None)  # it may be the weight of the last layer too
+    masks: dict[str, Tensor] = {}
+    for name, value in structure.graph.stored.items():
+        for layer in structure.of(value):
+            stays = keep[layer]
+            reads = support(layer) == (reading.get(value.index),) and value.index not in structure.tables
+            if not reads and (value.index, *support(layer)) not in structure.unmasked and not stays.all():
+                masks[name] = stays & masks[name] if name in masks else stays
+    return masks
+
+
+def _first_half(structure: Structure, group: Tensor, largest: int | None = None) -> Tensor:
+    """Return a bool per slot: the first half of each group, or at most ``largest`` of it."""
+    free = structure.free().nonzero()[:, 0]
+    order = free[group[free].argsort(stable=True)]
+    ids, counts = group[order].unique_consecutive(return_counts=True)
+    place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    limit = counts // 2 if largest is None else counts.clamp(max=2) - 1
+    removed = torch.zeros(len(structure.roots), dtype=torch.bool)
+    removed[order[place < limit.repeat_interleave(counts)]] = True
+    return removed

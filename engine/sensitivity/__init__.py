@@ -1,0 +1,1 @@
+"""Which layers can take pruning."""

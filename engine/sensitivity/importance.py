@@ -1,0 +1,341 @@
+"""How much each output channel weighs, and masks that remove the least important ones.
+
+A criterion maps the weights behind each channel, one row per channel, to one score per channel; the lowest go first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from engine.errors import InputError
+from engine.groups import Group, group_masks
+from engine.masks import parameter_name
+from engine.program.arrays import support
+
+__all__ = [
+    "CRITERIA",
+    "Criterion",
+    "Masking",
+    "cut",
+    "fpgm",
+    "l1",
+    "l2",
+    "level_mask",
+    "mask_groups",
+    "mask_layer",
+    "masked",
+    "unit_rows",
+    "unit_sums",
+]
+
+Criterion = Callable[[Tensor], Tensor]
+"""Weights ``(channels, weights per channel)`` -> scores ``(channels,)``."""
+
+
+def l1(rows: Tensor) -> Tensor:
+    r"""Sum of absolute weights, :math:`s_u = \sum_k |w_{uk}|`.
+
+    Args:
+        rows: weights, shape (channels, weights per channel).
+
+    Returns:
+        Scores, shape (channels,).
+
+    Example:
+        >>> l1(torch.tensor([[1.0, -2.0], [0.0, 1.0]]))
+        tensor([3., 1.])
+
+    Li et al., "Pruning Filters for Efficient ConvNets", 2017.
+    """
+    return rows.abs().sum(1)
+
+
+def l2(rows: Tensor) -> Tensor:
+    r"""Euclidean norm of the weights, :math:`s_u = \sqrt{\sum_k w_{uk}^2}`.
+
+    Args:
+        rows: weights, shape (channels, weights per channel).
+
+    Returns:
+        Scores, shape (channels,).
+
+    Example:
+        >>> l2(torch.tensor([[3.0, -4.0], [0.0, 1.0]]))
+        tensor([5., 1.])
+    """
+    return torch.linalg.vector_norm(rows, dim=1)
+
+
+def fpgm(rows: Tensor) -> Tensor:
+    r"""Distance to all other channels, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`.
+
+    What others can stand in for goes first.
+
+    Args:
+        rows: weights, shape (channels, weights per channel).
+
+    Returns:
+        Scores, shape (channels,).
+
+    Example:
+        >>> fpgm(torch.tensor([[0.0], [1.0], [4.0]]))
+        tensor([5., 4., 7.])
+
+    He et al., "Filter Pruning via Geometric Median for Deep Convolutional Neural Networks Acceleration", 2019.
+    """
+    return torch.cdist(rows, rows).sum(1)
+
+
+CRITERIA: Mapping[str, Criterion] = {"fpgm": fpgm, "l1": l1, "l2": l2}
+
+
+def cut(scores: Tensor, sparsity: float, rows: Tensor | None = None) -> Tensor:
+    """Choose which channels stay: ``floor(sparsity * channels)`` with the lowest scores go, one stays at least.
+
+    Args:
+        scores: shape (channels,); of equal scores the first goes first.
+        sparsity: fraction in [0, 1].
+        rows: int, shape (channels,): channels of different rows go in equal numbers. None: all are one row.
+
+    Returns:
+        Bool, shape (channels,), True where the channel stays.
+
+    Example:
+        >>> cut(torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.5)
+        tensor([ True, False,  True, False])
+    """
+    keep = torch.ones(len(scores), dtype=torch.bool)
+    ranked = scores.detach().cpu().argsort(stable=True)
+    rows = torch.zeros_like(ranked) if rows is None else rows.cpu()
+    for row in rows.unique():
+        of_row = ranked[rows[ranked] == row]
+        keep[of_row[: min(_count(sparsity, len(of_row)), len(of_row) - 1)]] = False
+    return keep
+
+
+def _count(sparsity: float, size: int) -> int:
+    # 0.29 * 100 is 28.999…: the small addition keeps the floor of what was meant.
+    return math.floor(sparsity * size + 1e-9)
+
+
+def level_mask(weight: Tensor, sparsity: float) -> Tensor:
+    """Mask the ``floor(sparsity * n)`` entries of a weight with the smallest magnitude, wherever they are.
+
+    Args:
+        weight: any shape.
+        sparsity: fraction in [0, 1].
+
+    Returns:
+        Bool, shape of the weight, True where the entry stays.
+
+    Example:
+        >>> level_mask(torch.tensor([[3.0, -1.0], [2.0, -4.0]]), 0.5)
+        tensor([[ True, False],
+                [False,  True]])
+    """
+    keep = torch.ones(weight.numel(), dtype=torch.bool)
+    keep[weight.detach().cpu().abs().reshape(-1).argsort(stable=True)[: _count(sparsity, weight.numel())]] = False
+    return keep.view(weight.shape)
+
+
+def unit_rows(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
+    """Return the weights that put each unit of a group out, of all its layers, side by side.
+
+    Args:
+        group: a dependency group.
+        parameter: gives a parameter by its full name.
+
+    Returns:
+        Shape (units, weights per unit), on the device of the weights; where units have unequally many, the rest is 0.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+        >>> group = engine.dependency_groups(net, torch.zeros(1, 1, 8, 8))[0]
+        >>> unit_rows(group, net.get_parameter).shape
+        torch.Size([4, 9])
+    """
+    weights = [(parameter(m.parameter), m.units) for m in group.members if m.role == "out"]
+    parts = [_by_unit(weight.detach().float(), units, group.size) for weight, units in weights if weight.ndim > 1]
+    if not parts:
+        return torch.zeros(group.size, 0)
+    return parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts], 1)
+
+
+def _by_unit(weight: Tensor, units: Tensor, size: int) -> Tensor:
+    """Return the weights of each unit as a row, filled up with zeros."""
+    axes = support(units)
+    if len(axes) == 1:  # whole slices go: order these, not single weights
+        weight, units = weight.movedim(axes[0], 0).flatten(1), units.reshape(-1)
+    else:
+        weight, units = weight.reshape(-1, 1), units.expand(weight.shape).reshape(-1)
+    index = (units >= 0).nonzero()[:, 0]
+    order = index[units[index].argsort(stable=True)]
+    if len(order) != len(weight) or not torch.equal(order, torch.arange(len(order))):
+        weight = weight[order.to(weight.device)]
+    counts = torch.bincount(units[order], minlength=size)
+    if len(counts.unique()) == 1:
+        return weight.reshape(size, -1)
+    place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    rows = weight.new_zeros(size, int(counts.max()), weight.shape[1])
+    rows[units[order].to(rows.device), place.to(rows.device)] = weight
+    return rows.flatten(1)
+
+
+def unit_sums(values: Tensor, units: Tensor, size: int) -> Tensor:
+    """Sum the entries of a tensor over the units that they belong to.
+
+    Args:
+        values: one value per entry of a parameter.
+        units: int64, broadcastable to ``values``: the unit of each entry, -1 where it has none.
+        size: number of units.
+
+    Returns:
+        Shape (size,), on the device of the values.
+
+    Example:
+        >>> unit_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([[1], [0], [-1]]), 2)
+        tensor([7., 3.])
+    """
+    # Sum what the unit does not depend on first: the rest is small, and no two additions meet in one place there.
+    free = [d for d in range(values.ndim) if units.shape[d] == 1]
+    values = values.sum(free, keepdim=True) if free else values
+    index = torch.where(units < 0, size, units).to(values.device).expand_as(values)
+    return values.new_zeros(size + 1).index_add_(0, index.reshape(-1), values.reshape(-1))[:size]
+
+
+# What a pruning of some layers does: sparsity -> {full parameter name: bool or float mask, broadcastable}.
+Masking = Callable[[float], Mapping[str, Tensor]]
+
+
+def mask_groups(groups: Iterable[Group], model: nn.Module, criterion: Criterion) -> Masking:
+    """Prune units of groups in every parameter that puts them out, norms included.
+
+    Args:
+        groups: dependency groups of the model.
+        model: gives the weights, as they are now.
+        criterion: how to score the units.
+
+    Returns:
+        A function of a sparsity that gives ``{full parameter name: mask}``.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3))
+        >>> groups = engine.dependency_groups(net, torch.zeros(1, 1, 8, 8))[:1]
+        >>> masks = mask_groups(groups, net, l1)(0.5)
+        >>> int(masks["1.bias"].sum()), sorted(masks)
+        (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
+    """
+    chosen = list(groups)
+    scores = {group.name: criterion(unit_rows(group, model.get_parameter)) for group in chosen}
+
+    def masks(sparsity: float) -> Mapping[str, Tensor]:
+        keep = {group.name: cut(scores[group.name], sparsity, group.rows) for group in chosen}
+        found = group_masks(chosen, keep)
+        return {f"{m}.{key}" if m else key: mask for m, entries in found.items() for key, mask in entries.items()}
+
+    return masks
+
+
+def mask_layer(model: nn.Module, name: str, criterion: Criterion | None) -> Masking:
+    """Prune outputs of one convolution or linear layer, or with ``criterion=None`` single weights.
+
+    Args:
+        model: gives the weights, as they are now.
+        name: the layer.
+        criterion: how to score the outputs.
+
+    Returns:
+        A function of a sparsity that gives ``{full parameter name: mask}`` of weight and bias.
+
+    Raises:
+        InputError: where the weight is computed in a way that a mask of the parameter does not reach, or not there yet.
+
+    Example:
+        >>> masks = mask_layer(nn.Sequential(nn.Linear(2, 4)), "0", l1)(0.25)
+        >>> masks["0.weight"].shape, int(masks["0.bias"].sum())
+        (torch.Size([4, 1]), 3)
+    """
+    module, parameters = model.get_submodule(name), dict(model.named_parameters(remove_duplicate=False))
+    stored = parameter_name(name, "weight", parameters)
+    if stored is None or is_lazy(parameters[stored]):
+        raise InputError(f"The layer {name!r} has no weight yet, or computes it from elsewhere; it cannot be analysed.")
+    weight = _effective(module, parameters[stored])
+    if criterion is None:
+        if weight.shape != parameters[stored].shape:
+            raise InputError(f"Single weights of {name!r} cannot be pruned: it is parametrised ({stored!r}).")
+        return lambda sparsity: {stored: level_mask(weight, sparsity)}
+    scores = criterion(_output_rows(module, weight.cpu().float()))
+    bias = parameter_name(name, "bias", parameters)
+
+    def masks(sparsity: float) -> Mapping[str, Tensor]:
+        keep = cut(scores, sparsity)
+        found = {stored: _output_mask(module, keep, weight)}
+        return found if bias is None else {**found, bias: keep}
+
+    return masks
+
+
+def _effective(module: nn.Module, stored: Tensor) -> Tensor:
+    """The weight that the layer computes with; `torch.nn.utils.prune` only renews its own at the next forward."""
+    buffer = getattr(module, "weight_mask", None)
+    if isinstance(buffer, Tensor):
+        return stored.detach() * buffer
+    weight: Tensor = module.get_parameter("weight") if "weight" in module._parameters else module.weight  # type: ignore[assignment]
+    return weight.detach()
+
+
+def _output_rows(module: nn.Module, weight: Tensor) -> Tensor:
+    if not getattr(module, "transposed", False):
+        return weight.flatten(1)
+    groups: int = module.groups  # type: ignore[assignment]
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _output_mask(module: nn.Module, keep: Tensor, weight: Tensor) -> Tensor:
+    if not getattr(module, "transposed", False):
+        return keep.view([-1] + [1] * (weight.ndim - 1))
+    groups: int = module.groups  # type: ignore[assignment]
+    rows = keep.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1).flatten(0, 1)
+    return rows.reshape([*rows.shape] + [1] * (weight.ndim - 2))
+
+
+@contextmanager
+def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Zero what is masked while the body runs; afterwards parameters, buffers and modes are what they were.
+
+    Args:
+        model: the model, changed in place.
+        masks: by full parameter name, broadcastable to the parameter.
+
+    Example:
+        >>> layer = nn.Linear(1, 2)
+        >>> with masked(layer, {"weight": torch.tensor([[1], [0]])}):
+        ...     int(layer.weight.count_nonzero())
+        1
+        >>> int(layer.weight.count_nonzero())
+        2
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    # All of them: the body may train norms, or fine-tune what is left.
+    before = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            for name, mask in masks.items():
+                parameters[name].masked_fill_((mask == 0).to(parameters[name].device), 0)
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in before:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,375 @@
+"""Pin single numbers in the forward of one module, where the code's own expression would no longer be right.
+
+``qkv.reshape(b, n, 3, self.heads, c // self.heads)`` cannot follow when heads go and ``c`` stays. The plan then
+replaces just that argument by its new number, in the syntax tree of the function that makes the call, and installs the
+result as a subclass of the owner's class: state-dict keys, hooks, other arguments (batch and positions) and other
+instances stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from engine.errors import PlanError
+from engine.program.graph import Node
+from engine.source.exchange import compiled, derived, legible, namespace
+from engine.source.operands import Bounds, Sides, Tail
+from engine.source.sites import Site
+
+__all__ = ["DIVISOR", "SCALE", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
+
+# Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
+_SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
+
+DIVISOR = ("divisor", 0)
+"""The demand for what a mean divides by, which is no argument."""
+SCALE = ("scale", 0)
+"""The demand for what attention multiplies its scores by, which is an argument that most leave out."""
+_MEAN, _SCALE, _PART = "mean", "scale", "Subscript"
+
+Place = ast.Call | ast.BinOp | ast.Subscript
+"""Where a number stands: a call, an operator, the bounds of a slice."""
+
+_BOUNDS = ("start", "end")
+
+# Operators between a tensor and a number, by the torch function that carries them out.
+_OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One argument of one call.
+
+    Attributes:
+        module: name of the module in whose forward the call is made.
+        function: name of the method, or of the function of the module's file, that makes the call.
+        method: name of that method, or of the one that calls the function.
+        source: hash of the function's source, so that a plan is only applied to the code it was made for.
+        line, column: end of the call, relative to the function's first line.
+        operator: name of the operator's syntax node; empty for a call; ``mean`` for a call whose result is divided;
+            ``scale`` for a call that is given a scale by its name; ``Subscript`` for a slice.
+        position: which size argument of a call, which side of an operator, or which bound of a slice.
+        value: what it becomes.
+    """
+
+    module: str
+    function: str
+    method: str
+    source: str
+    line: int
+    column: int
+    operator: str
+    position: int
+    value: int | float
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pin as primitives."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
+        """Read what `state_dict` wrote."""
+        found: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
+        found["operator"] = str(state.get("operator", ""))  # plans of before there were any have calls only
+        found |= {name: int(state[name]) for name in ("line", "column", "position")}
+        value = state["value"]
+        return cls(**found, value=float(value) if isinstance(value, float) else int(value))
+
+
+def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: type[nn.Module]) -> Pin | None:
+    """Return the pin that sets a number of a node's call or operator, or None where the code cannot be edited.
+
+    Args:
+        node: the call.
+        argument: name and position of the number.
+        value: what it has to become.
+        owner: class of the module that made the call.
+    """
+    site: Site | None = node.site
+    if site is None or site.end is None:
+        return None
+    pin = None
+    if argument == DIVISOR:
+        pin = _template(site, _MEAN, 0, owner) if site.function == "mean" else None  # type: ignore[arg-type]
+    elif argument == SCALE and site.function == node.op:
+        pin = _template(site, _SCALE, 0, owner)  # type: ignore[arg-type]
+    elif site.function == "__getitem__" and argument[0] in _BOUNDS:
+        pin = _template(site, _PART, _BOUNDS.index(argument[0]), owner)  # type: ignore[arg-type]
+    elif site.function in _OPERATORS:
+        side = 0 if site.reflected else 1
+        pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
+    if pin is None and argument != DIVISOR and site.function == node.op.removesuffix("_with_sizes"):
+        sizes = node.args.get(argument[0])
+        pin = _template(site, "", argument[1], owner, len(sizes) if isinstance(sizes, Sequence) else 0)  # type: ignore[arg-type]
+    return None if pin is None else replace(pin, module=node.module, value=value)
+
+
+@functools.cache
+def _template(site: Site, symbol: str, position: int, owner: Hashable, count: int = 0) -> Pin | None:
+    """Return the pin of a call, for no module and value in particular; None where the call cannot be edited.
+
+    ``count``: how many sizes the call was given as a sequence or in its place; 0 for a single number.
+    """
+    found = _located(site, owner)
+    if found is None or site.end is None:
+        return None
+    function, method = _original(found[0]), found[1]
+    line = site.end[0] - function.__code__.co_firstlineno
+    pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], symbol, position, 0)
+    tree = _edited(function, (pin,), count)
+    return None if tree is None else pin
+
+
+def _located(site: Site, owner: Hashable) -> tuple[FunctionType, str] | None:
+    """Find the function that makes a call, and the method to rebuild for it.
+
+    That is a method of the owner's class that no subclass has replaced, or a function of the class's file that such a
+    method calls by its name.
+    """
+    assert isinstance(owner, type)
+    own = _method(site.code, owner)
+    if own is not None:
+        return own, own.__name__
+    caller = None if site.caller is None else _method(site.caller, owner)
+    if caller is None or _edited(_original(caller), ()) is None:
+        return None
+    for name in caller.__code__.co_names:
+        called = caller.__globals__.get(name)
+        if isinstance(called, FunctionType) and called.__code__ is site.code and called.__name__ == name:
+            return called, caller.__name__
+    return None
+
+
+def _original(function: FunctionType) -> FunctionType:
+    """Return the function that the user wrote, where this is one in which arguments are pinned."""
+    return getattr(function, "_unpinned", function)
+
+
+def _method(code: CodeType, owner: type) -> FunctionType | None:
+    found = getattr(owner, code.co_name, None)
+    return found if isinstance(found, FunctionType) and found.__code__ is code else None
+
+
+@functools.cache
+def _source_hash(function: FunctionType) -> str:
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    except OSError:  # code typed into an interpreter has no source
+        return ""
+
+
+@functools.cache
+def _parsed(function: FunctionType) -> tuple[str, int] | None:
+    """Return the dedented source of a function and how far it was indented."""
+    try:
+        source = inspect.getsource(function)
+    except OSError:
+        return None
+    first = source.split("\n", 1)[0]
+    return textwrap.dedent(source), len(first) - len(first.lstrip())
+
+
+def _edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.Module | None:
+    """Return the syntax tree with the pinned arguments replaced, or None where a call is not found as expected.
+
+    ``count``: as `_template` has it.
+    """
+    parsed = _parsed(function)
+    if parsed is None or function.__closure__:
+        return None
+    try:
+        tree = ast.parse(parsed[0])
+    except SyntaxError:  # text that is less indented than the function it stands in
+        return None
+    if not isinstance(tree.body[0], ast.FunctionDef) or any(_is_private(node) for node in ast.walk(tree)):
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, Place)]
+    places = {(_kind(call), call.end_lineno, call.end_col_offset): call for call in calls}
+    for pin in pins:
+        kind = "" if pin.operator in _ON_CALLS else pin.operator
+        call = places.get((kind, pin.line + 1, pin.column - parsed[1]))
+        if call is None or count and not _one_by_one(call, count):
+            return None
+        if not _ON_CALLS.get(pin.operator, _set)(call, pin):
+            return None
+    return ast.fix_missing_locations(tree)
+
+
+def _one_by_one(call: Place, count: int) -> bool:
+    """Whether the sizes of a call are written one by one, and not as a name that stands for all of them."""
+    sizes = _sizes(call)
+    if not isinstance(sizes, Tail):
+        return True
+    return isinstance(call, ast.Call) and _name(call) not in ("split", "unflatten") and (count == 1 or len(sizes) > 1)
+
+
+def _set(call: Place, pin: Pin) -> bool:
+    """Replace a number; return whether that was possible."""
+    sizes = _sizes(call)
+    if sizes is None or pin.position >= len(sizes):
+        return False
+    if any(isinstance(argument, ast.Starred) for argument in sizes[: pin.position + 1]):
+        return False
+    sizes[pin.position] = ast.copy_location(ast.Constant(pin.value), sizes[pin.position])
+    return True
+
+
+def _divide(call: Place, pin: Pin) -> bool:
+    """Turn ``x.mean(…)`` into ``x.sum(…).div(value)``; return whether that was possible."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "mean":
+        return False
+    total = copy.copy(call)
+    total.func = ast.copy_location(ast.Attribute(call.func.value, "sum", ast.Load()), call.func)
+    call.func = ast.copy_location(ast.Attribute(total, "div", ast.Load()), call)
+    call.args, call.keywords = [ast.copy_location(ast.Constant(pin.value), call)], []
+    return True
+
+
+def _rescale(call: Place, pin: Pin) -> bool:
+    """Give a call of attention its scale by name; return whether that was possible."""
+    if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords) or len(call.args) > 6:
+        return False
+    others = [keyword for keyword in call.keywords if keyword.arg != "scale"]
+    call.keywords = [*others, ast.copy_location(ast.keyword("scale", ast.Constant(pin.value)), call)]
+    return True
+
+
+_ON_CALLS: Mapping[str, Callable[[Place, Pin], bool]] = {_MEAN: _divide, _SCALE: _rescale}
+
+
+def _kind(node: Place) -> str:
+    """Return the operator's name, ``Subscript`` for a part of a tensor, nothing for a call.
+
+    No two of a kind end at the same place: what ends where its operator ends binds closer, and is of another kind.
+    """
+    return type(node.op).__name__ if isinstance(node, ast.BinOp) else _PART * isinstance(node, ast.Subscript)
+
+
+def _is_private(node: ast.AST) -> bool:
+    """Whether a name would be mangled inside of a class, which the rebuilt function is not in."""
+    name = getattr(node, "attr", getattr(node, "id", ""))
+    return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
+
+
+def _sizes(call: Place) -> list[ast.expr] | None:
+    """Return a list that changes what is set in it: sizes of a call, sides of an operator, or bounds of a slice."""
+    if isinstance(call, ast.BinOp):
+        return Sides(call)
+    if isinstance(call, ast.Subscript):
+        return Bounds.of(call)
+    name = _name(call)
+    if name not in _SIZES_AT:
+        return None
+    free = (
+        not isinstance(call.func, ast.Attribute)
+        or isinstance(call.func.value, ast.Name)
+        and call.func.value.id == "torch"
+    )
+    start = _SIZES_AT[name] + (1 if free else 0)
+    if start < len(call.args) and isinstance(call.args[start], (ast.Tuple, ast.List)):
+        elements: list[ast.expr] = call.args[start].elts  # type: ignore[attr-defined]
+        return elements
+    return Tail(call.args, start)
+
+
+def _name(call: ast.Call) -> str:
+    """Return the name of the function or method that is called."""
+    name: str = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name
+
+
+def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any]) -> FunctionType:
+    """Compile a function again with pinned arguments, seeing other functions under ``names``."""
+    tree = _edited(function, pins)
+    if tree is None:
+        raise PlanError(f"The source of {function.__qualname__} is not the one that the plan was made for.")
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    # decorators and defaults were evaluated where the function was defined; defaults are handed over below
+    definition.decorator_list = []
+    definition.args.defaults = [ast.Constant(None) for _ in definition.args.defaults]
+    definition.args.kw_defaults = [d and ast.Constant(None) for d in definition.args.kw_defaults]
+    ast.fix_missing_locations(tree)
+    text = ast.unparse(definition)
+    _indent(tree, _parsed(function)[1])  # type: ignore[index]
+    space: dict[str, Any] = {}
+    code = compiled(ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename)
+    label = f"{function.__qualname__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    exec(code, namespace(function, label, names), space)  # the user's own source, a number replaced
+    made: FunctionType = space[function.__name__]
+    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
+    made._unpinned = function  # type: ignore[attr-defined]
+    made.__wrapped__ = legible(text, label, function)  # type: ignore[attr-defined]
+    return made
+
+
+def _indent(tree: ast.AST, columns: int) -> None:
+    """Give nodes of dedented source the columns that they have in the file, where further pins look for them."""
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):
+            node.col_offset += columns
+            node.end_col_offset += columns  # type: ignore[attr-defined]
+
+
+def merged(earlier: Iterable[Pin], later: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Return the pins of two compactions; where both pin one argument, the later one holds."""
+    return tuple({replace(pin, value=0): pin for pin in (*earlier, *later)}.values())
+
+
+def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
+    """Return the class that the user wrote, and what is pinned in it, for no module in particular."""
+    found: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
+    return found
+
+
+def is_pinned(cls: type, pin: Pin) -> bool:
+    """Whether a class is one in which this argument is pinned already, to whatever number."""
+    return replace(pin, module="", value=0) in [replace(known, value=0) for known in _pinned(cls)[1]]
+
+
+def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
+    """Return a subclass of a module class in which the arguments are pinned; what was pinned before stays pinned.
+
+    Raises:
+        PlanError: where the class's code is not the one that the pins were made for.
+    """
+    cls, earlier = _pinned(cls)
+    return _made_class(cls, merged(earlier, [replace(pin, module="") for pin in pins]))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
+    assert isinstance(cls, type)
+    methods: dict[str, list[Pin]] = {}
+    for pin in pins:
+        methods.setdefault(pin.method, []).append(pin)
+    members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
+    return derived(cls, {**members, "_pinned": (cls, pins)}, pinned_class, pins)
+
+
+def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:
+    """Return a method with its own calls pinned, calling functions with theirs pinned."""
+    method = _found(getattr(cls, name, None), name, [pin for pin in pins if pin.function == name])
+    functions: dict[str, FunctionType] = {}
+    for called in dict.fromkeys(pin.function for pin in pins if pin.function != name):
+        group = [pin for pin in pins if pin.function == called]
+        functions[called] = _rebuilt(_found(method.__globals__.get(called), called, group), group, {})
+    return _rebuilt(method, [pin for pin in pins if pin.function == name], functions)
+
+
+def _found(function: Any, name: str, pins: list[Pin]) -> FunctionType:
+    if not isinstance(function, FunctionType) or any(pin.source != _source_hash(function) for pin in pins):
+        raise PlanError(f"The source of {name!r} is not the one that the plan was made for.")
+    return function

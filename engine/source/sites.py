@@ -1,0 +1,70 @@
+"""Where in the user's code a call was made: the innermost frame outside of torch and the recorder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from types import CodeType
+
+import torch
+
+__all__ = ["Site", "is_library", "user_site"]
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ENGINE = frozenset(
+    os.path.join(_PACKAGES, *place)
+    for place in (("source", "sizes.py"), ("source", "provenance.py"), ("recording", "recorder.py"))
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call in the user's code.
+
+    Attributes:
+        function: name of the torch function that is called.
+        code: the code object that calls it.
+        caller: the code object that called that one.
+        line: line of the call, as a reader counts.
+        end: last line and column of the call in the source; None before Python 3.11, which does not keep it.
+        reflected: whether it is an operator with a number on its left.
+    """
+
+    function: str
+    code: CodeType
+    caller: CodeType | None
+    line: int
+    end: tuple[int, int] | None
+    reflected: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.code.co_filename}:{self.line}"
+
+
+@functools.cache
+def _ends(code: CodeType) -> list[tuple[int, int] | None]:
+    """End line and column of each instruction."""
+    if not hasattr(code, "co_positions"):
+        return []
+    return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
+
+
+@functools.cache
+def is_library(filename: str) -> bool:
+    """Whether a file is torch's or the recorder's, and so nothing that the user wrote."""
+    return filename.startswith(_TORCH) or filename in _ENGINE
+
+
+def user_site(function: str, reflected: bool = False) -> Site:
+    """Return the innermost call outside of torch and the engine."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    ends = _ends(frame.f_code)
+    place = frame.f_lasti // 2
+    caller = None if frame.f_back is None else frame.f_back.f_code
+    end = ends[place] if place < len(ends) else None
+    return Site(function, frame.f_code, caller, frame.f_lineno, end, reflected)

@@ -1,0 +1,1 @@
+"""Masked equals compacted, inside too; counted equals measured."""

@@ -1,0 +1,390 @@
+"""Prove a compaction: masked and compacted model compute the same, inside as well as at the output.
+
+On randomised mobile nets the output hardly depends on the input, so that comparing outputs alone hides wrongly removed
+channels. What every norm and every contraction puts out is compared too, channel by channel, each relative to that
+channel's own size. Channels are compared by a few random projections, which find any difference, so that nothing large
+has to be stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from engine.errors import VerificationError
+from engine.ops import convolving, products
+from engine.ops.heads import headwise
+from engine.program.signature import signature
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import tensors_in
+from engine.recording.evaluation import evaluation
+from engine.recording.standin import StandIn
+from engine.tracer import call_model
+from engine.verification.decisions import Decision, Decisions
+from engine.verification.projections import PROJECTIONS, Directions, channel_norms
+from engine.verification.witness import Look, Witness
+
+__all__ = ["Certificate", "Observation", "compare", "observe"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict on a compaction.
+
+    Attributes:
+        verified: whether numbers were compared; False where only shapes were predicted (``confidence=0``).
+        max_error: largest relative error found.
+        tolerance: what it was held against.
+        dtype: dtype of the comparison.
+        samples: random samples that were run.
+        shapes: shapes of the inputs that were run.
+        compared: number of tensors compared inside the model, per run.
+        exact_in_train: whether train mode is exact too (no constant was folded).
+        notes: what could not be compared, and why.
+        exact: whether it is meant to compute the same; False where norms over what is left were asked for. Then
+            ``max_error`` is that of the outputs, and nothing is verified.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> mask = torch.tensor([1, 0, 1, 0])
+        >>> masks = {"0": {"weight": mask.view(4, 1, 1, 1), "bias": mask}}
+        >>> speedup = engine.ModelSpeedup(net, torch.rand(2, 1, 4, 4), masks)
+        >>> _ = speedup.speedup_model()
+        >>> speedup.certificate.verified, speedup.certificate.max_error < 1e-9, speedup.certificate.exact_in_train
+        (True, True, True)
+    """
+
+    verified: bool = False
+    max_error: float = math.nan
+    tolerance: float = math.nan
+    dtype: str = ""
+    samples: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    compared: int = 0
+    exact_in_train: bool = False
+    notes: tuple[str, ...] = ()
+    exact: bool = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the certificate as primitives."""
+        state = asdict(self)
+        return state | {"shapes": [list(s) for s in self.shapes], "notes": list(self.notes)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Certificate:
+        """Read what `state_dict` wrote."""
+        known = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
+        known["shapes"] = tuple(tuple(int(n) for n in s) for s in known.get("shapes", ()))
+        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+
+    def __str__(self) -> str:
+        train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
+        lines = [f"exact in {train}"]
+        if not self.exact:
+            measured = "" if math.isnan(self.max_error) else f"; the outputs differ by {self.max_error:.1e}"
+            lines = [f"not exact: norms take the statistics of the channels that are left{measured}"]
+        elif self.verified:
+            lines = [
+                f"verified: relative error {self.max_error:.1e} (tolerance {self.tolerance:.0e}, {self.dtype}) on "
+                f"{self.samples} samples, outputs and {self.compared} inner tensors; {lines[0]}"
+            ]
+        else:
+            lines = [f"not verified by numbers; by the rules {lines[0]}"]
+        return "Certificate: " + "\n  ".join([*lines, *self.notes])
+
+
+@dataclass
+class Observation:
+    """Projections of what a model computed.
+
+    They are written into memory that is reserved before the run: small things that stay, made between activations that
+    come and go, keep the memory of these from being used again.
+
+    Attributes:
+        table: projections of the channels of all nodes that were looked at, (projections, channels), float64; from
+            `choose` on of those that are compared.
+        norms: in the run that is the reference, the norm of each of them.
+        counts: per node, the number of its channels in the table, or None where it was not looked at.
+        shapes: per node, the shape of its output, or None where it was not reached.
+        outputs: the outputs.
+        runs: number of observed calls.
+        written: number of channels in the table.
+        reserved: memory for projections and norms of what is compared.
+        decisions: what was compared, sorted and chosen on the way.
+        strayed: whether the data led another way through the code than that which was recorded.
+    """
+
+    table: Tensor
+    norms: Tensor
+    counts: list[int | None]
+    shapes: list[tuple[int, ...] | None]
+    outputs: list[Tensor] = field(default_factory=list)
+    runs: int = 0
+    written: int = 0
+    reserved: tuple[Tensor, ...] = ()
+    decisions: list[Decision] = field(default_factory=list)
+    strayed: bool = False
+
+    @classmethod
+    def of(cls, looks: Sequence[Look | None], reference: bool) -> Observation:
+        """Reserve memory for what is looked at."""
+        known = [look for look in looks if look is not None]
+        compared = sum(look.size if look.channels is None else len(look.channels) for look in known)
+        lengths = (compared, compared if reference else 0)
+        reserved = _tables(*lengths)
+        table, norms = _tables(*(sum(look.size for look in known) if length else 0 for length in lengths))
+        return cls(table, norms, [None] * len(looks), [None] * len(looks), reserved=reserved)
+
+    def note(self, position: int, projected: Tensor, norms: Tensor | None) -> None:
+        """Write down the channels of a node."""
+        start, stop = self.written, self.written + projected.size(1)
+        self.counts[position], self.written = stop - start, stop
+        self.table = _written(self.table, start, stop, projected)
+        if norms is not None:
+            self.norms = _written(self.norms, start, stop, norms)
+
+    def choose(self, looks: Sequence[Look | None]) -> None:
+        """Keep the channels that are compared; nodes stay in the order in which they were noted, that of positions.
+
+        Where the data led another way through the code than that which was recorded, no position means anything.
+        """
+        self.strayed = self.runs != len(looks)
+        if self.strayed:
+            self.counts, self.shapes, looks = [None] * len(looks), [None] * len(looks), [None] * len(looks)
+        rows, start = [torch.zeros(0, dtype=torch.long)], 0
+        for position, (count, look) in enumerate(zip(self.counts, looks, strict=True)):
+            if count is not None and look is not None:
+                rows.append((torch.arange(count) if look.channels is None else look.channels) + start)
+                start, self.counts[position] = start + count, len(rows[-1])
+        index = torch.cat(rows)
+        tables = (self.table, self.norms) if len(self.norms) else (self.table,)
+        found = [_selected(table, index, out) for table, out in zip(tables, self.reserved, strict=False)]
+        self.table, self.norms, self.reserved = found[0], found[-1] if len(found) > 1 else self.norms, ()
+
+    def at(self, positions: Collection[int]) -> Tensor:
+        """Return the projections at some of the nodes that were looked at."""
+        counts = {position: count for position, count in enumerate(self.counts) if count is not None}
+        parts = dict(zip(counts, self.table.split(list(counts.values()), 1), strict=True))
+        return self.table if set(parts) == set(positions) else torch.cat([parts[p] for p in positions], 1)
+
+
+def _tables(channels: int, norms: int) -> tuple[Tensor, Tensor]:
+    """Reserve memory for projections and norms."""
+    return torch.empty(PROJECTIONS, channels, dtype=torch.float64), torch.empty(norms, dtype=torch.float64)
+
+
+def _selected(table: Tensor, index: Tensor, out: Tensor) -> Tensor:
+    """Return columns of a table, in memory that is reserved for them where it is as large as was expected."""
+    fits = out.size(-1) == len(index)
+    return torch.index_select(table, -1, index, out=out) if fits else table.index_select(-1, index)
+
+
+def _written(table: Tensor, start: int, stop: int, values: Tensor) -> Tensor:
+    """Write values into the last dimension of a table; into a longer one where there are more than expected."""
+    if stop > table.size(-1):
+        table = torch.cat([table, table.new_empty(*table.shape[:-1], stop)], -1)
+    table[..., start:stop] = values
+    return table
+
+
+_KERNELS = (convolving.in_float64, products.in_float64)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op; in float64 as the engine does, where torch does not or at length."""
+    for kernel in _KERNELS:
+        found = kernel(func, args, kwargs)
+        if found is not None:
+            return found
+    return func(*args, **kwargs)
+
+
+class _Observer(TorchDispatchMode):
+    """Projects the outputs of the witness's nodes as they are computed."""
+
+    def __init__(
+        self,
+        witness: Witness,
+        looks: Sequence[Look | None],
+        found: Observation,
+        decisions: Decisions,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._witness, self._looks, self._found, self._decisions = witness, looks, found, decisions
+        self._ops = {node.op for node in witness.nodes}
+        self._directions = Directions()
+        self._depth = 0  # of modules that are not looked into
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op; look at its output if it is the next of the witness's nodes."""
+        args, kwargs = _unrounded(func, args, kwargs or {})
+        out, op = _computed(func, args, kwargs), signature(func).op
+        if self._depth:
+            return out
+        if op in self._ops:
+            self._look(op, next(tensors_in(out)))
+        return self._decisions.settle(op, args, kwargs, out)
+
+    @contextmanager
+    def passing_over(self, model: nn.Module) -> Iterator[None]:
+        """Look away while a module runs that is not looked into."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._depth += 1
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._depth -= 1
+
+        hooks: list[RemovableHandle] = []
+        for module in map(model.get_submodule, self._witness.opaque):
+            hooks.append(module.register_forward_pre_hook(enter))
+            hooks.append(module.register_forward_hook(leave, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _look(self, op: str, out: Tensor) -> None:
+        position, self._found.runs = self._found.runs, self._found.runs + 1
+        if position >= len(self._witness.nodes) or self._witness.nodes[position].op != op:
+            return
+        self._found.shapes[position] = tuple(out.shape)
+        look = self._looks[position]
+        if look is not None and look.fits(out):
+            for d, index in look.others:
+                out = out.index_select(d, index.to(out.device))
+            norms = None if self._decisions.repeats else channel_norms(out, look.dim)
+            self._found.note(position, self._directions.project(out, look.dim), norms)
+
+
+@functools.cache
+def _dtype_at(func: Any) -> int | None:
+    """Position of the argument that says in which dtype an op computes, or what it converts to."""
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("dtype") if "dtype" in names else None
+
+
+def _unrounded(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Stay in float64 where a model converts to less (a norm in float32): no difference is rounded off then."""
+    position = _dtype_at(func)
+    if position is None or all(t.dtype != torch.float64 for t in tensors_in((args, kwargs))):
+        return args, kwargs
+    if len(args) > position and _is_less(args[position]):
+        return (*args[:position], torch.float64, *args[position + 1 :]), kwargs
+    return args, kwargs | {"dtype": torch.float64} if _is_less(kwargs.get("dtype")) else kwargs
+
+
+def _is_less(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float64
+
+
+def observe(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    witness: Witness,
+    looks: Sequence[Look | None],
+    earlier: Observation | None = None,
+    tolerance: float = 0.0,
+) -> Observation:
+    """Run a model in eval mode with other parameters and buffers, and look inside.
+
+    Args:
+        model: is left as it was.
+        tensors: parameters and buffers to run it with.
+        inputs: positional and keyword arguments.
+        witness, looks: where to look, and at what there.
+        earlier: the run whose decisions are repeated wherever the numbers are the same.
+        tolerance: relative difference up to which they are.
+    """
+    decisions = Decisions(None if earlier is None else earlier.decisions, tolerance)
+    found = Observation.of(looks, reference=earlier is None)
+    found.decisions = decisions.taken
+    observer = _Observer(witness, looks, found, decisions)
+    try:
+        with evaluation(model), headwise(model), torch.inference_mode(), observer.passing_over(model):
+            _exchange(model, tensors)
+            torch.manual_seed(0)
+            with observer:
+                out = call_model(model, *inputs)
+    finally:
+        for tensor in tensors.values():
+            if isinstance(tensor, StandIn):
+                tensor.forget()
+    del observer
+    found.choose(looks)
+    found.outputs = [t.detach().to("cpu", copy=True) for t in tensors_in(out)]
+    return found
+
+
+def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put other tensors into a model's tables, under every name; `evaluation` puts its own back.
+
+    What a compaction itself put there, tables of where channels go, stays as it is.
+    """
+    stored = stored_tensors(model)
+    others = {id(stored[name]): tensor for name, tensor in tensors.items()}
+    for module in distinct_modules(model).values():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = others.get(id(parameter), parameter)  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = others.get(id(buffer), buffer).clone()  # a forward may write into it
+
+
+def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
+    """Return the largest relative error between two observations, and where it is.
+
+    Raises:
+        VerificationError: where the runs did not make the same calls, or the reference is not finite.
+    """
+    if reference.runs != compacted.runs or [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
+        raise VerificationError("The compacted model takes another path through its code than the masked one.")
+    worst, where = 0.0, "the output"
+    for old, new in zip(reference.outputs, compacted.outputs, strict=True):
+        scale = float(old.abs().max()) if old.numel() else 0.0
+        if not math.isfinite(scale):
+            raise VerificationError("The masked model's own output is not finite on random inputs; nothing to compare.")
+        worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
+    for node, one, other in zip(witness.nodes, reference.counts, compacted.counts, strict=True):
+        if one is not None and one != other:
+            raise VerificationError(f"The compacted model does not reach {node!r} as the masked one does.")
+    if reference.table.numel():
+        error, position = _inner_error(reference, compacted, tolerance)
+        if error > worst:
+            worst, where = error, repr(witness.nodes[position])
+    return worst, where
+
+
+def _relative(difference: float, scale: float) -> float:
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / scale if scale > 0 else (0.0 if difference == 0 else math.inf)
+
+
+def _inner_error(reference: Observation, compacted: Observation, tolerance: float) -> tuple[float, int]:
+    """Return the largest relative error of a channel, and the position of its node.
+
+    What is so small that rounding hides it is measured against the node's largest channel.
+    """
+    resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
+    counts = {position: count for position, count in enumerate(reference.counts) if count is not None}
+    nodes = torch.arange(len(counts)).repeat_interleave(torch.tensor(list(counts.values())))
+    peaks = reference.norms.new_zeros(len(counts)).scatter_reduce(0, nodes, reference.norms, "amax")
+    floors = (100 * resolution / tolerance * peaks).clamp(min=1e-300)[nodes]
+    errors = (reference.table - compacted.at(counts)).abs().amax(0) / reference.norms.maximum(floors)
+    errors = errors.where(errors.isfinite(), math.inf)
+    worst = int(errors.argmax())
+    return float(errors[worst]), list(counts)[int(nodes[worst])]

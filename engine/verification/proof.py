@@ -1,0 +1,341 @@
+"""Hold a compacted model against the masked one: which runs, in which dtype, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.compaction.build import Analysis
+from engine.compaction.compact import names_of
+from engine.errors import TraceError, VerificationError
+from engine.program.graph import Graph, Node
+from engine.program.stored import parameters_of, stored_tensors
+from engine.program.trees import tensors_in
+from engine.tracer import trace
+from engine.verification.certify import Certificate, Observation, compare, observe
+from engine.verification.memory import give_back
+from engine.verification.tensors import Recipe, given, masked_recipes, small_recipes
+from engine.verification.trials import Trial, agree, not_compared, random_inputs, sample_bytes
+from engine.verification.witness import Witness
+
+__all__ = ["Proof"]
+
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+_FREE = 20 * 2**20
+"""Bytes that one run may take, however small the model is; else it is as many as the weights take."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run of the masked model.
+
+    Attributes:
+        trial: which one.
+        shape: shape of its first input.
+        found: what was seen.
+    """
+
+    trial: Trial
+    shape: tuple[int, ...]
+    found: Observation
+
+
+class Proof:
+    """Observations of the masked model, made before it is changed.
+
+    What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the
+    model's dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
+
+    Samples run in groups, or one after the other, where all of them at once would take more memory than the
+    weights do. At least two run together in any case, if need be at half the resolution, and one of them runs again in
+    other company: if its outputs depend on the samples beside it (statistics of the batch), all run at once after all.
+
+    Args:
+        model: the model before the change.
+        analysis: what is about to be done to it.
+        masks: canonical masks.
+        batch_dim: batch dimension of the inputs.
+        confidence: number of random samples.
+
+    Raises:
+        VerificationError: where the masked model runs on no random input.
+    """
+
+    def __init__(
+        self, model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], batch_dim: int, confidence: int
+    ) -> None:
+        self._model, self._analysis = model, analysis
+        self._graph, self._batch_dim, self._confidence = analysis.structure.graph, batch_dim, confidence
+        self._exact = not any(norm.plain for norm in analysis.plan.widened)
+        opaque = self._graph.opaque
+        self._witness = Witness.of(analysis) if self._exact else Witness((), (), (), (), opaque=opaque)
+        self._rejected: list[tuple[Trial, str]] = []
+        self._runs: list[_Run] = []
+        self._apart = False  # whether a sample's outputs are known not to depend on the others
+        self._resolution = (False, False)  # of the run before
+        self._masked = masked_recipes(model, self._graph, masks)
+        self._dtype: torch.dtype | None
+        for dtype in (torch.float64, None):
+            tensors = given(model, self._graph, self._masked, dtype)
+            # a list of pictures is no batch: it runs as it is, if not with more of them
+            self._dtype = dtype
+            if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
+                break
+        else:
+            raise VerificationError(
+                "The masked model runs on no random input. " + " ".join(not_compared(self._rejected))
+            )
+        self._run_larger(dtype, tensors)
+
+    def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
+        """Run all samples at the example's resolution; False where the model rejects them."""
+        count, most = self._confidence, self._at_once(Trial(None, False, dtype))
+        if count <= most:
+            return self._attempt(Trial(count, False, dtype), tensors)
+        group = self._company(Trial(max(most, 2), False, dtype), tensors)
+        if group is None:
+            return False
+        last = (group.batch or 1) - 1
+        self._apart = self._repeats(replace(group, batch=min(most, count - last), first=last), tensors)
+        if not self._apart:
+            return self._attempt(Trial(count, False, dtype), tensors) or not group.smaller
+        starts = range(0 if group.smaller else last + min(most, count - last), count, most)
+        ran = [self._attempt(Trial(min(most, count - n), False, dtype, n), tensors) for n in starts]
+        return any(ran) or not group.smaller
+
+    def _company(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
+        """Run samples in company: at half the resolution, where the model accepts that, if they are too large."""
+        half, told = replace(group, smaller=True), len(self._rejected)
+        resolutions = any(
+            t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))
+        )
+        if resolutions and self._at_once(group) < 2:
+            if self._attempt(half, tensors):
+                return half
+            del self._rejected[told:]
+        return group if self._attempt(group, tensors) else None
+
+    def _repeats(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the first sample of a run comes out as it did as the last one of the run before."""
+        before, told = self._runs[-1].found.outputs, len(self._rejected)
+        if not self._attempt(trial, tensors):
+            del self._rejected[told:]  # so all of them run at once
+            return False
+        if agree(before, self._runs[-1].found.outputs, trial.first, self._batch_dim, self._tolerance()):
+            return True
+        self._runs.pop()
+        return False
+
+    def _run_larger(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
+        """Run two samples at a larger resolution, where the model accepts it."""
+        count = min(self._confidence, 2)
+        # what runs apart is large, and a picture that is larger along one side is of another resolution as well
+        trials = [Trial(1, True, dtype, wider=True)] if self._apart else []
+        for trial in (*trials, Trial(count, True, dtype), Trial(None, True, dtype)):
+            told = len(self._rejected)
+            if self._attempt(trial, tensors):
+                for start in range(trial.batch or count, count):
+                    self._attempt(replace(trial, first=start), tensors)
+                return
+            if trial.wider:
+                del self._rejected[told:]
+
+    def _at_once(self, trial: Trial) -> int:
+        """How many samples run at once in the memory that a run may take."""
+        return max(int(1 / self._share(trial)), 1)
+
+    def _share(self, trial: Trial) -> float:
+        """How much of the memory that a run may take one sample takes."""
+        weights = {id(p): p.numel() * p.element_size() for p in parameters_of(self._model).values()}
+        need = sample_bytes(self._graph, self._analysis.structure.rules, self._batch_dim, trial)
+        return max(need, 1) / max(_FREE, sum(weights.values()), 1)
+
+    def _attempt(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
+        self._tidy(trial)
+        inputs = random_inputs(self._graph, trial, self._batch_dim)
+        try:
+            found = observe(self._model, tensors, inputs, self._witness, self._witness.looks[0])
+        except TraceError as error:
+            self._rejected.append((trial, str(error)))
+            return False
+        self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), found))
+        return True
+
+    def _tidy(self, trial: Trial) -> None:
+        """Give back what runs left: those at another resolution, of several samples, or of one that is too large."""
+        resolution, large = (trial.larger, trial.smaller), (trial.batch or 1) > 1 or self._share(trial) > 1
+        if self._apart and (resolution != self._resolution or large):
+            give_back()
+        self._resolution = resolution
+
+    def _tolerance(self) -> float:
+        own = next((p.dtype for p in self._model.parameters()), torch.float32)
+        return _TOLERANCE.get(self._dtype or own, 1e-4)
+
+    def conclude(self, certificate: Certificate) -> Certificate:
+        """Run the compacted model on the same inputs, and return the certificate with the verdict.
+
+        Raises:
+            VerificationError: naming the place of the largest difference.
+        """
+        check_shapes(self._model, self._analysis)
+        tensors = given(self._model, self._graph, self._stored(), self._dtype)
+        tolerance = self._tolerance()
+        worst, where = max((self._error(run, tensors, tolerance) for run in self._runs), key=lambda found: found[0])
+        if self._exact and not worst <= tolerance:
+            raise VerificationError(
+                f"The compacted model differs from the masked one: relative error {worst:.1e} at {where} (tolerance "
+                f"{tolerance:.0e}). The model was left as it was; exclude that layer from pruning, and report this."
+            )
+        own = next((p.dtype for p in self._model.parameters()), torch.float32)
+        return replace(
+            certificate,
+            verified=self._exact,
+            max_error=worst,
+            tolerance=tolerance,
+            dtype=str(self._dtype or own).removeprefix("torch."),
+            samples=self._samples(),
+            shapes=tuple(run.shape for run in self._runs),
+            compared=sum(dim >= 0 for dim in self._witness.dims),
+            notes=(*certificate.notes, *not_compared(self._rejected, certificate.notes), *self._strayed()),
+        )
+
+    def _strayed(self) -> Iterator[str]:
+        """Say where only outputs were compared."""
+        count = sum(run.found.strayed for run in self._runs)
+        if count and self._exact:
+            runs = f"In {count} of {len(self._runs)} runs"
+            yield f"{runs} the data led another way through the code than the example: only outputs are compared there."
+
+    def _samples(self) -> int:
+        """Number of different samples; each is of one resolution."""
+        last: dict[tuple[bool, bool], int] = {}
+        for run in self._runs:
+            resolution = (run.trial.larger, run.trial.smaller)
+            size = run.shape[self._batch_dim] if len(run.shape) > self._batch_dim else 1
+            last[resolution] = max(last.get(resolution, 0), run.trial.first + size)
+        return sum(last.values())
+
+    def _error(self, run: _Run, tensors: Mapping[str, Tensor], tolerance: float) -> tuple[float, str]:
+        self._tidy(run.trial)
+        inputs = random_inputs(self._graph, run.trial, self._batch_dim)
+        look = (self._witness, self._witness.looks[1])
+        try:
+            found = observe(self._model, tensors, inputs, *look, run.found, tolerance)
+        except TraceError as error:
+            raise VerificationError(
+                f"The compacted model does not run where the masked one does: {error}{_hint(self._analysis)}"
+            ) from error
+        if not run.trial.larger and not run.trial.smaller:
+            check_run(self._witness, run.found, found)
+        return compare(run.found, found, self._witness, tolerance)
+
+    def _inside(self, name: str) -> bool:
+        """Whether a parameter is one of a module that was replaced."""
+        return any(name.startswith(f"{module.module}.") for module in self._analysis.plan.replaced)
+
+    def _stored(self) -> dict[str, Recipe]:
+        """Hold what is stored against what the plan makes of the masked weights, and return this.
+
+        The stored weights are the planned ones, rounded; where nothing was folded nothing is rounded, and they are the
+        same. Those of replaced modules are taken as they are.
+        """
+        stored, found = stored_tensors(self._model), {}
+        for name, recipe in small_recipes(self._masked, self._analysis.plan).items():
+            if self._inside(name):
+                continue
+            have, want = stored[name].detach(), recipe.make(self._dtype if recipe.folds else None)
+            if have.shape != want.shape or not torch.equal(have, want.to(have.dtype)):
+                raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
+            found[name] = Recipe(want if recipe.folds else have)
+        for name, tensor in names_of(stored) if self._analysis.plan.replaced else ():
+            if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
+                found[name] = Recipe(tensor.detach())
+        return found
+
+
+def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:
+    """Hold the shape of what each norm and contraction puts out against the predicted one, at any batch size.
+
+    Raises:
+        VerificationError: naming the first node that differs.
+    """
+    rows = zip(witness.nodes, witness.sizes, reference.shapes, compacted.shapes, strict=True)
+    for node, sizes, shape, have in rows:
+        if sizes is None or shape is None or len(sizes) != len(shape):
+            continue
+        want = tuple(n * small // full if full else n for n, (full, small) in zip(shape, sizes, strict=True))
+        if have is None:
+            raise VerificationError("The compacted model takes another path through its code than the masked one.")
+        if have != want:
+            raise VerificationError(f"After compaction {node!r} gives the shape {have}; {want} was predicted.")
+
+
+def _hint(analysis: Analysis) -> str:
+    replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
+    return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
+
+
+def check_shapes(model: nn.Module, analysis: Analysis) -> None:
+    """Record the compacted model and hold what each norm and contraction puts out against the predicted shapes.
+
+    Ops that only move entries are left out: a slice that has become the whole tensor is another op, or none.
+
+    Raises:
+        VerificationError: naming the first node that differs.
+    """
+    graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
+    try:
+        small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque)
+    except TraceError as error:
+        raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
+    if graph.decided:
+        _check_channels(graph, small, analysis)
+        return
+    runs = [{path: _run_of(g, path, analysis) for path in ("eval", "train")} for g in (graph, small)]
+    if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
+        raise VerificationError("The compacted model takes another path through its code than the masked one.")
+    for old, new in (pair for path in runs[0] for pair in zip(runs[0][path], runs[1][path], strict=True)):
+        want = [shrunk.shape(v) for v in old.outputs]
+        have = [v.shape for v in new.outputs]
+        if old.op != new.op or want != have:
+            raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
+
+
+def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
+    """Hold the channels alone, call by call in the source: how much runs there, and on what, is up to the data.
+
+    Raises:
+        VerificationError: naming the first call that differs.
+    """
+    structure, shrunk = analysis.structure, analysis.kept.shrunk
+    wanted: dict[Any, tuple[Node, list[int], set[tuple[int, ...]]]] = {}
+    for node in graph.nodes:
+        if _computes(node, analysis):
+            dims = [d for d in range(node.output.ndim) if structure.along(node.output, d) is not None]
+            _, _, sizes = wanted.setdefault((node.op, node.module, node.site), (node, dims, set()))
+            sizes.add(tuple(shrunk.shape(node.output)[d] for d in dims))
+    for node in small.nodes:
+        old, dims, sizes = wanted.get((node.op, node.module, node.site), (node, [], set()))
+        if dims and tuple(node.output.shape[d] for d in dims) not in sizes:
+            raise VerificationError(
+                f"After compaction {old!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
+            )
+
+
+def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
+    """Return the norms and contractions of a run; one that is not recorded was no other than the first."""
+    recorded = {node.path for node in graph.nodes}
+    return [n for n in graph.nodes if n.path == (path if path in recorded else "eval") and _computes(n, analysis)]
+
+
+def _computes(node: Node, analysis: Analysis) -> bool:
+    rules = analysis.structure.rules
+    wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
+    computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
+    return computes and node.module not in wide

@@ -1,0 +1,208 @@
+"""The runs that a verdict rests on: which random samples, at which resolution, and how many of them at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ops.convolving import COLUMNS
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Node
+from engine.program.trees import map_tensors, tensors_in
+from engine.rule import Registry
+
+__all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes"]
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+_WIDE = torch.float64.itemsize
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of both models.
+
+    Attributes:
+        batch: number of samples, or None for the example's.
+        larger: whether dimensions behind the channels are larger than the example's.
+        dtype: dtype to compute in, or None for the model's own.
+        first: number of the first of the samples; a sample is the same in all runs of a resolution.
+        smaller: whether these dimensions are half of the example's.
+        wider: whether the last of them alone is larger.
+    """
+
+    batch: int | None
+    larger: bool
+    dtype: torch.dtype | None
+    first: int = 0
+    smaller: bool = False
+    wider: bool = False
+
+    def sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes of the dimensions behind the channels, from those of the example."""
+        if self.smaller:
+            return [max(n // 2, 1) for n in sizes]
+        first = len(sizes) - 1 if self.wider else 0 if self.larger else len(sizes)
+        return [*sizes[:first], *(n + 32 if n >= 64 else 2 * n for n in sizes[first:])]
+
+    @property
+    def resolution(self) -> str:
+        """Where it runs, in words."""
+        other = "smaller" if self.smaller else "larger"
+        return f"at a {other} resolution" if self.larger or self.smaller else "at the example's resolution"
+
+    @property
+    def samples(self) -> str:
+        """How many samples run at once, in words."""
+        return "the example's batch size" if self.batch is None else f"batch size {self.batch}"
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, in words."""
+        return "the model's own dtype" if self.dtype is None else "float64"
+
+    def __str__(self) -> str:
+        return f"{self.resolution}, {self.samples}, {self.precision}"
+
+
+def not_compared(rejected: Iterable[tuple[Trial, str]], known: Sequence[str] = ()) -> Iterator[str]:
+    """Say which runs a model rejected: each cause once, and not again where it is known.
+
+    Args:
+        rejected: runs, and the errors that they ended with.
+        known: notes that may name the cause already.
+
+    Example:
+        >>> error = "Net rejected the example input ((1, 3, 9) float32): ValueError: no. Pass example inputs that …"
+        >>> [note] = not_compared([(Trial(1, True, None), error), (Trial(None, True, None), error)])
+        >>> note.partition(": ")[2]
+        'the model rejects that, with ValueError: no.'
+    """
+    causes: dict[tuple[str, str, str], list[str]] = {}
+    for trial, error in rejected:
+        causes.setdefault((trial.resolution, trial.precision, _cause(error)), []).append(trial.samples)
+    for (resolution, precision, cause), sizes in causes.items():
+        said = any(cause in note for note in known)
+        where = f"{resolution}, {' or '.join(dict.fromkeys(sizes))}, {precision}"
+        yield f"Not compared {where}: the model rejects that, {'as said above' if said else f'with {cause}'}."
+
+
+def _cause(error: str) -> str:
+    """Return what the model raised, without the shapes that it was given and what to do about them."""
+    found = re.search(r"\): (.*?)\.* Pass example inputs", error, re.DOTALL)
+    return error.removesuffix(".") if found is None else found[1]
+
+
+def random_inputs(graph: Graph, trial: Trial, batch_dim: int) -> Inputs:
+    """Return random inputs like the graph's example inputs.
+
+    Floating tensors get normal noise with the example's mean and deviation (0 and 1 where it is constant), for each
+    sample its own; others are repeated.
+    """
+    tensors = list(tensors_in((graph.args, graph.kwargs)))
+    size = _batch(graph, batch_dim)
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+
+    def vary(tensor: Tensor) -> Tensor:
+        batched = trial.batch is not None and bool(size) and tensor.ndim > batch_dim and tensor.size(batch_dim) == size
+        samples = range(trial.first, trial.first + (trial.batch or 1)) if batched else range(1)
+        if tensor.is_floating_point():
+            seeds = [(places[id(tensor)] << 32) + sample for sample in samples]
+            return _noise(tensor, trial, batch_dim if batched else None, seeds).to(trial.dtype or tensor.dtype)
+        if not batched or size is None:
+            return tensor
+        return tensor.index_select(batch_dim, (torch.tensor(samples) % size).to(tensor.device))
+
+    return map_tensors(graph.args, vary), map_tensors(dict(graph.kwargs), vary)
+
+
+def _batch(graph: Graph, batch_dim: int) -> int | None:
+    """Batch size of the example: that of the first tensor."""
+    first = next(tensors_in((graph.args, graph.kwargs)))
+    return first.size(batch_dim) if first.ndim > batch_dim else None
+
+
+def _noise(tensor: Tensor, trial: Trial, batch_dim: int | None, seeds: Sequence[int]) -> Tensor:
+    """Return noise in float64, one piece per seed along the batch dimension, else one piece."""
+    shape = list(tensor.shape)
+    shape[2:] = trial.sizes(shape[2:])
+    if batch_dim is not None:
+        shape[batch_dim] = 1
+    drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    noise = (drawn[0] if batch_dim is None else torch.cat(drawn, batch_dim)).to(tensor.device).double()
+    wide = tensor.double()
+    mean, deviation = wide.mean(), wide.std(correction=0)
+    return noise.mul_(deviation).add_(mean) if float(deviation) > 0 else noise
+
+
+def sample_bytes(graph: Graph, rules: Registry, batch_dim: int, trial: Trial) -> int:
+    """Return about how much memory one sample takes in float64 while the hungriest op of a model runs.
+
+    Args:
+        graph: the model.
+        rules: tell what contracts.
+        batch_dim: the batch dimension of the inputs.
+        trial: says the resolution; what an op holds grows as the inputs do.
+
+    Returns:
+        Bytes: what the op reads, makes, and lays out in between. What waits for later ops is not counted.
+    """
+    held = max((_elements(node, rules.contractions(node)) for node in graph.nodes if node.path == "eval"), default=0)
+    sizes = [t.shape[2:] for t in tensors_in((graph.args, graph.kwargs)) if t.is_floating_point()]
+    growth = max((math.prod(trial.sizes(s)) / max(math.prod(s), 1) for s in sizes), default=1.0)
+    return int(held * _WIDE * growth) // max(_batch(graph, batch_dim) or 1, 1)
+
+
+def _elements(node: Node, contractions: Sequence[Contraction]) -> int:
+    """Number of elements that a node reads and makes, weights aside, and of the columns under a kernel."""
+    values = {value.index: value for value in (*node.inputs, *node.outputs) if not value.stored}
+    return sum(math.prod(value.shape) for value in values.values()) + sum(map(_columns, contractions))
+
+
+def _columns(c: Contraction) -> int:
+    """Entries under the kernel, for each position and each input of a group; no more than are laid out at once."""
+    if c.hidden or not c.weight.stored or c.stacked:
+        return 0
+    kernel = math.prod(c.weight.shape) // (c.groups * c.outputs * c.inputs)
+    positions = math.prod(c.output.shape) // (c.groups * c.outputs)
+    columns = kernel * c.inputs * positions if kernel > 1 else 0
+    return columns if c.transposed else min(columns, COLUMNS // _WIDE)
+
+
+def agree(whole: Sequence[Tensor], alone: Sequence[Tensor], place: int, batch_dim: int, tolerance: float) -> bool:
+    """Whether a sample's outputs are the same in the company of others as in that of yet others.
+
+    Args:
+        whole: outputs of a batch.
+        alone: outputs of another batch, whose first sample is the one at ``place`` of the first.
+        place: position of the sample.
+        batch_dim: where samples are told apart in each output.
+        tolerance: relative difference up to which outputs are the same.
+    """
+    if len(whole) != len(alone) or any(t.ndim <= batch_dim for t in (*whole, *alone)):
+        return False
+    if any(a.size(batch_dim) <= place or not b.size(batch_dim) for a, b in zip(whole, alone, strict=True)):
+        return False
+    return all(_close(*pair, tolerance) for pair in _rows(whole, alone, place, batch_dim))
+
+
+def _rows(
+    whole: Sequence[Tensor], alone: Sequence[Tensor], place: int, batch_dim: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for one, other in zip(whole, alone, strict=True):
+        yield one.select(batch_dim, place), other.select(batch_dim, 0)
+
+
+def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    return not one.numel() or float((one - other).abs().max()) <= tolerance * scale

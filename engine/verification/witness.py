@@ -1,0 +1,148 @@
+"""Where to look inside a model: every norm and contraction, at the channels that stay and have an influence."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from engine.compaction.build import Analysis
+from engine.program.contraction import Contraction
+from engine.program.graph import Node
+from engine.rule import Statistic
+
+__all__ = ["Channels", "Look", "Witness"]
+
+Channels = Mapping[int, Tensor] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What of a tensor is looked at.
+
+    Attributes:
+        dim: its channel dimension.
+        channels: indices along it, or None for all.
+        others: indices along other dimensions.
+        sizes: per dimension, how large it has to be at least.
+        size: number of channels with the example input, whether they are looked at or not.
+    """
+
+    dim: int
+    channels: Tensor | None
+    others: tuple[tuple[int, Tensor], ...]
+    sizes: tuple[tuple[int, int], ...]
+    size: int
+
+    @classmethod
+    def at(cls, dim: int, channels: Mapping[int, Tensor], size: int) -> Look:
+        """Look at indices by dimension, as `Witness` has them."""
+        others = tuple((d, index) for d, index in channels.items() if d != dim)
+        sizes = tuple((d, int(index.max()) + 1) for d, index in channels.items())
+        return cls(dim, channels.get(dim), others, sizes, size)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor has all these indices."""
+        return all(d < tensor.ndim and size <= tensor.size(d) for d, size in self.sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Which nodes to look at, and which of their channels, before and after compaction.
+
+    Attributes:
+        nodes: in order of execution; every call of one of their ops is counted.
+        dims: channel dimension of each; -1 for what is counted, and not looked at.
+        opaque: names of modules whose inside is not looked at.
+        before, after: indices to compare, by dimension, before and after compaction; None skips the node.
+        sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
+            that stays as wide inside as it was.
+    """
+
+    nodes: tuple[Node, ...]
+    dims: tuple[int, ...]
+    before: tuple[Channels, ...]
+    after: tuple[Channels, ...]
+    sizes: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
+    opaque: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
+        """What to look at before and after."""
+        rows = list(zip(self.dims, self.nodes, self.sizes, strict=True))
+        wide = [node.output.shape[dim] for dim, node, _ in rows]
+        small = [n if sizes is None else sizes[dim][1] for n, (dim, _, sizes) in zip(wide, rows, strict=True)]
+        before, after = (
+            tuple(None if c is None else Look.at(d, c, n) for d, c, n in zip(self.dims, column, counts, strict=True))
+            for column, counts in ((self.before, wide), (self.after, small))
+        )
+        return before, after
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> Witness:
+        """Look at every norm and contraction: channels that stay and have an influence."""
+        rules, kept = analysis.structure.rules, analysis.kept
+        shifted = {
+            consumer.node.index
+            for consumer in kept.consumers
+            if not consumer.carried
+            and consumer.sink is not consumer.contraction.bias
+            and consumer.removed(kept.shrunk.keep).any()
+        }
+        wide = {norm.module for norm in analysis.plan.widened}
+        nodes = [node for node in analysis.structure.graph.nodes if node.path == "eval"]
+        computing = {n.index: c for n in nodes if (c := rules.contractions(n)) or rules.rule(n.op).normalises}
+        ops = {node.op for node in nodes if node.index in computing}
+        rows: list[Any] = []
+        for node in nodes:
+            contractions = computing.get(node.index)
+            if contractions is None:  # a product of activations, say, where another one is a layer
+                rows += [(node, -1, None, None, None)] if node.op in ops else []
+            else:
+                dim = _channel_dim(analysis, node, contractions)
+                sizes = tuple(zip(node.output.shape, kept.shrunk.shape(node.output), strict=True))
+                channels = _channels(analysis, node, node.index in shifted)
+                rows.append((node, dim, *channels, None if node.module in wide else sizes))
+        found = cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
+        return replace(found, opaque=analysis.structure.graph.opaque)
+
+
+def _span(analysis: Analysis, node: Node) -> Statistic | None:
+    statistic = analysis.structure.rules.rule(node.op).statistic
+    return None if statistic is None else statistic(node)
+
+
+def _channel_dim(analysis: Analysis, node: Node, contractions: Sequence[Contraction]) -> int:
+    """Norms over channels say which dimension that is; for all others it is the first after the batch.
+
+    Of an op with contractions inside it is the last.
+    """
+    if contractions:
+        inside = contractions[0].output is not node.output
+        return node.output.ndim - 1 if inside else contractions[0].output_dim
+    span = _span(analysis, node)
+    return min(1, node.output.ndim - 1) if span is None else span.dim
+
+
+def _channels(analysis: Analysis, node: Node, skip: bool) -> tuple[Channels, Channels]:
+    """Indices to compare along every dimension that has slots, before and after."""
+    kept, value, span = analysis.kept, node.output, _span(analysis, node)
+    before: dict[int, Tensor] = {}
+    after: dict[int, Tensor] = {}
+    if skip or not kept.use[value].any():
+        return None, None
+    for dim in range(value.ndim):
+        stays = kept.shrunk.indices(value, dim)
+        if stays is not None:
+            before[dim] = (stays & kept.use.along(value, dim)).nonzero()[:, 0]
+            after[dim] = (stays.cumsum(0) - 1)[before[dim]]
+            if span is not None and span.dim == dim:  # inside, such a norm is as wide as ever, group by group
+                full = analysis.structure.graph.spans.get(node.module, len(stays)) // span.groups
+                had, left = (int(n) // span.groups for n in (len(stays), stays.sum()))
+                before[dim] = before[dim] // had * full + before[dim] % had
+                after[dim] = after[dim] // left * full + after[dim] % left
+    empty = any(not len(index) for index in before.values())
+    return (None, None) if empty else (before, after)

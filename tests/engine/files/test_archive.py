@@ -1,0 +1,123 @@
+"""Files that claim more than they hold, or would run code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import zipfile
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import CheckpointError
+from engine.files.archive import read_archive
+
+
+def rewritten(path: Path, change: Any, compression: int = zipfile.ZIP_STORED) -> Path:
+    """The archive with its pickle passed through a function, and its records compressed or not."""
+    target = path.with_name("changed.pt")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w", compression) as new:
+        for record in old.infolist():
+            data = old.read(record)
+            new.writestr(record.filename, change(data) if record.filename.endswith("data.pkl") else data)
+    return target
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A file with two tensors."""
+    torch.save({"a": torch.arange(300.0), "b": torch.ones(5)}, tmp_path / "a.pt")
+    return tmp_path / "a.pt"
+
+
+def test_reads_what_torch_saves(archive: Path) -> None:
+    """Tensors, nested containers, and a device to map to."""
+    assert torch.equal(read_archive(archive)["a"], torch.arange(300.0))
+    assert read_archive(archive, "meta")["b"].device.type == "meta"
+    assert read_archive(archive, lambda storage, location: storage)["b"].tolist() == [1] * 5
+
+
+def claim(numel: int) -> Any:
+    """Let the first storage and its tensor claim another number of elements."""
+    old = b"M" + struct.pack("<H", 300)
+    return lambda data: data.replace(old, b"J" + struct.pack("<i", numel))
+
+
+@pytest.mark.parametrize("numel", [301, 2**31 - 1])
+def test_a_storage_larger_than_its_record(archive: Path, numel: int) -> None:
+    """Refused, or read from the file: never from memory behind it, and nothing is allocated for it."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = pytest.raises(CheckpointError, match=r"changed\.pt cannot be read")
+    with refused if numel > 301 else nullcontext():
+        assert read_archive(rewritten(archive, claim(numel)))["a"].numel() == numel
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_compressed_records(archive: Path) -> None:
+    """A compressed record may unpack to any size, and torch writes none: refused."""
+    with pytest.raises(CheckpointError, match="is compressed"):
+        read_archive(rewritten(archive, lambda data: data, zipfile.ZIP_DEFLATED))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(1).expand(10_000_000_000), "claim 40000000000 bytes"),
+        (bytearray(8), "builtin.*bytearray"),
+        (torch.zeros(2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "no plain one"),
+        (Path("x"), "cannot be read"),
+    ],
+    ids=["expanded", "bytearray", "sparse", "meta", "object"],
+)
+def test_what_may_claim_any_amount_of_memory(tmp_path: Path, value: Any, message: str) -> None:
+    """Refused by name; so are objects of other classes."""
+    torch.save({"x": value}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=message):
+        read_archive(tmp_path / "x.pt")
+
+
+def test_a_small_file_that_stands_for_a_huge_tree(tmp_path: Path) -> None:
+    """Nested lists that hold the one below twice are walked once."""
+    tree: Any = [torch.ones(1)]
+    for _ in range(60):
+        tree = [tree, tree]
+    torch.save({"x": tree, "count": Counter("aab")}, tmp_path / "x.pt")
+    assert read_archive(tmp_path / "x.pt")["count"] == {"a": 2, "b": 1}
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_code_does_not_run(tmp_path: Path) -> None:
+    """A pickle that would run code is refused, and the code has not run."""
+    torch.save({"x": Code(tmp_path / "ran")}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_archive(tmp_path / "x.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
+def test_truncated(archive: Path, share: float) -> None:
+    """A file that is cut off anywhere is one clear error."""
+    archive.write_bytes(archive.read_bytes()[: int(archive.stat().st_size * share)])
+    with pytest.raises(CheckpointError, match=r"a\.pt cannot be read: it is truncated"):
+        read_archive(archive)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """A path without a file is named."""
+    with pytest.raises(CheckpointError, match="no checkpoint .*gone"):
+        read_archive(tmp_path / "gone.pt")

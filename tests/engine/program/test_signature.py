@@ -1,0 +1,25 @@
+"""What schemas say."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.program.signature import signature
+
+
+def test_in_place_forms_have_the_plain_name() -> None:
+    """And say what they write to; an out-of-place op writes to nothing."""
+    assert signature(torch.ops.aten.relu_.default).op == "relu" == signature(torch.ops.aten.relu.default).op
+    assert signature(torch.ops.aten.relu_.default).writes == ("self",)
+    assert signature(torch.ops.aten.relu.default).writes == ()
+
+
+def test_arguments_by_name_with_defaults() -> None:
+    """Those that are given replace the defaults."""
+    bound = signature(torch.ops.aten.add.Tensor).bind((1, 2), {})
+    assert bound == {"self": 1, "other": 2, "alpha": 1}
+
+
+def test_device_queries_are_not_recorded() -> None:
+    """They are no part of a program."""
+    assert not signature(torch.ops.prim.device.default).recorded

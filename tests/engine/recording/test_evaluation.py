@@ -1,0 +1,30 @@
+"""Eval mode for the length of a block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from engine.recording.evaluation import evaluation
+from tests.engine.nets import plain
+
+
+def test_it_restores_after_an_error() -> None:
+    """Whatever the body raises."""
+    model = plain().train()
+    with pytest.raises(KeyError), evaluation(model):
+        assert not model.training
+        model.register_buffer("new", torch.ones(1))
+        del model[0].weight
+        raise KeyError
+    assert all(m.training for m in model.modules())
+    assert "new" not in model._buffers and isinstance(model[0].weight, nn.Parameter)
+
+
+def test_it_keeps_what_the_modes_need() -> None:
+    """Named modules are in train mode inside, the rest is not."""
+    model = plain()
+    with evaluation(model, [model[0]]):
+        assert model[0].training and not model[1].training
+    assert not model[0].training

@@ -1,0 +1,215 @@
+"""What the recorder sees: names, aliases, writes, structured outputs."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engine
+from engine.program.signature import signature
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.recorder import WRITE
+from tests.engine.exactness import KINDS, check_exact, randomised
+from tests.engine.nets import Net, dead, image
+
+
+@dataclass
+class Pair:
+    """Two tensors and a number."""
+
+    first: Tensor
+    second: Any
+    number: int = 3
+
+
+Named = namedtuple("Named", "a b")
+
+
+def test_tensors_of_nested_outputs() -> None:
+    """Lists, tuples, mappings and dataclasses, in order."""
+    a, b, c = (torch.full((1,), float(n)) for n in range(3))
+    assert [float(t) for t in tensors_in({"x": [a], "y": Pair(b, (c, None))})] == [0, 1, 2]
+
+
+def test_mapping_over_nested_inputs_keeps_their_types() -> None:
+    """Named tuples too."""
+    a = torch.ones(1)
+    out = map_tensors({"x": [a, 1], "y": Named(a, "text")}, lambda t: t + 1)
+    assert out["x"] == [2, 1] and out["y"] == Named(2, "text") and isinstance(out["y"], Named)
+
+
+def test_signatures_bind_arguments_by_name() -> None:
+    """Defaults are filled in; in-place forms have the plain name and say what they write."""
+    what = signature(torch.ops.aten.add_.Tensor)
+    assert (what.op, what.writes, what.bind((1, 2), {})) == ("add", ("self",), {"self": 1, "other": 2, "alpha": 1})
+    assert signature(torch.ops.aten.relu.default).writes == ()
+    assert not signature(torch.ops.prim.device.default).recorded
+
+
+OUTPUTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "dict": lambda a, b: {"first": a, "second": [b]},
+    "dataclass": lambda a, b: Pair(a, b),
+    "tuple": lambda a, b: (a, b),
+    "named tuple": lambda a, b: Named(a, b),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_structured_outputs(kind: str) -> None:
+    """Every tensor of a dict, a dataclass or a tuple is an output, and both are exact."""
+
+    def forward(m: Net, x: Tensor) -> Any:
+        x = torch.relu(m.stem(x))
+        return OUTPUTS[kind](m.one(x.mean((2, 3))), m.two(x).mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), one=nn.Linear(6, 2), two=nn.Conv2d(6, 3, 3)))
+    assert len(engine.trace(model, image()).outputs) == 2
+    plan = check_exact(model, dead(model, {"stem": [0, 1], "one": [0], "two": [0]}), image(), image(9))
+    assert set(plan.slices) == {"stem.weight", "stem.bias", "one.weight", "two.weight"}
+
+
+def test_a_module_called_twice() -> None:
+    """Its weight is one value with two calls; input and output hang together, and the result is exact."""
+    model = randomised(
+        Net(
+            lambda m, x: m.head(m.conv(torch.relu(m.conv(m.stem(x)))).mean((2, 3))),
+            stem=nn.Conv2d(3, 6, 1),
+            conv=nn.Conv2d(6, 6, 3, padding=1),
+            head=nn.Linear(6, 2),
+        )
+    )
+    graph = engine.trace(model, image())
+    assert sum(node.module == "conv" for node in graph.nodes) == 2 and len(graph.stored) == 6
+    assert [g.layers for g in engine.dependency_groups(model, image())][0] == ("stem", "conv")
+    for seed, kind in enumerate(KINDS):
+        check_exact(model, KINDS[kind](model, seed), image(), image(9))
+
+
+def test_a_shared_submodule_under_two_names() -> None:
+    """Both names are aliases of one; masks under either name are understood, and it is cut once."""
+    conv = nn.Conv2d(6, 6, 3, padding=1)
+    model = randomised(
+        Net(
+            lambda m, x: m.head(m.two(torch.relu(m.one(m.stem(x)))).mean((2, 3))),
+            stem=nn.Conv2d(3, 6, 1),
+            one=conv,
+            two=conv,
+            head=nn.Linear(6, 2),
+        )
+    )
+    graph = engine.trace(model, image())
+    assert graph.aliases["two.weight"] == "one.weight" and "two.weight" not in graph.stored
+    masks = dead(model, {"stem": [0, 1]}, bias=True) | {"two": dead(model, {"one": [0, 1]}, bias=True)["one"]}
+    plan = check_exact(model, masks, image(), image(9))
+    assert plan.slices["one.weight"].shape == (4, 4, 3, 3)
+
+
+def test_the_tied_weight_of_two_linear_layers() -> None:
+    """One parameter under two names, in two layers: cut once, still tied afterwards."""
+    model = randomised(
+        Net(
+            lambda m, x: m.head(torch.tanh(m.two(torch.relu(m.one(m.stem(x))))).mean((1,))),
+            stem=nn.Linear(6, 6),
+            one=nn.Linear(6, 6),
+            two=nn.Linear(6, 6),
+            head=nn.Linear(6, 2),
+        )
+    )
+    model.two.weight = model.one.weight
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    for kind in KINDS:
+        check_exact(model, KINDS[kind](model, 1), x)
+    closed = {"stem": [0, 1], "one": [0, 1], "two": [0, 1]}
+    engine.ModelSpeedup(model, x, dead(model, closed, bias=True)).speedup_model()
+    assert model.one.weight is model.two.weight and model.one.weight.shape == (4, 4)
+    assert model.one.in_features == model.two.out_features == 4
+
+
+def test_an_in_place_relu_on_a_view() -> None:
+    """``x[:, :4].relu_()`` changes the base: an explicit write brings it up to date."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        F.relu_(x[:, : x.shape[1] // 2])
+        return m.head(x.mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), head=nn.Linear(8, 2)))
+    assert WRITE in [node.op for node in engine.trace(model, image()).nodes]
+    for kind in KINDS:
+        check_exact(model, KINDS[kind](model, 2), image(), image(9))
+
+
+def test_a_view_sees_a_later_write_to_its_base() -> None:
+    """A view that is read after its base was changed is replayed on the new value."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        early = x.flatten(2)
+        x.mul_(0).add_(1)
+        return m.head(early.mean(2))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)))
+    graph = engine.trace(model, image())
+    mean = next(node for node in graph.nodes if node.op == "mean")
+    replayed = graph.nodes[mean.inputs[0].producer]
+    assert replayed.op in ("flatten", "view") and graph.nodes[replayed.inputs[0].producer].op == "add"
+    check_exact(model, dead(model, {"stem": [0, 1]}), image(), image(9))
+
+
+def test_an_in_place_op_on_the_input_or_a_parameter_is_seen() -> None:
+    """Also where the tensor that is returned is another object for the same memory."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.stem(x).mul_(2)
+        y.add_(y.detach())
+        return m.head(y.mean((2, 3)))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)))
+    assert [n.op for n in engine.trace(model, image()).nodes].count("mul") == 1
+    check_exact(model, dead(model, {"stem": [0, 1]}), image(), image(9))
+
+
+def test_nodes_know_their_module_and_line() -> None:
+    """The module whose forward runs; for a direct ``.forward()`` call, the owner of the weight; and file:line."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.second.forward(m.block(x)).mean((2, 3))
+
+    model = Net(forward, block=nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), second=nn.Conv2d(4, 2, 1))
+    graph = engine.trace(model, image().float())
+    assert [n.module for n in graph.nodes] == ["block.0", "block.1", "second", ""]
+    assert "test_recorder.py:" in graph.nodes[-1].location
+    assert graph.types["second"] is nn.Conv2d and graph.attributes["second"]["in_channels"] == 4
+
+
+def test_a_parameter_outside_of_any_module() -> None:
+    """Known by its identity, wherever it is used."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.scale = nn.Conv2d(3, 4, 1), nn.Parameter(torch.ones(4, 1, 1))
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head((self.conv(x) * self.scale).mean((2, 3)))
+
+    model = randomised(Scaled())
+    assert "scale" in engine.trace(model, image()).stored
+    plan = check_exact(model, dead(model, {"conv": [1]}, bias=True), image())
+    assert plan.slices["scale"].shape == (3, 1, 1)
+
+
+def test_tensors_made_in_the_forward_are_constants() -> None:
+    """They keep their data; a factory whose size follows a shape is part of the program."""
+    model = Net(lambda m, x: m.conv(x) * torch.tensor(2.0) + torch.ones(x.shape[0], 1, 1, 1), conv=nn.Conv2d(3, 4, 1))
+    graph = engine.trace(model, image().float())
+    assert [float(v.data) for v in graph.values if v.data is not None] == [2.0]
+    assert any(node.op == "ones" for node in graph.nodes)

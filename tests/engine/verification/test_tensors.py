@@ -1,0 +1,46 @@
+"""What masked and compacted model compute with."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import engine
+from engine.compaction.folds import Fold
+from engine.compaction.slices import Slice
+from engine.recording.standin import StandIn
+from engine.verification.tensors import Recipe, given, masked_recipes
+from tests.engine.nets import image, plain
+
+
+def test_masked_tensors_are_the_masked_model() -> None:
+    """Parameter times mask, by canonical name, in the asked dtype; the model is untouched."""
+    model = plain().float()
+    graph = engine.trace(model, image(dtype=torch.float32))
+    masks = {"0.weight": torch.tensor([0, 1, 1, 1, 1, 1]).bool().view(6, 1, 1, 1)}
+    found = given(model, graph, masked_recipes(model, graph, masks), torch.float64)
+    assert found["0.weight"].dtype == torch.float64 and not found["0.weight"][0].any() and model[0].weight[0].any()
+    assert all(t.dtype == torch.float64 for t in found.values() if t.is_floating_point())
+    own = given(model, graph, masked_recipes(model, graph, masks), None)
+    assert own["0.weight"].dtype == torch.float32 and own["3.weight"].data_ptr() == model[3].weight.data_ptr()
+
+
+def test_a_recipe_cuts_masks_and_folds() -> None:
+    """In this order, and in the asked dtype."""
+    stored = torch.arange(6.0).view(3, 2)
+    fold = Fold("weight", 1, torch.tensor([1]), torch.tensor([[10.0], [20.0]], dtype=torch.float64))
+    mask = torch.tensor([True, True, False])[:, None]
+    recipe = Recipe(stored, mask, Slice.along(0, torch.tensor([0, 2]), (3, 2)), (fold,))
+    assert recipe.make(torch.float64).tolist() == [[0, 11], [0, 20]] and recipe.make(None).dtype == torch.float32
+    assert Recipe(torch.arange(3)).make(torch.float64).dtype == torch.int64 and stored.tolist()[2] == [4, 5]
+
+
+def test_large_weights_are_made_when_they_are_read() -> None:
+    """Not small ones, buffers, what stays as it is, and those of recurrent layers, which look at their memory."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64))
+    model.register_buffer("table", torch.zeros(64, 64))
+    graph = engine.trace(model, torch.zeros(2, 3, 64))
+    found = given(model, graph, masked_recipes(model, graph, {}), torch.float64)
+    assert [name for name, tensor in found.items() if isinstance(tensor, StandIn)] == ["0.weight"]
+    same = given(model.double(), graph, masked_recipes(model, graph, {}), torch.float64)
+    assert not any(isinstance(tensor, StandIn) for tensor in same.values())
