@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -114,19 +115,19 @@ class Observation:
         table: projections of the channels of all nodes that were looked at, (projections, channels), float64; from
             `choose` on of those that are compared.
         norms: in the run that is the reference, the norm of each of them.
-        counts: per node, the number of its channels in the table, or None where it was not looked at.
+        counts: of each node that was looked at, the number of its channels in the table; in the order of these.
         shapes: per node, the shape of its output, or None where it was not reached.
         outputs: the outputs.
         runs: number of observed calls.
         written: number of channels in the table.
         reserved: memory for projections and norms of what is compared.
         decisions: what was compared, sorted and chosen on the way.
-        strayed: whether the data led another way through the code than that which was recorded.
+        strayed: whether the model took another way through its code than that which was recorded.
     """
 
     table: Tensor
     norms: Tensor
-    counts: list[int | None]
+    counts: dict[int, int]
     shapes: list[tuple[int, ...] | None]
     outputs: list[Tensor] = field(default_factory=list)
     runs: int = 0
@@ -143,7 +144,7 @@ class Observation:
         lengths = (compared, compared if reference else 0)
         reserved = _tables(*lengths)
         table, norms = _tables(*(sum(look.size for look in known) if length else 0 for length in lengths))
-        return cls(table, norms, [None] * len(looks), [None] * len(looks), reserved=reserved)
+        return cls(table, norms, {}, [None] * len(looks), reserved=reserved)
 
     def note(self, position: int, projected: Tensor, norms: Tensor | None) -> None:
         """Write down the channels of a node."""
@@ -153,19 +154,17 @@ class Observation:
         if norms is not None:
             self.norms = _written(self.norms, start, stop, norms)
 
-    def choose(self, looks: Sequence[Look | None]) -> None:
-        """Keep the channels that are compared; nodes stay in the order in which they were noted, that of positions.
-
-        Where the data led another way through the code than that which was recorded, no position means anything.
-        """
-        self.strayed = self.runs != len(looks)
-        if self.strayed:
-            self.counts, self.shapes, looks = [None] * len(looks), [None] * len(looks), [None] * len(looks)
-        rows, start = [torch.zeros(0, dtype=torch.long)], 0
-        for position, (count, look) in enumerate(zip(self.counts, looks, strict=True)):
-            if count is not None and look is not None:
+    def choose(self, looks: Sequence[Look | None], comparable: Collection[int]) -> None:
+        """Keep the channels that are compared, of nodes that can be; these stay in the order in which they ran."""
+        rows, start, counts = [torch.zeros(0, dtype=torch.long)], 0, {}
+        for position, count in self.counts.items():
+            look = looks[position]
+            if look is not None and position in comparable:
                 rows.append((torch.arange(count) if look.channels is None else look.channels) + start)
-                start, self.counts[position] = start + count, len(rows[-1])
+                counts[position] = len(rows[-1])
+            start += count
+        self.counts = counts
+        self.shapes = [shape if position in comparable else None for position, shape in enumerate(self.shapes)]
         index = torch.cat(rows)
         tables = (self.table, self.norms) if len(self.norms) else (self.table,)
         found = [_selected(table, index, out) for table, out in zip(tables, self.reserved, strict=False)]
@@ -173,9 +172,10 @@ class Observation:
 
     def at(self, positions: Collection[int]) -> Tensor:
         """Return the projections at some of the nodes that were looked at."""
-        counts = {position: count for position, count in enumerate(self.counts) if count is not None}
-        parts = dict(zip(counts, self.table.split(list(counts.values()), 1), strict=True))
-        return self.table if set(parts) == set(positions) else torch.cat([parts[p] for p in positions], 1)
+        if list(self.counts) == list(positions):
+            return self.table
+        parts = dict(zip(self.counts, self.table.split(list(self.counts.values()), 1), strict=True))
+        return torch.cat([parts[p] for p in positions], 1)
 
 
 def _tables(channels: int, norms: int) -> tuple[Tensor, Tensor]:
@@ -209,6 +209,39 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+class _Way:
+    """Tells which of the witness's nodes a call is.
+
+    The n-th call is the n-th node, as long as the data lead the way through the code that was recorded. Behind a fork
+    it is the node of its module, where both ran once (the experts of a mixture), and else none.
+    """
+
+    def __init__(self, witness: Witness) -> None:
+        self._keys = [(node.module if witness.decided else "", node.op) for node in witness.nodes]
+        number = Counter(self._keys)
+        self._once = {k: n for n, k in enumerate(self._keys) if witness.decided and number[k] == 1}
+        self._ran: Counter[tuple[str, str]] = Counter()
+        self._calls = 0
+        self.strayed = False
+
+    def step(self, module: str, op: str) -> int | None:
+        """Return the position of the node that runs."""
+        position, key = self._calls, (module, op)
+        self._calls += 1
+        self._ran[key] += 1
+        self.strayed |= position >= len(self._keys) or self._keys[position] != key
+        if not self.strayed:
+            return position
+        return self._once.get(key) if self._ran[key] == 1 else None
+
+    def end(self) -> Collection[int]:
+        """Return the positions of the nodes that can be compared."""
+        self.strayed |= self._calls != len(self._keys)
+        if not self.strayed:
+            return range(len(self._keys))
+        return {position for key, position in self._once.items() if self._ran[key] == 1}
+
+
 class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
@@ -224,6 +257,8 @@ class _Observer(TorchDispatchMode):
         self._ops = {node.op for node in witness.nodes}
         self._directions = Directions()
         self._depth = 0  # of modules that are not looked into
+        self._modules = [""]  # that run
+        self.way = _Way(witness)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
@@ -236,28 +271,32 @@ class _Observer(TorchDispatchMode):
         return self._decisions.settle(op, args, kwargs, out)
 
     @contextmanager
-    def passing_over(self, model: nn.Module) -> Iterator[None]:
-        """Look away while a module runs that is not looked into."""
-
-        def enter(module: nn.Module, args: Any) -> None:
-            self._depth += 1
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._depth -= 1
-
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Look away while a module runs that is not looked into; where data decide, know which module runs."""
+        watched = self._witness.opaque if not self._witness.decided else distinct_modules(model)
         hooks: list[RemovableHandle] = []
-        for module in map(model.get_submodule, self._witness.opaque):
-            hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(leave, always_call=True))
+        for name in watched:
+            hidden, module = name in self._witness.opaque, model.get_submodule(name)
+            hooks.append(module.register_forward_pre_hook(functools.partial(self._enter, name, hidden)))
+            hooks.append(module.register_forward_hook(functools.partial(self._leave, hidden), always_call=True))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
+    def _enter(self, name: str, hidden: bool, module: nn.Module, args: Any) -> None:
+        self._depth += hidden
+        self._modules.append(name)
+
+    def _leave(self, hidden: bool, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth -= hidden
+        self._modules.pop()
+
     def _look(self, op: str, out: Tensor) -> None:
-        position, self._found.runs = self._found.runs, self._found.runs + 1
-        if position >= len(self._witness.nodes) or self._witness.nodes[position].op != op:
+        self._found.runs += 1
+        position = self.way.step(self._modules[-1] if self._witness.decided else "", op)
+        if position is None:
             return
         self._found.shapes[position] = tuple(out.shape)
         look = self._looks[position]
@@ -313,7 +352,7 @@ def observe(
     found.decisions = decisions.taken
     observer = _Observer(witness, looks, found, decisions)
     try:
-        with evaluation(model), headwise(model), torch.inference_mode(), observer.passing_over(model):
+        with evaluation(model), headwise(model), torch.inference_mode(), observer.following(model):
             _exchange(model, tensors)
             torch.manual_seed(0)
             with observer:
@@ -322,8 +361,9 @@ def observe(
         for tensor in tensors.values():
             if isinstance(tensor, StandIn):
                 tensor.forget()
+    comparable, found.strayed = observer.way.end(), observer.way.strayed
     del observer
-    found.choose(looks)
+    found.choose(looks, comparable)
     found.outputs = [t.detach().to("cpu", copy=True) for t in tensors_in(out)]
     return found
 
@@ -358,9 +398,11 @@ def compare(reference: Observation, compacted: Observation, witness: Witness, to
         if not math.isfinite(scale):
             raise VerificationError("The masked model's own output is not finite on random inputs; nothing to compare.")
         worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
-    for node, one, other in zip(witness.nodes, reference.counts, compacted.counts, strict=True):
-        if one is not None and one != other:
-            raise VerificationError(f"The compacted model does not reach {node!r} as the masked one does.")
+    for position, count in reference.counts.items():
+        if compacted.counts.get(position) != count:
+            raise VerificationError(
+                f"The compacted model does not reach {witness.nodes[position]!r} as the masked one does."
+            )
     if reference.table.numel():
         error, position = _inner_error(reference, compacted, tolerance)
         if error > worst:
@@ -380,7 +422,7 @@ def _inner_error(reference: Observation, compacted: Observation, tolerance: floa
     What is so small that rounding hides it is measured against the node's largest channel.
     """
     resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
-    counts = {position: count for position, count in enumerate(reference.counts) if count is not None}
+    counts = reference.counts
     nodes = torch.arange(len(counts)).repeat_interleave(torch.tensor(list(counts.values())))
     peaks = reference.norms.new_zeros(len(counts)).scatter_reduce(0, nodes, reference.norms, "amax")
     floors = (100 * resolution / tolerance * peaks).clamp(min=1e-300)[nodes]

@@ -210,7 +210,10 @@ class Proof:
         count = sum(run.found.strayed for run in self._runs)
         if count and self._exact:
             runs = f"In {count} of {len(self._runs)} runs"
-            yield f"{runs} the data led another way through the code than the example: only outputs are compared there."
+            yield (
+                f"{runs} the model took another way through its code than on the example: of what is inside, only "
+                "modules that run once on both are compared there."
+            )
 
     def _samples(self) -> int:
         """Number of different samples; each is of one resolution."""

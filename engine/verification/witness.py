@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +57,7 @@ class Witness:
         nodes: in order of execution; every call of one of their ops is counted.
         dims: channel dimension of each; -1 for what is counted, and not looked at.
         opaque: names of modules whose inside is not looked at.
+        decided: whether the code may decide by data which way it goes.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
         sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
             that stays as wide inside as it was.
@@ -68,6 +69,7 @@ class Witness:
     after: tuple[Channels, ...]
     sizes: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     opaque: tuple[str, ...] = ()
+    decided: bool = False
 
     @functools.cached_property
     def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
@@ -106,8 +108,10 @@ class Witness:
                 sizes = tuple(zip(node.output.shape, kept.shrunk.shape(node.output), strict=True))
                 channels = _channels(analysis, node, node.index in shifted)
                 rows.append((node, dim, *channels, None if node.module in wide else sizes))
-        found = cls(*(tuple(column) for column in zip(*rows, strict=True))) if rows else cls((), (), (), ())
-        return replace(found, opaque=analysis.structure.graph.opaque)
+        graph = analysis.structure.graph
+        columns: list[Any] = [tuple(column) for column in zip(*rows, strict=True)] if rows else [()] * 5
+        found, dims, before, after, sizes = columns
+        return cls(found, dims, before, after, sizes, graph.opaque, graph.decided)
 
 
 def _span(analysis: Analysis, node: Node) -> Statistic | None:
