@@ -20,6 +20,7 @@ from engine.errors import InputError
 from engine.groups import Group, groups_of
 from engine.masks import Masks, canonical_masks, load_masks, narrowed, parameter_name
 from engine.program.arrays import support
+from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import stored_tensors
 from engine.removal.keep import alive, consumers
@@ -218,6 +219,7 @@ def check_policy(policy: str) -> None:
         raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
 
 
+@uncollected()
 def fix_mask_conflict(
     masks: Any,
     model: nn.Module,

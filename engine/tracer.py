@@ -29,6 +29,7 @@ from engine.ops.norm import sized_like
 from engine.ops.spread import apart
 from engine.ops.wide import plain_norms, spans_of
 from engine.program.expressions import AttributeOf
+from engine.program.garbage import uncollected
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
@@ -212,6 +213,7 @@ def _recorded(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collectio
                     buffer.copy_(value)
 
 
+@uncollected()
 def trace(
     model: nn.Module,
     example_inputs: Any,

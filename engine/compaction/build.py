@@ -16,6 +16,7 @@ from engine.compaction.plan import Plan
 from engine.compaction.replace import Replacement, shapes_of
 from engine.compaction.slices import Slice, slice_from_mask, slice_from_rows
 from engine.ops.spread import Spread
+from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Value
 from engine.program.stored import stored_tensors
 from engine.recording.probe import channel_inputs, channel_outputs
@@ -49,6 +50,7 @@ def canonical_tensors(model: nn.Module, graph: Graph) -> dict[str, Tensor]:
     return {name: t for name, t in stored_tensors(model).items() if graph.aliases.get(name) == name}
 
 
+@uncollected()
 def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str, Tensor] | None) -> Analysis:
     """Decide what can be removed from a masked model, and plan it.
 

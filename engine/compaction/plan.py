@@ -18,6 +18,7 @@ from engine.compaction.slices import Packed, Slice
 from engine.errors import PlanError
 from engine.ops.spread import Spread
 from engine.ops.wide import Widening, chained
+from engine.program.garbage import uncollected
 from engine.source.pins import Pin, merged
 
 __all__ = ["FORMAT", "Plan"]
@@ -174,6 +175,7 @@ class Plan:
         self.prepare(model, optimizer, customized_replace_func).commit()
         return model
 
+    @uncollected()
     def prepare(
         self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
     ) -> Compaction:

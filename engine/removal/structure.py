@@ -16,6 +16,7 @@ from engine.analysis.propagate import Structure, propagate
 from engine.errors import RuleError
 from engine.ops import rules_of
 from engine.program.arrays import support
+from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Node
 from engine.removal.clusters import clusters
 from engine.removal.demands import asked_numbers, one_number, settle
@@ -39,6 +40,7 @@ def structure_for(
     return structure_of(graph, rules)
 
 
+@uncollected()
 def structure_of(graph: Graph, rules: Registry | None = None) -> Structure:
     """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow.
 
