@@ -27,7 +27,7 @@ COLUMNS = 4 * 2**20
 """Bytes of columns that are laid out at once, if the rows are not longer."""
 
 _PICTURES = 2**20
-"""Bytes of pictures that are padded and added up at once; they are read as often as a kernel has entries."""
+"""Bytes of pictures that are added up at once; they are read as often as a kernel has entries."""
 
 _OPS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default)
 
@@ -50,15 +50,17 @@ class _Geometry:
         sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
         return cls(kernel, stride, padding, dilation, sizes)
 
-    def padded(self, x: Tensor, dims: int) -> Tensor:
-        """Return a batch with its zeros around the first so many dimensions behind the channels."""
-        sides = [n for p in self.padding[:dims][::-1] for n in (p, p)]
-        return F.pad(x, [0, 0] * (len(self.kernel) - dims) + sides)
+    def tall(self, x: Tensor) -> Tensor:
+        """Return a batch with its zeros above and below, along the first dimension behind the channels."""
+        return F.pad(x, [0, 0] * (len(self.kernel) - 1) + [self.padding[0], self.padding[0]])
 
-    def under(self, place: int, dim: int) -> slice:
-        """Which entries of a padded side one entry of the kernel meets."""
-        first, step = place * self.dilation[dim], self.stride[dim]
-        return slice(first, first + (self.sizes[dim] - 1) * step + 1, step)
+    def under(self, place: int, dim: int, size: int) -> tuple[slice, slice]:
+        """Return which entries of the output one entry of the kernel adds to, and which of a side it meets."""
+        first, step = place * self.dilation[dim] - self.padding[dim], self.stride[dim]
+        start = max(-(first // step), 0)  # what comes before meets zeros only
+        count = max(min(self.sizes[dim], (size - 1 - first) // step + 1) - start, 0)
+        begin = first + start * step
+        return slice(start, start + count), slice(begin, begin + count * step, step)
 
 
 def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -112,7 +114,7 @@ def _banded(func: Callable[..., Any], given: dict[str, Any], geometry: _Geometry
     x, rows, step = given["input"], geometry.sizes[0], geometry.stride[0]
     span = geometry.dilation[0] * (geometry.kernel[0] - 1) + 1
     out: Tensor = x.new_empty(len(x), len(given["weight"]), *geometry.sizes)
-    tall = geometry.padded(x, 1)
+    tall = geometry.tall(x)
     given |= {"padding": [0, *geometry.padding[1:]]}
     for samples in _pieces(len(x), COLUMNS // (row * rows)):
         for band in _pieces(rows, COLUMNS // row):
@@ -129,20 +131,18 @@ def _pieces(size: int, most: int) -> Iterator[slice]:
 
 
 def _summed(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Tensor:
-    """Add up, for each entry of the kernels, the pictures that it meets; some channels after the other."""
-    out: Tensor = x.new_zeros(len(x), len(weight), *geometry.sizes)
-    if bias is not None:
-        out += bias.view(-1, *[1] * len(geometry.kernel))
+    """Add up, for each entry of the kernels, what it meets of the pictures; some channels after the other."""
+    out: Tensor = x.new_empty(len(x), len(weight), *geometry.sizes)
+    shape, whole = [-1] + [1] * len(geometry.kernel), (slice(None), slice(None))
+    sides = [
+        [geometry.under(place, dim, x.size(2 + dim)) for place in range(size)]
+        for dim, size in enumerate(geometry.kernel)
+    ]
     most = _PICTURES // max(x[:, :1].numel() * torch.float64.itemsize, 1)
     for channels in _pieces(len(weight), most):
-        _add_up(out[:, channels], geometry.padded(x[:, channels], len(geometry.kernel)), weight[channels], geometry)
+        made, pictures = out[:, channels], x[:, channels]
+        made.copy_(x.new_zeros(1) if bias is None else bias[channels].view(shape))
+        for place, factors in zip(itertools.product(*sides), weight[channels].flatten(1).unbind(1), strict=True):
+            to, met = zip(*place, strict=True)
+            made[whole + to].addcmul_(pictures[whole + met], factors.view(shape))
     return out
-
-
-def _add_up(out: Tensor, pictures: Tensor, weight: Tensor, geometry: _Geometry) -> None:
-    places = itertools.product(*map(range, geometry.kernel))
-    for place, factors in zip(places, weight.flatten(1).unbind(1), strict=True):
-        met = pictures
-        for dim, at in enumerate(place):
-            met = met[(..., geometry.under(at, dim)) + (slice(None),) * (len(place) - dim - 1)]
-        out.addcmul_(met, factors.view(-1, *[1] * len(place)))
