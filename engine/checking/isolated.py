@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -166,9 +167,25 @@ def run(node: Node, tensors: Tensors, demands: Collection[Demand] = ()) -> list[
     args.update({name: args[name].clone() for name in written})
     schema = node.target._schema.arguments
     positional = [args[a.name] for a in schema if not a.kwarg_only and a.name in args]
-    made = node.target(*positional, **{a.name: args[a.name] for a in schema if a.kwarg_only and a.name in args})
+    with _same_memory():
+        made = node.target(*positional, **{a.name: args[a.name] for a in schema if a.kwarg_only and a.name in args})
     places = {storage_of(args[name]) for name in written}
     return [*(args[name] for name in written), *(t for t in tensors_in(made) if storage_of(t) not in places)]
+
+
+@contextmanager
+def _same_memory() -> Iterator[None]:
+    """Let memory that nothing was written to (`torch.empty_like`) be the same at each call."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filled
 
 
 def _replaced(item: Any, position: int, number: Any) -> Any:

@@ -1,15 +1,17 @@
-"""Ops that compare the entries of an axis: sorting, the largest k, which one is largest, suppression of boxes.
+"""Ops that compare the entries of an axis, or run over it: sorting, the largest k, suppression of boxes, running sums.
 
-The axis stays whole, since where an entry ends up depends on the data; all other axes pass.
+The axis stays whole, since what an entry becomes depends on the others; all other axes pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.analysis.constants import Constants
 from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
 from engine.ops.pointwise import broadcast_labels
@@ -19,7 +21,8 @@ from engine.rule import Rule, Sample
 
 __all__ = ["RULES"]
 
-_SORTED = "argsort cummax cummin msort sort topk".split()  # the axis is as long as before, or shorter
+_SORTED = "argsort cummax cummin logcumsumexp msort sort topk".split()  # the axis is as long as before, or shorter
+_RUNNING = "cumprod cumsum".split()  # of zeros they are zero
 _CHOSEN = "argmax argmin kthvalue max median min mode nanmedian".split()  # one is left of the axis
 
 
@@ -48,6 +51,12 @@ def _labels(node: Node, labels: Labels) -> None:
             labels.add(value, _dropped(node, layer))
 
 
+def _running(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Zero where all that is run over is zero."""
+    zero = (constants[node.inputs[0]] == 0).all(_axis(node) or 0, keepdim=True)
+    return [torch.where(zero, 0.0, math.nan).double()]
+
+
 def _use(node: Node, use: Use) -> None:
     source, dim = node.inputs[0], _axis(node)
     if len(node.inputs) > 1:
@@ -66,9 +75,14 @@ def _use(node: Node, use: Use) -> None:
 
 def _orders(x: Tensor) -> Tensor:
     places = x.argsort(2) + x.flip(2).msort().argmin(2, keepdim=True)
-    running = torch.cummax(x, 3)[0] + torch.cummin(x, 3)[0]
+    running = torch.cummax(x, 3)[0] + torch.cummin(x, 3)[0] + torch.logcumsumexp(x, 2)
     few = torch.kthvalue(x, 2, 2)[0] + x.min(2)[0] + x.mode(2)[0] + x.nanmedian(2)[0]
     return running + few[:, :, None] + places.to(x)
+
+
+def _running_samples() -> Iterable[Sample]:
+    yield through("running sum over positions", lambda x: x.cumsum(2) + x.relu().cumprod(3))
+    yield through("running sum over channels", lambda x: x.cumsum(1))
 
 
 def _samples() -> Iterable[Sample]:
@@ -90,5 +104,6 @@ def _suppressed(node: Node, labels: Labels) -> None:
 
 RULES = [
     Rule((*_SORTED, *_CHOSEN), _labels, use=_use, elementwise=1, samples=_samples),
+    Rule(tuple(_RUNNING), _labels, _running, _use, elementwise=1, samples=_running_samples),
     Rule(("torchvision::nms",), _suppressed),
 ]

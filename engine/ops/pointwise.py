@@ -22,7 +22,7 @@ from engine.ops.samples import Apply, chain, residual
 from engine.ops.shape import expanded, shape_rule, size_demands, through
 from engine.program.arrays import align, support
 from engine.program.graph import Node, Value
-from engine.rule import Rule, Sample
+from engine.rule import Demand, Rule, Sample, Shapes
 
 __all__ = ["RULES", "broadcast_labels"]
 
@@ -263,6 +263,10 @@ def _factory_labels(node: Node, labels: Labels) -> None:
         labels.add(node.output, layer)
 
 
+def _sized(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
+    return size_demands("size", node, shapes)
+
+
 def _copied(node: Node, constants: Constants) -> Sequence[Tensor]:
     return [align(constants.plain(node.args["src"]), node.output.ndim)]
 
@@ -352,6 +356,14 @@ def _product_samples() -> Iterable[Sample]:
     yield through("square", lambda x: x * x)
     yield through("glu", lambda x: F.glu(x, 1), after=4)
     yield through("filled", lambda x: x + torch.zeros_like(x).fill_(2.0) * x.new_ones(x.shape[1], 1, 1))
+    yield through("written later", _written_later)
+
+
+def _written_later(x: Tensor) -> Tensor:
+    like, new = torch.empty_like(x), x.new_empty(x.shape) + torch.empty(x.shape).to(x)
+    like.copy_(x)
+    new[:, :, :2], new[:, :, 2:] = x[:, :, :2], 1.0
+    return like + new
 
 
 def _gate() -> nn.Module:
@@ -373,8 +385,10 @@ RULES = [
         _factory_labels,
         _filled,
         _unused,
-        demands=lambda node, kept, shapes: size_demands("size", node, shapes),
+        demands=_sized,
     ),
+    Rule(("empty_like",), _like_labels, use=_unused),  # what lies in memory varies; it is written to later
+    Rule(("new_empty", "empty"), _factory_labels, use=_unused, demands=_sized),
     Rule(("copy",), broadcast_labels, _copied, _copy_used),
     shape_rule(["expand_as"], expanded, broadcast_labels),  # as if the tensor that gives the size were added
 ]

@@ -3,6 +3,9 @@
 The norm of weight norm is taken over every dimension but one. An output goes with its entry of ``g`` and its slice of
 ``v``. An input goes by way of ``g``: without some columns of ``v`` the norm is another, and ``g`` makes up for it.
 
+A layer may hold the norms of its rows below a limit (``self.weight.data = torch.renorm(…)``, as networks for EEG do): a
+row goes, and its entries stay.
+
 A layer may also be converted at each call, as a router is that computes in a dtype of its own: that asks of which kind
 its weight is, and reads no entry of it.
 """
@@ -21,6 +24,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import chain
+from engine.program.arrays import any_over
 from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample
 
@@ -91,6 +95,43 @@ def _spans_labels(node: Node, labels: Labels) -> None:
         labels.freeze(value, f"{node!r} spans all of it, as spectral norm does")
 
 
+def _limited_labels(node: Node, labels: Labels) -> None:
+    source, own = node.args["self"], node.args["dim"] % node.output.ndim
+    labels.claim(source)
+    others = [d for d in range(source.ndim) if d != own]
+    for layer in labels.without(source, others, f"{node!r} limits the norm over it"):
+        labels.add(node.output, layer)
+    for dim in others:
+        labels.fix(node.output, dim)
+
+
+def _limited_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """A row of zeros stays one."""
+    return [torch.where(constants.plain(node.args["self"]) == 0, 0.0, math.nan)]
+
+
+def _limited_use(node: Node, use: Use) -> None:
+    used = use[node.output]
+    use.add(node.args["self"], any_over(used, [d for d in range(used.ndim) if d != node.args["dim"] % used.ndim]))
+
+
+class _Limited(nn.Conv2d):
+    """Limits its rows at each call, as the layers of EEGNet do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution."""
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.5)
+        return super().forward(x)
+
+
+def _limited_samples() -> Iterable[Sample]:
+    yield Sample(
+        lambda: chain(_Limited(3, 8, 3), nn.ReLU(), _Limited(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)),
+        (2, 3, 7, 7),
+        "layers with a limit",
+    )
+
+
 def _asks_labels(node: Node, labels: Labels) -> None:
     """It asks of which kind tensors are: no entry is read, nothing is put out."""
 
@@ -154,6 +195,7 @@ RULES = [
         unchecked=True,
         samples=_samples,
     ),
+    Rule(("renorm",), _limited_labels, _limited_constants, _limited_use, samples=_limited_samples),
     Rule(("dot", "mv", "vdot"), _spans_labels, samples=_spectral_samples),
     Rule(("_has_compatible_shallow_copy_type",), _asks_labels, use=_asks_use, samples=_converted_samples),
 ]
