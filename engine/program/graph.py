@@ -166,6 +166,7 @@ class Graph:
         decided: whether it was recorded with data: the code may decide by them which way it goes.
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
+        written: names of what is stored and written to while the model runs.
 
     Raises:
         TraceError: by `verify`, where it is broken.
@@ -198,6 +199,7 @@ class Graph:
     decided: bool = False
     notes: tuple[str, ...] = ()
     guards: tuple[Any, ...] = ()
+    written: frozenset[str] = frozenset()
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -7,13 +7,14 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.program.stored import distinct_modules
 from engine.recording.memos import forgetting
+from engine.recording.opaque import storage_of
 
 __all__ = ["evaluation"]
 
@@ -22,11 +23,12 @@ __all__ = ["evaluation"]
 def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[None]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
-    Modes, module attributes and what lies in lists, sets and dictionaries among them, buffers' identity and the random
-    state are restored.
+    Modes, module attributes and what lies in lists, sets and dictionaries among them, buffers' identity, the memory
+    that parameters and buffers stand for (``self.weight.data = …``) and the random state are restored.
     """
     modules = list(distinct_modules(model).values())
     before = [dict(vars(m)) for m in modules]
+    memory = [(t, t.data) for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if _is_plain(t)]
     contents: dict[int, tuple[Any, Any]] = {}
     for m, attributes in zip(modules, before, strict=True):
         contents |= {id(table): (table, table.copy()) for table in (m._parameters, m._buffers, m._modules)}
@@ -49,6 +51,20 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[No
             for container, kept in contents.values():
                 container.clear()
                 (container.extend if isinstance(container, (list, deque)) else container.update)(kept)
+            for tensor, data in memory:
+                if not _same_memory(tensor, data):
+                    tensor.data = data
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    place = one.data_ptr()
+    if place != other.data_ptr() or one.dtype is not other.dtype or one.stride() != other.stride():
+        return False
+    return one.shape == other.shape and (place != 0 or storage_of(one) == storage_of(other))
+
+
+def _is_plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    return type(tensor) in (nn.Parameter, Tensor) and tensor.layout is torch.strided  # type: ignore[union-attr]
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))

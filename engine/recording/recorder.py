@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,8 @@ class Recorder(TorchDispatchMode):
         self._maker = fakes
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
-        named = list(stored_tensors(model).items())
+        self._tensors = stored_tensors(model)
+        named = list(self._tensors.items())
         self._owners: dict[str, list[str]] = {}
         for name, tensor in named:
             canonical = self._aliases[name] = self._names.setdefault(id(tensor), name)
@@ -79,10 +80,11 @@ class Recorder(TorchDispatchMode):
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
         self._guards: list[Guard] = []
+        self._written: set[str] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self._stack, self._path = [""], "eval"
-        self._provenance = Provenance(self._peek)
+        self._provenance = Provenance(self._peek, self._assign)
         self._forget()
 
     # ------------------------------------------------------------------ a run
@@ -93,6 +95,9 @@ class Recorder(TorchDispatchMode):
         self._current: dict[int, Value] = {}
         self._homes: dict[int, _Home] = {}
         self._storages: dict[int, _Storage] = {}
+        self._named: dict[int, str] = {}  # by storage
+        self._memory: dict[int, dict[str, Tensor]] = {}
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         self._alive: list[Tensor] = []  # identities must not be used twice
         self._inside: Inside | None = None
         self._hidden: dict[int, Tensor] = {}
@@ -106,8 +111,12 @@ class Recorder(TorchDispatchMode):
             self._current[id(tensor)] = value = self._value(tensor)
             self._place(tensor)
             self._inputs.append(value)
-        with self._provenance, self:
-            out = call(args, kwargs)
+        try:
+            with self._provenance, self:
+                out = call(args, kwargs)
+        finally:
+            for tensor, kept in self._kept.values():
+                tensor.copy_(kept)
         self._outputs += [self._read(t) for t in tensors_in(out)]
         self._guards += self._provenance.guards.values()
         self._provenance.guards.clear()
@@ -145,6 +154,7 @@ class Recorder(TorchDispatchMode):
             kwargs=kwargs,
             notes=tuple(self.notes),
             guards=tuple(self._guards),
+            written=frozenset(self._written),
         )
 
     # ------------------------------------------------------------------ an op
@@ -153,6 +163,8 @@ class Recorder(TorchDispatchMode):
         """Run an op; record it where it touches the inputs, a parameter or something made from them."""
         kwargs = kwargs or {}
         what = signature(func)
+        if what.writes and self._maker is None:
+            self._keep(what.bind(args, kwargs)[name] for name in what.writes)
         if not what.recorded or not self._relevant(what, args, kwargs):
             return func(*args, **kwargs)
         if self._inside is not None:
@@ -230,6 +242,30 @@ class Recorder(TorchDispatchMode):
             elif not is_input and not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
                 self._constants(tensor, fake)
         return fake
+
+    def _keep(self, written: Iterable[Any]) -> None:
+        """Keep what a real parameter or buffer holds, before it is written to."""
+        if not self._memory:
+            for name, tensor in self._tensors.items():
+                self._memory.setdefault(storage_of(tensor), {})[name] = tensor.detach()
+        for memory in (storage_of(t) for t in written if isinstance(t, Tensor)):
+            for name, tensor in self._memory.get(memory, {}).items():
+                if name not in self._kept:
+                    self._kept[name] = tensor, tensor.clone()
+
+    def _assign(self, tensor: Tensor, data: Tensor) -> None:
+        """Carry out ``tensor.data = data``: from now on a tensor stands for other memory, and so for another value.
+
+        A real one that has a substitute keeps its own, or the model would lose what it has learned.
+        """
+        self._written.update(filter(None, [self._names.get(id(tensor))]))
+        if self._maker is None or isinstance(tensor, FakeTensor):
+            tensor.data = data
+            self._current[id(tensor)] = self._read(data)
+            self._place(tensor)
+        else:
+            self._fakes[id(tensor)] = self._substitute(data)
+            self._alive.append(tensor)
 
     def _constants(self, tensor: Tensor, fake: Tensor) -> None:
         """A real tensor that no module registers: keep its data with the value."""
@@ -316,12 +352,15 @@ class Recorder(TorchDispatchMode):
             value = self._stored[name]
         else:
             value = self._stored[name] = self._value(tensor, name=name)
+        if name is not None:
+            self._named[storage_of(tensor)] = name
         self._current[id(tensor)] = value
         self._place(tensor)
         return value
 
     def _write(self, tensor: Tensor, value: Value) -> None:
         home = self._homes[id(tensor)]
+        self._written.update(filter(None, [self._named.get(storage_of(tensor))]))
         home.storage.version += 1
         home.version = home.storage.version
         home.storage.writes.append((home.version, tensor, value))

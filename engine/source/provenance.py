@@ -72,6 +72,10 @@ def _remembering() -> Iterator[None]:
         vars(math).update(_MATH)
 
 
+def _assign(tensor: Tensor, data: Tensor) -> None:
+    tensor.data = data
+
+
 class Provenance(TorchFunctionMode):
     """Hands out tagged shapes, and keeps the integers and the source line of the torch function that is running.
 
@@ -79,13 +83,16 @@ class Provenance(TorchFunctionMode):
 
     Args:
         value_of: gives the recorded value of a tensor, or None where the tensor is not part of the program.
+        assign: is told of ``tensor.data = other``, which no op shows, and carries it out.
     """
 
     _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "size", "numel"})
 
-    def __init__(self, value_of: Callable[[Tensor], Value | None]) -> None:
+    def __init__(
+        self, value_of: Callable[[Tensor], Value | None], assign: Callable[[Tensor, Tensor], None] = _assign
+    ) -> None:
         super().__init__()
-        self._value_of = value_of
+        self._value_of, self._assign = value_of, assign
         self.numbers: list[int | float] = []
         self.site: Site | None = None
         self.guards: dict[Apply, Guard] = {}
@@ -106,6 +113,8 @@ class Provenance(TorchFunctionMode):
         """Run the function; tag the result where it is a shape."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "__set__" and func.__self__ is Tensor.data:
+            return self._assign(*args)
         if name not in self._plain:
             self.numbers = list(numbers_in((args, kwargs)))
             self.site = user_site(name, _take_reflected(self.numbers))

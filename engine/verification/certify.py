@@ -368,13 +368,18 @@ def observe(
     return found
 
 
+def _alias(tensor: Tensor) -> Tensor:
+    """Return another object for the same memory: a forward may put other memory under it."""
+    return tensor if isinstance(tensor, StandIn) else tensor.detach()
+
+
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put other tensors into a model's tables, under every name; `evaluation` puts its own back.
 
     What a compaction itself put there, tables of where channels go, stays as it is.
     """
     stored = stored_tensors(model)
-    others = {id(stored[name]): tensor for name, tensor in tensors.items()}
+    others = {id(stored[name]): _alias(tensor) for name, tensor in tensors.items()}
     for module in distinct_modules(model).values():
         for name, parameter in module._parameters.items():
             if parameter is not None:

@@ -93,13 +93,14 @@ def given(model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: t
         wide: dtype of floating ones, or None for their own.
     """
     reads = Counter(v.name for node in graph.nodes if node.path == "eval" for v in node.inputs if v.stored)
-    late = set() if wide is None else _late(model)
-    return {
+    late = set() if wide is None else _late(model) - graph.written
+    made = {
         name: _stand_in(recipe, wide, reads[name] > _OFTEN)
         if wide is not None and name in late and recipe.worth_it(wide)
         else recipe.make(wide)
         for name, recipe in recipes.items()
     }
+    return made | {name: made[name].clone() for name in graph.written & made.keys()}
 
 
 def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import engine
 
@@ -141,6 +142,6 @@ def test_every_module_has_a_test_file(path: Path) -> None:
 
 
 def test_every_rule_covers_an_op_that_exists() -> None:
-    """Names with a namespace are the engine's own; others are of aten."""
-    unknown = [op for op in engine.RULES if "::" not in op and not hasattr(torch.ops.aten, op)]
-    assert unknown == []
+    """Names with a namespace are the engine's own; others are of aten, though not of the oldest torch that will do."""
+    unknown = {op for op in engine.RULES if "::" not in op and not hasattr(torch.ops.aten, op)}
+    assert unknown <= ({"_grouped_mm"} if TorchVersion(torch.__version__) < (2, 8) else set())

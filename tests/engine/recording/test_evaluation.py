@@ -28,3 +28,17 @@ def test_it_keeps_what_the_modes_need() -> None:
     with evaluation(model, [model[0]]):
         assert model[0].training and not model[1].training
     assert not model[0].training
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_parameters_get_their_memory_back(device: str) -> None:
+    """A forward may put other memory under a parameter, of another dtype even."""
+    model = plain().to(device)
+    weight, mean = model[0].weight, model[1].running_mean
+    before = [t.data for t in (weight, mean)]
+    places = [t.untyped_storage()._cdata for t in before]
+    with evaluation(model):
+        weight.data, mean.data = torch.zeros(3, 3, device=device), mean.data.float()
+    assert model[0].weight is weight and weight.requires_grad and weight.dtype == torch.float64
+    assert [t.untyped_storage()._cdata for t in (weight, mean)] == places
+    assert [t.shape for t in (weight, mean)] == [t.shape for t in before]

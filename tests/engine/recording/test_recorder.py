@@ -17,7 +17,7 @@ from engine.program.signature import signature
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.recorder import WRITE
 from tests.engine.exactness import KINDS, check_exact, randomised
-from tests.engine.nets import Net, dead, image
+from tests.engine.nets import Net, dead, image, snapshot, unchanged
 
 
 @dataclass
@@ -213,3 +213,58 @@ def test_tensors_made_in_the_forward_are_constants() -> None:
     graph = engine.trace(model, image().float())
     assert [float(v.data) for v in graph.values if v.data is not None] == [2.0]
     assert any(node.op == "ones" for node in graph.nodes)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_other_memory_under_a_parameter(decides: bool) -> None:
+    """``weight.data = f(weight.data)`` in the forward: what comes after reads that, and the model keeps its weights."""
+
+    class Limited(nn.Linear):
+        """Clamps its weight at each call."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Return the linear map."""
+            self.weight.data = self.weight.data.clamp(-0.1, 0.1)
+            return super().forward(x)
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        if decides and x.sum().item() > 1e9:  # it is recorded on the real tensors
+            return x
+        return m.last(torch.tanh(m.first(x)))
+
+    model = randomised(Net(forward, first=nn.Linear(5, 8), last=Limited(8, 3)))
+    state = snapshot(model)
+    graph = engine.trace(model, torch.randn(2, 5).double())
+    clamp, linear = (next(n for n in graph.nodes if n.op == op and n.module == "last") for op in ("clamp", "linear"))
+    assert linear.args["weight"] is clamp.output and graph.decided == decides
+    assert unchanged(model, state)
+    masks = dead(model, {"first": [0, 3]}, bias=True)
+    assert check_exact(model, masks, torch.randn(2, 5).double()).slices["last.weight"].shape == (3, 6)
+
+
+@pytest.mark.parametrize("opaque", [(), ("last",)])
+def test_what_is_written_into_a_parameter_is_taken_back(opaque: tuple[str, ...]) -> None:
+    """Where data decide, the model runs on its own parameters."""
+
+    class Clamping(nn.Linear):
+        """Clamps its weight in place at each call."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Return the linear map."""
+            with torch.no_grad():
+                self.weight.data[:, 1:].clamp_(-0.1, 0.1)
+                self.bias.mul_(0.5)
+            return super().forward(x)
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.last(torch.tanh(m.first(x))) if x.sum().item() < 1e9 else x
+
+    model = randomised(Net(forward, first=nn.Linear(5, 8), last=Clamping(8, 3)))
+    state = snapshot(model)
+    graph = engine.trace(model, torch.randn(2, 5).double(), opaque=opaque)
+    assert graph.decided and unchanged(model, state)
+    if not opaque:
+        assert graph.written == {"last.weight", "last.bias"}
+        masks = dead(model, {"first": [0, 3]}, bias=True)
+        engine.ModelSpeedup(model, torch.randn(2, 5).double(), masks, confidence=4).speedup_model()
+        assert torch.equal(model.last.bias, state["last.bias"])
