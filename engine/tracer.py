@@ -35,6 +35,7 @@ from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.evaluation import evaluation
 from engine.recording.fakes import Fakes
+from engine.recording.memos import sizes_anew
 from engine.recording.modes import readers_of_training, watched
 from engine.recording.recorder import Recorder
 from engine.source.integers import tagged
@@ -160,6 +161,7 @@ def _run(
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
         scope.enter_context(evaluation(model, train))
+        scope.enter_context(sizes_anew(model))
         scope.enter_context(headwise(model))
         scope.enter_context(plain_norms(model))
         scope.enter_context(_module_stack(names, stack, recorder, opaque))

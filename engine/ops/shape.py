@@ -21,6 +21,8 @@ from engine.analysis.use import Use
 from engine.ops.heads import head_sizes
 from engine.ops.samples import Apply, chain
 from engine.program.arrays import support, view_array
+from engine.program.expressions import Apply as Computed
+from engine.program.expressions import Expr, ShapeOf
 from engine.program.graph import Node, Origin, Value
 from engine.rule import Demand, Rule, Sample, Shapes
 
@@ -173,8 +175,24 @@ def _interleave_rule() -> Rule:
     )
 
 
+def _is_position(node: Node, dim: int, labels: Labels) -> bool:
+    """Whether the code takes the size along a dimension from one that has no slots: ``x.shape[2]``, a resolution."""
+    expr = next((e for (name, at), e in node.sizes.items() if at == dim and name in ("size", "shape")), None)
+    return expr is not None and _is_fixed(expr, labels)
+
+
+def _is_fixed(expr: Expr, labels: Labels) -> bool:
+    if isinstance(expr, Computed):
+        return expr.symbol == "*" and _is_fixed(expr.left, labels) and _is_fixed(expr.right, labels)
+    return isinstance(expr, ShapeOf) and all(expr.dim not in support(layer) for layer in labels.layers(expr.value))
+
+
 def _view_labels(node: Node, labels: Labels) -> None:
-    """Where axes are merged and one merely repeats the other (``expand``), the repetitions stay as many as they are."""
+    """Where axes are merged and one merely repeats the other (``expand``), the repetitions stay as many as they are.
+
+    What is laid out along positions (``reshape(b, c, h, w)`` of tokens that were not transposed) stays whole: which
+    entry goes where depends on the resolution.
+    """
     source, target = source_of(node), node.output
     labels.claim(source)
     moved = [(layer, _view(node, layer, 0)) for layer in labels.layers(source)]
@@ -183,6 +201,8 @@ def _view_labels(node: Node, labels: Labels) -> None:
         merged = [other for k, (_, other) in enumerate(moved) if k != position and dims & set(support(other))]
         if merged and not labels.can_go(layer):
             labels.slots.freeze(layer, f"{node!r} merges it with another axis")
+        elif len(dims) > 1 and any(_is_position(node, d, labels) for d in support(labels.settled(array))):
+            labels.slots.freeze(layer, f"{node!r} lays it out along positions")
         else:
             labels.add(target, array)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 from torch import nn
 
 from engine.program.stored import modules_of
+from engine.source.sizes import is_tagged, numbers_in
 
-__all__ = ["forgetting"]
+__all__ = ["forgetting", "sizes_anew"]
 
 _MEMO = type(functools.lru_cache(lambda: None))
+_LIBRARIES = ("einops.einops",)  # called from the forward of classes that are elsewhere
 
 
 @contextmanager
@@ -46,12 +48,59 @@ def forgetting(model: nn.Module) -> Iterator[None]:
                 memo.cache_clear()
 
 
+@contextmanager
+def sizes_anew(model: nn.Module) -> Iterator[None]:
+    """Compute anew what functions that remember make of sizes, while these remember where they come from.
+
+    What was remembered of an equal shape are plain numbers, and to look it up compares sizes as the model's code would.
+    Known are functions in the Python modules of the model's classes, and einops.
+
+    Example:
+        >>> @functools.lru_cache
+        ... def halved(size):
+        ...     return size // 2
+        >>> with sizes_anew(nn.ReLU()):
+        ...     halved(8)
+        4
+    """
+    spaces = _spaces(model)
+    found = [(space, key, item) for space in spaces for key, item in space.items() if isinstance(item, _MEMO)]
+    for space, key, memo in found:
+        space[key] = _unless_tagged(memo)
+    try:
+        yield
+    finally:
+        for space, key, memo in found:
+            space[key] = memo
+
+
+def _unless_tagged(memo: Any) -> Callable[..., Any]:
+    """Return a function that remembers, and does not look there for what it is to make of tagged sizes."""
+
+    @functools.wraps(memo)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = memo.__wrapped__ if any(map(is_tagged, numbers_in((args, kwargs)))) else memo
+        return made(*args, **kwargs)
+
+    for name in ("cache_clear", "cache_info", "cache_parameters"):
+        setattr(call, name, getattr(memo, name))
+    return call
+
+
+def _spaces(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the names of the Python modules that the model's classes are in."""
+    names = {cls.__module__ for cls in _classes(model)} | set(_LIBRARIES)
+    return [vars(sys.modules[name]) for name in names & sys.modules.keys()]
+
+
+def _classes(model: nn.Module) -> list[type]:
+    classes = {cls for kind in {type(m) for _, m in modules_of(model)} for cls in kind.__mro__}
+    return [cls for cls in classes if cls is not object and not cls.__module__.startswith("torch.nn")]
+
+
 def _memos(model: nn.Module) -> Iterator[Any]:
     """Yield the functions that remember."""
-    classes = {cls for kind in {type(m) for _, m in modules_of(model)} for cls in kind.__mro__}
-    own = [cls for cls in classes if cls is not object and not cls.__module__.startswith("torch.nn")]
-    spaces = [vars(sys.modules[name]) for name in {cls.__module__ for cls in own} & sys.modules.keys()]
-    for space in (*spaces, *map(vars, own)):
+    for space in (*_spaces(model), *map(vars, _classes(model))):
         for item in list(space.values()):
             yield from _remembering(item)
 

@@ -113,13 +113,44 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
                 pins[c.place] = pin
     for c in checked if wishes else ():
         # Else it is right for some removals only, if at all.
-        if isinstance(c.expr, Apply) and not any(_multiplied(shrunk, c.expr)) and _pin(shrunk, c) is None:
+        if isinstance(c.expr, Apply) and not _scales(shrunk, c, wishes) and _pin(shrunk, c) is None:
             for leaf in leaves(c.expr):
                 if isinstance(leaf, AttributeOf):
                     wishes.get(leaf.module, {}).pop(leaf.name, None)
     return Settled(shrunk, tuple(pins.values()), (*unmet.values(), *broken)), {
         name: wish for name, wish in wishes.items() if wish
     }
+
+
+def _scales(shrunk: Shrunk, checked: _Checked, wishes: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether an expression follows the wished attributes by what it is: it multiplies and divides the op's own sizes.
+
+    The width of a head is ``x.shape[2] // self.heads`` whichever heads of ``x`` go, once there are as many as is
+    wished. With the size of another tensor it would come out right for some removals only.
+    """
+
+    def attribute(expr: AttributeOf) -> int:
+        recorded = shrunk.structure.graph.attributes[expr.module][expr.name]
+        return wishes.get(expr.module, {}).get(expr.name, recorded)
+
+    if any(_multiplied(shrunk, checked.expr)):
+        return True
+    own = [checked.node.inputs[0], *checked.node.outputs] if checked.node.inputs else []
+    if not _scaled(checked.expr) or not all(_belongs(shrunk.structure, leaf, own) for leaf in leaves(checked.expr)):
+        return False
+    return bool(evaluate(checked.expr, shrunk.shape, attribute) == checked.demand.wanted)
+
+
+def _scaled(expr: Expr) -> bool:
+    """Whether an expression only multiplies and divides."""
+    return not isinstance(expr, Apply) or expr.symbol in ("*", "//") and _scaled(expr.left) and _scaled(expr.right)
+
+
+def _belongs(structure: Structure, leaf: ShapeOf | AttributeOf, own: list[Value]) -> bool:
+    """Whether a size that changes is one of these values."""
+    slots = structure.along(leaf.value, leaf.dim) if isinstance(leaf, ShapeOf) else None
+    layers = [layer.reshape(-1) for value in own for layer in structure.of(value)]
+    return slots is None or bool(layers and torch.isin(slots, torch.cat(layers)).all())
 
 
 def _multiplied(shrunk: Shrunk, expr: Expr) -> Iterator[tuple[AttributeOf, int]]:

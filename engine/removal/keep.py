@@ -206,13 +206,16 @@ class _Norm:
 
 
 def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
-    """Return the norms over channels that can go; several calls of one module must see the same constants."""
+    """Return the norms over channels that can go; several calls of one module must see the same constants.
+
+    Calls over channels that stay may be of other sizes (``F.layer_norm(x, x.shape[-1:])`` in one module).
+    """
     found: dict[str, _Norm] = {}
     for node in structure.graph.nodes:
         statistic = structure.rules.rule(node.op).statistic
         span = None if statistic is None else statistic(node)
         slots = None if span is None else structure.along(span.input, span.dim)
-        if span is None or slots is None:
+        if span is None or slots is None or structure.frozen[slots].all():
             continue
         known = constants.along(span.input, span.dim)
         if constants.has_profile(span.input):

@@ -1,4 +1,7 @@
-"""The integers among a module's attributes: alone (``self.heads``), or in a list or tuple (``self.sizes[0]``)."""
+"""The integers among a module's attributes: alone (``self.heads``), or in a list or tuple (``self.sizes[0]``).
+
+A list or tuple may also hold pairs of a name and an integer, as a layer of einops keeps what its pattern leaves open.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def integers(module: nn.Module) -> dict[str, int]:
     """
     found = {name: int(v) for name, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool)}
     for name, value in _sequences(module):
-        found.update({f"{name}[{position}]": int(number) for position, number in enumerate(value)})
+        found.update({f"{name}[{position}]": int(_number(item)) for position, item in enumerate(value)})
     return found
 
 
@@ -40,18 +43,36 @@ def tagged(module: nn.Module, tag: Callable[[str, int], int]) -> dict[str, Any]:
         name: tag(name, value) for name, value in vars(module).items() if type(value) is int and name[0] != "_"
     }
     for name, value in _sequences(module):
-        if name[0] != "_":
-            made[name] = type(value)([tag(f"{name}[{i}]", number) for i, number in enumerate(value)])
+        if name[0] != "_" or type(value[0]) is tuple:
+            made[name] = type(value)([_with(item, tag(f"{name}[{i}]", _number(item))) for i, item in enumerate(value)])
     return made
 
 
-def _sequences(module: nn.Module) -> Iterator[tuple[str, list[int] | tuple[int, ...]]]:
-    """Yield the lists and tuples of integers; those of torch's own layers are strides and the like."""
+def _sequences(module: nn.Module) -> Iterator[tuple[str, list[Any] | tuple[Any, ...]]]:
+    """Yield the lists and tuples of integers, plain or named; those of torch's own layers are strides and the like."""
     if type(module).__module__.startswith("torch.nn.modules"):
         return
     for name, value in vars(module).items():
-        if type(value) in (list, tuple) and value and all(type(number) is int for number in value):
+        if type(value) in (list, tuple) and value and (all(map(_is_number, value)) or all(map(_is_named, value))):
             yield name, value
+
+
+def _is_number(item: Any) -> bool:
+    return type(item) is int
+
+
+def _is_named(item: Any) -> bool:
+    return type(item) is tuple and len(item) == 2 and type(item[0]) is str and type(item[1]) is int
+
+
+def _number(item: Any) -> int:
+    number: int = item[1] if isinstance(item, tuple) else item
+    return number
+
+
+def _with(item: Any, number: int) -> Any:
+    """Return an entry of a list with another number."""
+    return (item[0], number) if isinstance(item, tuple) else number
 
 
 def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> dict[str, Any]:
@@ -76,7 +97,7 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
         name, _, position = key.rstrip("]").partition("[")
         old = made.get(name, getattr(module, name, None))
         if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
-            made[name] = type(old)([value if i == int(position) else number for i, number in enumerate(old)])
+            made[name] = type(old)([_with(item, value) if i == int(position) else item for i, item in enumerate(old)])
         elif not position and isinstance(old, int):
             made[name] = value
         else:

@@ -147,3 +147,21 @@ def test_repeated_entries() -> None:
     check_labels(lambda x: x.repeat_interleave(torch.tensor([1, 2] * 4), 1), classes=0)
     check_labels(lambda x: x.repeat_interleave(2), classes=0)
     check_use(lambda x: x.repeat_interleave(2, 1), columns=[0, 1, 2], unused=[0])
+
+
+def test_tokens_that_were_not_transposed_stay_whole() -> None:
+    """``reshape(b, c, h, w)`` of ``(b, h * w, c)``: which channel an entry ends up in depends on the resolution."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = torch.tanh(m.stem(x))
+        tokens = m.mix(x.flatten(2).transpose(1, 2))
+        return m.head((x + tokens.reshape(x.shape[0], m.channels, x.shape[2], x.shape[3])).relu())
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 8, 1), mix=nn.Linear(8, 8), head=nn.Conv2d(8, 4, 1)))
+    model.channels = 8
+    x = image(2)
+    reasons = [group.reason for group in engine.dependency_groups(model, x)]
+    assert any("lays it out along positions" in (reason or "") for reason in reasons)
+    everything = {"stem": list(range(4)), "mix": list(range(4))}  # at 2 x 2 positions these would go together
+    plan = check_exact(model, dead(model, everything, bias=True), x, image(3), image(5))
+    assert "mix.weight" not in plan.slices or plan.slices["mix.weight"].before[0] == plan.slices["mix.weight"].shape[0]

@@ -173,3 +173,17 @@ def test_norms_inside_are_the_same_too() -> None:
             shared = old[name][:, index]
             if not any(fold.name.startswith(("0", "3")) or "running" in fold.name for fold in speedup.plan.folds):
                 torch.testing.assert_close(new[name], shared)
+
+
+def test_norms_of_several_sizes_in_one_module() -> None:
+    """A forward that calls ``F.layer_norm`` itself, over channels that stay whole: they are no calls of one norm."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = F.layer_norm(m.first(x), [6])
+        return m.last(F.layer_norm(m.hidden(m.middle(x).relu()), [8]))
+
+    layers = {"first": nn.Linear(5, 6), "middle": nn.Linear(6, 9), "hidden": nn.Linear(9, 8), "last": nn.Linear(8, 3)}
+    model = randomised(Net(forward, **layers))
+    masks = dead(model, {"first": [0], "middle": [1, 2], "hidden": [3]}, bias=True)
+    plan = check_exact(model, masks, torch.randn(2, 5).double())
+    assert plan.slices["middle.weight"].shape == (7, 6) and "hidden.weight" in plan.slices

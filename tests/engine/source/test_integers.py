@@ -50,6 +50,16 @@ def test_several_of_one_list() -> None:
     assert made == {"sizes": [8, 24], "heads": 2, "pair": (3, 1)} and holder.sizes == [16, 48]
 
 
+def test_named_integers() -> None:
+    """Pairs of a name and a number follow as well, under a private name too: layers of einops keep them so."""
+    layer = Holder()
+    vars(layer).update(heads=None, sizes=None, pair=None, mixed=None, _hidden=None, _list=None)
+    layer._axes, layer.other = (("h", 4), ("p", 2)), [("a", 1.0)]
+    assert integers(layer) == {"_axes[0]": 4, "_axes[1]": 2}
+    assert tagged(layer, lambda name, number: number + len(name)) == {"_axes": (("h", 12), ("p", 10))}
+    assert with_integers("x", layer, {"_axes[0]": 3}) == {"_axes": (("h", 3), ("p", 2))}
+
+
 @pytest.mark.parametrize("key", ["missing", "heads[0]", "sizes", "sizes[2]", "rate", "none", "sizes[x]", "sizes[-1]"])
 def test_what_a_module_has_not(key: str) -> None:
     """Is named, with the module."""
