@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -68,9 +69,13 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
     constants = Constants(graph, rules, canonical_tensors(model, graph), masks)
     kept = decide(structure, constants, Use(structure, constants))
     if kept.pins and not graph.explored:  # what only runs at another resolution has to be pinned as well
-        explored = trace(model, graph.kwargs or graph.args, explore=True, opaque=graph.opaque, spread=graph.spread)
-        return analyse(model, explored, rules, masks)
+        return analyse(model, graph.derived("explored", functools.partial(_explored, model, graph)), rules, masks)
     return Analysis(structure, kept, plan_of(kept, masks or {}))
+
+
+def _explored(model: nn.Module, graph: Graph) -> Graph:
+    """Record a model again, at a larger resolution as well."""
+    return trace(model, graph.kwargs or graph.args, explore=True, opaque=graph.opaque, spread=graph.spread)
 
 
 def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Tensor] | None) -> bool:
