@@ -96,8 +96,8 @@ class Recorder(TorchDispatchMode):
         self._homes: dict[int, _Home] = {}
         self._storages: dict[int, _Storage] = {}
         self._named: dict[int, str] = {}  # by storage
-        self._memory: dict[int, dict[str, Tensor]] = {}
-        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        self._memory: dict[int, dict[str, Tensor]] = {}  # what is stored, by storage
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}  # what is written to, with what was in it
         self._alive: list[Tensor] = []  # identities must not be used twice
         self._inside: Inside | None = None
         self._hidden: dict[int, Tensor] = {}
