@@ -297,12 +297,9 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
             if mask is None and counts[place] == layer.numel():
                 continue
             stays = parts[place].view(layer.shape)
-            if mask is None:
-                found[name] = stays
-                continue
-            if name in problem.masks:
+            if mask is not None and name in problem.masks:
                 mask = mask | _closed_rows(mask, layer) & stays & ~structure.frozen[layer]
-            found[name] = mask & stays
+            found[name] = stays if mask is None else mask & stays
     return found
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engine.errors import StaleGraphError, TraceError
 from engine.program.stored import stored_tensors
 
-__all__ = ["Graph", "Node", "Origin", "Value", "walk_values"]
+__all__ = ["Graph", "Node", "Origin", "Value", "map_values", "walk_values"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,12 @@ class Origin:
     target: Any
     args: Mapping[str, Any]
     inputs: tuple[Value, ...]
+
+    @classmethod
+    def of(cls, op: str, target: Any, args: Mapping[str, Any], inputs: tuple[Value, ...]) -> Origin | None:
+        """Return a call that makes something of one stored tensor alone, and nothing else but indices; or None."""
+        alone = inputs and not any(v.dtype.is_floating_point for v in inputs[1:])
+        return cls(op, target, args, inputs) if alone and (inputs[0].stored or inputs[0].origin) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +147,17 @@ def walk_values(tree: Any) -> Iterator[Value]:
                 yield item
             elif isinstance(item, (list, tuple, dict)):
                 yield from walk_values(item)
+
+
+def map_values(tree: Any, new: Mapping[int, Value]) -> Any:
+    """Return nested lists, tuples and mappings with other values in the place of some, by index."""
+    if isinstance(tree, Value):
+        return new.get(tree.index, tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_values(x, new) for x in tree)
+    if isinstance(tree, Mapping):
+        return {k: map_values(x, new) for k, x in tree.items()}
+    return tree
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from engine.errors import TraceError
 from engine.program.expressions import Expr, Guard
-from engine.program.graph import Graph, Node, Origin, Value, walk_values
+from engine.program.graph import Graph, Node, Origin, Value, map_values, walk_values
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
+from engine.recording.overwritten import Overwritten
 from engine.source.integers import integers
 from engine.source.provenance import Provenance
 from engine.source.sizes import numbers_in
@@ -96,8 +97,7 @@ class Recorder(TorchDispatchMode):
         self._homes: dict[int, _Home] = {}
         self._storages: dict[int, _Storage] = {}
         self._named: dict[int, str] = {}  # by storage
-        self._memory: dict[int, dict[str, Tensor]] = {}  # what is stored, by storage
-        self._kept: dict[str, tuple[Tensor, Tensor]] = {}  # what is written to, with what was in it
+        self._overwritten = Overwritten(self._tensors)
         self._alive: list[Tensor] = []  # identities must not be used twice
         self._inside: Inside | None = None
         self._hidden: dict[int, Tensor] = {}
@@ -115,8 +115,7 @@ class Recorder(TorchDispatchMode):
             with self._provenance, self:
                 out = call(args, kwargs)
         finally:
-            for tensor, kept in self._kept.values():
-                tensor.copy_(kept)
+            self._overwritten.restore()
         self._outputs += [self._read(t) for t in tensors_in(out)]
         self._guards += self._provenance.guards.values()
         self._provenance.guards.clear()
@@ -164,7 +163,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         what = signature(func)
         if what.writes and self._maker is None:
-            self._keep(what.bind(args, kwargs)[name] for name in what.writes)
+            self._overwritten.keep(what.bind(args, kwargs)[name] for name in what.writes)
         if not what.recorded or not self._relevant(what, args, kwargs):
             return func(*args, **kwargs)
         if self._inside is not None:
@@ -243,16 +242,6 @@ class Recorder(TorchDispatchMode):
                 self._constants(tensor, fake)
         return fake
 
-    def _keep(self, written: Iterable[Any]) -> None:
-        """Keep what a real parameter or buffer holds, before it is written to."""
-        if not self._memory:
-            for name, tensor in self._tensors.items():
-                self._memory.setdefault(storage_of(tensor), {})[name] = tensor.detach()
-        for memory in (storage_of(t) for t in written if isinstance(t, Tensor)):
-            for name, tensor in self._memory.get(memory, {}).items():
-                if name not in self._kept:
-                    self._kept[name] = tensor, tensor.clone()
-
     def _assign(self, tensor: Tensor, data: Tensor) -> None:
         """Carry out ``tensor.data = data``: from now on a tensor stands for other memory, and so for another value.
 
@@ -280,7 +269,7 @@ class Recorder(TorchDispatchMode):
         if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
             return  # nothing happened: the op gave its input back
         fresh = [t for t in made if not any(storage_of(t) == storage_of(w) for w in written)]
-        origin = None if written else _origin(op, func, values, inputs)
+        origin = None if written else Origin.of(op, func, values, inputs)
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
@@ -394,7 +383,7 @@ class Recorder(TorchDispatchMode):
 
     def _replay(self, node: Node, position: int, parent: Value) -> Value:
         old = node.inputs[0]
-        args = {k: _map_values(v, {old.index: parent}) for k, v in node.args.items()}
+        args = {k: map_values(v, {old.index: parent}) for k, v in node.args.items()}
         outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
         outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), origin=None) for v in outputs)
         self._values += outputs
@@ -402,22 +391,6 @@ class Recorder(TorchDispatchMode):
         return outputs[position]
 
 
-def _origin(op: str, func: Any, args: Mapping[str, Any], inputs: tuple[Value, ...]) -> Origin | None:
-    """Say what makes a value, where it is made of one stored tensor and nothing else but indices."""
-    alone = inputs and not any(v.dtype.is_floating_point for v in inputs[1:])
-    return Origin(op, func, args, inputs) if alone and (inputs[0].stored or inputs[0].origin) else None
-
-
 def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
     sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
     return node.op, node.module, sizes
-
-
-def _map_values(tree: Any, new: Mapping[int, Value]) -> Any:
-    if isinstance(tree, Value):
-        return new.get(tree.index, tree)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_map_values(x, new) for x in tree)
-    if isinstance(tree, Mapping):
-        return {k: _map_values(x, new) for k, x in tree.items()}
-    return tree

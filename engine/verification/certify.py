@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,6 +31,8 @@ from engine.recording.standin import StandIn
 from engine.tracer import call_model
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms
+from engine.verification.rounding import unrounded
+from engine.verification.way import Way
 from engine.verification.witness import Look, Witness
 
 __all__ = ["Certificate", "Observation", "compare", "observe"]
@@ -209,39 +210,6 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-class _Way:
-    """Tells which of the witness's nodes a call is.
-
-    The n-th call is the n-th node, as long as the data lead the way through the code that was recorded. Behind a fork
-    it is the node of its module, where both ran once (the experts of a mixture), and else none.
-    """
-
-    def __init__(self, witness: Witness) -> None:
-        self._keys = [(node.module if witness.decided else "", node.op) for node in witness.nodes]
-        number = Counter(self._keys)
-        self._once = {k: n for n, k in enumerate(self._keys) if witness.decided and number[k] == 1}
-        self._ran: Counter[tuple[str, str]] = Counter()
-        self._calls = 0
-        self.strayed = False
-
-    def step(self, module: str, op: str) -> int | None:
-        """Return the position of the node that runs."""
-        position, key = self._calls, (module, op)
-        self._calls += 1
-        self._ran[key] += 1
-        self.strayed |= position >= len(self._keys) or self._keys[position] != key
-        if not self.strayed:
-            return position
-        return self._once.get(key) if self._ran[key] == 1 else None
-
-    def end(self) -> Collection[int]:
-        """Return the positions of the nodes that can be compared."""
-        self.strayed |= self._calls != len(self._keys)
-        if not self.strayed:
-            return range(len(self._keys))
-        return {position for key, position in self._once.items() if self._ran[key] == 1}
-
-
 class _Observer(TorchDispatchMode):
     """Projects the outputs of the witness's nodes as they are computed."""
 
@@ -258,11 +226,11 @@ class _Observer(TorchDispatchMode):
         self._directions = Directions()
         self._depth = 0  # of modules that are not looked into
         self._modules = [""]  # that run
-        self.way = _Way(witness)
+        self.way = Way(witness)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
-        args, kwargs = _unrounded(func, args, kwargs or {})
+        args, kwargs = unrounded(func, args, kwargs or {})
         out, op = _computed(func, args, kwargs), signature(func).op
         if self._depth:
             return out
@@ -305,27 +273,6 @@ class _Observer(TorchDispatchMode):
                 out = out.index_select(d, index.to(out.device))
             norms = None if self._decisions.repeats else channel_norms(out, look.dim)
             self._found.note(position, self._directions.project(out, look.dim), norms)
-
-
-@functools.cache
-def _dtype_at(func: Any) -> int | None:
-    """Position of the argument that says in which dtype an op computes, or what it converts to."""
-    names = [argument.name for argument in func._schema.arguments]
-    return names.index("dtype") if "dtype" in names else None
-
-
-def _unrounded(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Stay in float64 where a model converts to less (a norm in float32): no difference is rounded off then."""
-    position = _dtype_at(func)
-    if position is None or all(t.dtype != torch.float64 for t in tensors_in((args, kwargs))):
-        return args, kwargs
-    if len(args) > position and _is_less(args[position]):
-        return (*args[:position], torch.float64, *args[position + 1 :]), kwargs
-    return args, kwargs | {"dtype": torch.float64} if _is_less(kwargs.get("dtype")) else kwargs
-
-
-def _is_less(dtype: Any) -> bool:
-    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float64
 
 
 def observe(

@@ -1,0 +1,51 @@
+"""What a run writes into a model's own parameters and buffers, taken back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from engine.recording.opaque import storage_of
+
+__all__ = ["Overwritten"]
+
+
+class Overwritten:
+    """Keeps what is in a tensor before it is written to.
+
+    Args:
+        stored: parameters and buffers by name.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.ones(3)
+        >>> kept = Overwritten({"weight": weight})
+        >>> kept.keep([weight[:1]])
+        >>> weight[:1] = 5
+        >>> kept.restore()
+        >>> weight
+        tensor([1., 1., 1.])
+    """
+
+    def __init__(self, stored: Mapping[str, Tensor]) -> None:
+        self._stored = stored
+        self._places: dict[int, list[Tensor]] = {}
+        self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def keep(self, written: Iterable[Any]) -> None:
+        """Keep what shares memory with any of these, once."""
+        if not self._places:
+            for tensor in self._stored.values():
+                self._places.setdefault(storage_of(tensor), []).append(tensor.detach())
+        for place in {
+            storage_of(t) for t in written if isinstance(t, Tensor)
+        } & self._places.keys() - self._kept.keys():
+            self._kept[place] = [(tensor, tensor.clone()) for tensor in self._places[place]]
+
+    def restore(self) -> None:
+        """Write back what was kept."""
+        for pairs in self._kept.values():
+            for tensor, before in pairs:
+                tensor.copy_(before)

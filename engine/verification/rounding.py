@@ -1,0 +1,44 @@
+"""Calls that convert to less precision on the way, as a norm does that computes in float32."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from engine.program.trees import tensors_in
+
+__all__ = ["unrounded"]
+
+
+@functools.cache
+def _dtype_at(func: Any) -> int | None:
+    """Position of the argument that says in which dtype an op computes, or what it converts to."""
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("dtype") if "dtype" in names else None
+
+
+def unrounded(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a call that stays in float64 where a model converts to less: nothing is rounded off then.
+
+    Args:
+        func: overload of an op.
+        args, kwargs: its arguments.
+
+    Example:
+        >>> x = torch.ones(2, dtype=torch.float64)
+        >>> softmax = getattr(torch.ops, "aten").softmax.int
+        >>> unrounded(softmax, (x, 0, torch.float32), {})[0][2]
+        torch.float64
+    """
+    position = _dtype_at(func)
+    if position is None or all(t.dtype != torch.float64 for t in tensors_in((args, kwargs))):
+        return args, kwargs
+    if len(args) > position and _is_less(args[position]):
+        return (*args[:position], torch.float64, *args[position + 1 :]), kwargs
+    return args, kwargs | {"dtype": torch.float64} if _is_less(kwargs.get("dtype")) else kwargs
+
+
+def _is_less(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float64

@@ -1,0 +1,49 @@
+"""Which of the recorded nodes a call is, where data may lead another way through the code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from engine.verification.witness import Witness
+
+__all__ = ["Way"]
+
+
+class Way:
+    """Tells which of the witness's nodes a call is.
+
+    The n-th call is the n-th node, as long as the data lead the way through the code that was recorded. Behind a fork
+    it is the node of its module, where both ran once (the experts of a mixture), and else none.
+
+    Args:
+        witness: its nodes.
+
+    Attributes:
+        strayed: whether another way was taken.
+    """
+
+    def __init__(self, witness: Witness) -> None:
+        self._keys = [(node.module if witness.decided else "", node.op) for node in witness.nodes]
+        number = Counter(self._keys)
+        self._once = {k: n for n, k in enumerate(self._keys) if witness.decided and number[k] == 1}
+        self._ran: Counter[tuple[str, str]] = Counter()
+        self._calls = 0
+        self.strayed = False
+
+    def step(self, module: str, op: str) -> int | None:
+        """Return the position of the node that runs."""
+        position, key = self._calls, (module, op)
+        self._calls += 1
+        self._ran[key] += 1
+        self.strayed |= position >= len(self._keys) or self._keys[position] != key
+        if not self.strayed:
+            return position
+        return self._once.get(key) if self._ran[key] == 1 else None
+
+    def end(self) -> Collection[int]:
+        """Return the positions of the nodes that can be compared."""
+        self.strayed |= self._calls != len(self._keys)
+        if not self.strayed:
+            return range(len(self._keys))
+        return {position for key, position in self._once.items() if self._ran[key] == 1}

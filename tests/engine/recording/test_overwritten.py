@@ -1,0 +1,31 @@
+"""What is written into parameters is taken back."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.recording.overwritten import Overwritten
+
+
+def test_views_of_the_same_memory() -> None:
+    """Whatever a write goes through, all that shares its memory is kept, as it was before the first one."""
+    whole = torch.arange(6.0)
+    stored = {"whole": whole, "half": whole[:3], "other": torch.ones(2)}
+    kept = Overwritten(stored)
+    kept.keep([whole.view(2, 3)[1], None])
+    whole[4] = 9
+    kept.keep([whole])
+    whole[:] = 7
+    stored["other"][0] = 5  # nobody said so
+    kept.restore()
+    assert whole.tolist() == [0, 1, 2, 3, 4, 5] and stored["other"].tolist() == [5, 1]
+
+
+def test_nothing_written() -> None:
+    """Nothing is kept, and nothing comes back."""
+    weight = torch.ones(2)
+    kept = Overwritten({"weight": weight})
+    kept.keep([torch.zeros(3)])
+    weight[0] = 2
+    kept.restore()
+    assert weight.tolist() == [2, 1]
