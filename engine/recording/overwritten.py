@@ -39,9 +39,8 @@ class Overwritten:
         if not self._places:
             for tensor in self._stored.values():
                 self._places.setdefault(storage_of(tensor), []).append(tensor.detach())
-        for place in {
-            storage_of(t) for t in written if isinstance(t, Tensor)
-        } & self._places.keys() - self._kept.keys():
+        places = {storage_of(t) for t in written if isinstance(t, Tensor)}
+        for place in places & self._places.keys() - self._kept.keys():
             self._kept[place] = [(tensor, tensor.clone()) for tensor in self._places[place]]
 
     def restore(self) -> None:
