@@ -10,6 +10,7 @@
 #   make breadth-quick  the same for one model of each architecture (five minutes)
 #   make families   exactness on the smallest model of each of timm's modules (an hour; resumes), then the page about it
 #   make architectures  the same on a small model of each architecture of transformers (half an hour; resumes)
+#   make packages   the same on networks of vit-pytorch, segmentation-models-pytorch and MONAI (five minutes)
 #   make property  500 random networks under random masks
 #   make bench     speed, memory, growth and latency beside Torch-Pruning, then docs/benchmarks.md (a quarter of an hour)
 #   make gpu       the tests that need CUDA, then docs/gpu.md
@@ -20,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo example docs test lint slow breadth breadth-quick families architectures property bench gpu clean
+.PHONY: demo example docs test lint slow breadth breadth-quick families architectures packages property bench gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-demo
@@ -51,6 +52,9 @@ families: $(VENV)/.stamp-dev $(VENV)/.stamp-bench
 
 architectures: $(VENV)/.stamp-dev $(VENV)/.stamp-bench
 	$(BIN)/python benchmarks/architectures.py
+
+packages: $(VENV)/.stamp-dev $(VENV)/.stamp-bench
+	$(BIN)/python benchmarks/packages.py
 
 slow: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -q -m slow
