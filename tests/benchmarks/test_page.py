@@ -60,7 +60,7 @@ def test_why_groups_of_a_language_model_stay() -> None:
     text = page({"language": {"Llama 70 B": row}}, "a machine", 2)
     assert text.count("softmax (modeling.py:106) sums over it") == 2  # at the top and in its section
     assert "is an output" not in text and "/some" not in text
-    assert "traced and planned, seconds: 6.00 (aim: at most 60): held" in text
+    assert "traced, counted and planned, seconds: 10.00 (aim: at most 60): held" in text
 
 
 def test_overhead_of_training() -> None:
