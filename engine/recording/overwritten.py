@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.recording.opaque import storage_of
@@ -19,7 +20,6 @@ class Overwritten:
         stored: parameters and buffers by name.
 
     Example:
-        >>> import torch
         >>> weight = torch.ones(3)
         >>> kept = Overwritten({"weight": weight})
         >>> kept.keep([weight[:1]])
@@ -37,9 +37,9 @@ class Overwritten:
     def keep(self, written: Iterable[Any]) -> None:
         """Keep what shares memory with any of these, once."""
         if not self._places:
-            for tensor in self._stored.values():
+            for tensor in filter(_has_memory, self._stored.values()):
                 self._places.setdefault(storage_of(tensor), []).append(tensor.detach())
-        places = {storage_of(t) for t in written if isinstance(t, Tensor)}
+        places = {storage_of(t) for t in written if isinstance(t, Tensor) and _has_memory(t)}
         for place in places & self._places.keys() - self._kept.keys():
             self._kept[place] = [(tensor, tensor.clone()) for tensor in self._places[place]]
 
@@ -48,3 +48,7 @@ class Overwritten:
         for pairs in self._kept.values():
             for tensor, before in pairs:
                 tensor.copy_(before)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided  # a sparse tensor has no piece of memory of its own

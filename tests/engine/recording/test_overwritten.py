@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
+import engine
 from engine.recording.overwritten import Overwritten
 
 
@@ -29,3 +31,21 @@ def test_nothing_written() -> None:
     weight[0] = 2
     kept.restore()
     assert weight.tolist() == [2, 1]
+
+
+def test_sparse_buffers() -> None:
+    """They have no piece of memory to be told apart by, and are no obstacle to a model that data decide about."""
+
+    class Graph(nn.Module):
+        """Doubles in place."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 3)
+            self.register_buffer("adjacency", torch.eye(4).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Return class scores."""
+            return self.last(self.first(x).mul_(2).relu()) if x.sum().item() < 1e9 else x
+
+    assert engine.trace(Graph(), torch.randn(2, 5)).decided
