@@ -40,7 +40,7 @@ Entry = Mapping[str, Any]
 """What is stored of a compacted module: ``{"plans": [...], "certificates": [...]}``, primitives and tensors."""
 
 Outside = Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]]
-"""By module name: its class, and its attributes that are neither tensors, modules nor hooks."""
+"""By module name: its class and attributes; of a `Step`, those that changed, without tensors, modules and hooks."""
 
 
 @dataclass(frozen=True, eq=False)
