@@ -1,0 +1,33 @@
+"""Every trap of the catalogue is exact where nobody looked, or refused or kept whole with the right reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.traps.trap import Ablation, Trap, catalogue, check
+
+TRAPS: list[Trap] = catalogue("TRAPS")
+ABLATIONS: list[Ablation] = catalogue("ABLATIONS")
+
+
+@pytest.mark.parametrize("repaired", [False, True], ids=["masks", "repaired"])
+@pytest.mark.parametrize("trap", TRAPS, ids=str)
+def test_a_trap_catches_nothing(trap: Trap, repaired: bool) -> None:
+    """Masked and compacted agree in every use, or the engine says why it kept or refused."""
+    check(trap, repaired=repaired)
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=str)
+def test_without_a_mechanism_a_trap_catches(ablation: Ablation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mechanism is idle: the trap that it names fails without it, by a difference or by an error."""
+    [trap] = [trap for trap in TRAPS if trap.name == ablation.trap]
+    check(trap, repaired=ablation.repaired)
+    ablation.disable(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017 - a difference, or whatever the engine runs into
+        check(trap, repaired=ablation.repaired)
+
+
+def test_names_are_distinct() -> None:
+    """Two traps of one name would hide each other in a report."""
+    names = [trap.name for trap in TRAPS]
+    assert len(names) == len(set(names))
