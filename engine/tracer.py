@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -37,6 +38,7 @@ from engine.recording.evaluation import evaluation
 from engine.recording.fakes import Fakes
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import readers_of_training, watched
+from engine.recording.process import EXCLUSIVE
 from engine.recording.recorder import Recorder
 from engine.source.integers import tagged
 from engine.source.sizes import Size
@@ -89,6 +91,11 @@ def check_model(model: Any) -> None:
         raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
     if not isinstance(model, nn.Module):
         raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
+    for name, module in distinct_modules(model).items():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{name!r} is TorchScript, which cannot lose channels; put the module there that it was made from."
+            )
 
 
 def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -113,14 +120,16 @@ def _module_stack(
 ) -> Iterator[None]:
     """Keep the name of the running module on top of ``stack``; tell the recorder of opaque modules."""
 
+    thread = threading.get_ident()  # others may run the same modules meanwhile
+
     def enter(module: nn.Module, args: Any) -> None:
-        if id(module) in names:
+        if id(module) in names and threading.get_ident() == thread:
             stack.append(names[id(module)])
             if names[id(module)] in opaque:
                 recorder.enter(module)
 
     def leave(module: nn.Module, args: Any, *rest: Any) -> None:  # without keywords where the forward raised
-        if id(module) in names:
+        if id(module) in names and threading.get_ident() == thread:
             try:
                 if names[id(module)] in opaque:
                     recorder.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
@@ -158,9 +167,9 @@ def _run(
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
+        scope.enter_context(evaluation(model, train, (args, kwargs)))
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
-        scope.enter_context(evaluation(model, train))
         scope.enter_context(sizes_anew(model))
         scope.enter_context(headwise(model))
         scope.enter_context(plain_norms(model))
@@ -249,7 +258,7 @@ def trace(
     check_model(model)
     args, kwargs = resolve_inputs(example_inputs)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
-    with apart(model, spread or {}):
+    with EXCLUSIVE, apart(model, spread or {}):
         recorder, decided = _recorded(model, inputs, opaque)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections.abc
 import copy
 import sys
-from collections import deque
+import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -12,48 +13,199 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from engine.errors import TraceError
 from engine.program.stored import distinct_modules
-from engine.recording.memos import forgetting
+from engine.recording.memos import classes_of, forgetting, spaces_of
 from engine.recording.opaque import storage_of
+from engine.recording.process import EXCLUSIVE, unchanged_process
+from engine.recording.snapshot import Snapshot
 
 __all__ = ["evaluation"]
 
 
 @contextmanager
-def evaluation(model: nn.Module, train: Iterable[nn.Module] = ()) -> Iterator[None]:
+def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = ()) -> Iterator[None]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
-    Modes, module attributes and what lies in lists, sets and dictionaries among them, buffers' identity, the memory
-    that parameters and buffers stand for (``self.weight.data = …``) and the random state are restored.
+    Modes, module attributes and what lies in containers and objects among them, in the ``arguments``, and in the
+    classes, closures and Python modules of the model's code; buffers' identity, the memory that parameters and buffers
+    stand for (``self.weight.data = …``), random states and flags of the process are restored. One thread runs it at a
+    time.
+
+    Raises:
+        TraceError: where an attribute is an iterator that cannot be copied, once the body advances it.
     """
-    modules = list(distinct_modules(model).values())
-    before = [dict(vars(m)) for m in modules]
-    memory = [(t, t.data) for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if _is_plain(t)]
-    contents: dict[int, tuple[Any, Any]] = {}
-    for m, attributes in zip(modules, before, strict=True):
-        contents |= {id(table): (table, table.copy()) for table in (m._parameters, m._buffers, m._modules)}
-        for name in attributes.keys() - _OF_EVERY_MODULE:
-            _keep_contents(attributes[name], contents)
-    devices = {p.device for m in modules for p in m._parameters.values() if p is not None and p.device.type == "cuda"}
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with torch.random.fork_rng(devices=[d.index for d in devices]), _uncompiled(), forgetting(model):
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
-            training = set(map(id, train))
-            for m in modules:
-                m.training = id(m) in training
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
-            for m, attributes in zip(modules, before, strict=True):
-                vars(m).clear()
-                vars(m).update(attributes)
-            for container, kept in contents.values():
-                container.clear()
-                (container.extend if isinstance(container, (list, deque)) else container.update)(kept)
-            for tensor, data in memory:
-                if not _same_memory(tensor, data):
-                    tensor.data = data
+    with EXCLUSIVE:
+        modules = list(distinct_modules(model).values())
+        state = _State(model, modules, arguments)
+        devices = {p.device for m in modules for p in _parameters(m) if p is not None and p.device.type == "cuda"}
+        with (
+            torch.random.fork_rng(devices=[d.index for d in devices]),
+            _uncompiled(),
+            forgetting(model),
+            unchanged_process(),
+        ):
+            try:
+                torch.backends.mha.set_fastpath_enabled(False)  # it would hide the attention in one fused op
+                training = set(map(id, train))
+                for m in modules:
+                    m.training = id(m) in training
+                state.lend_iterators()
+                yield
+            finally:
+                state.restore()
+
+
+class _State:
+    """What a model is before it runs."""
+
+    def __init__(self, model: nn.Module, modules: list[nn.Module], arguments: Any) -> None:
+        self._modules = [(m, type(m), dict(vars(m))) for m in modules if not _is_scripted(m)]
+        self._scripted = [(m, m.training) for m in modules if _is_scripted(m)]
+        tensors = [t for m, *_ in self._modules for t in (*m._parameters.values(), *m._buffers.values())]
+        stored = list({id(t): t for t in tensors if t is not None}.values())
+        self._memory = [(t, t.data) for t in stored if _is_plain(t)]
+        self._gradients = [(t, t.requires_grad, t.grad) for t in stored if isinstance(t, nn.Parameter)]
+        classes = [(cls, dict(vars(cls))) for cls in classes_of(model)]
+        self._names = [(space, dict(space)) for space in spaces_of(model)]
+        self._classes = classes
+        tables = [attributes[name] for _, _, attributes in self._modules for name in _TABLES if name in attributes]
+        self._tables = [(table, table.copy() if table else _EMPTY) for table in tables]
+        roots = [value for _, _, attributes in self._modules for value in _own_values(attributes)]
+        roots += [value for _, attributes in classes for value in attributes.values() if _may_hold(value)]
+        roots += [value for _, names in self._names for value in names.values() if _may_hold(value)]
+        self._contents = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored, *modules))
+
+    def lend_iterators(self) -> None:
+        """Let the body advance copies of the iterators among the attributes."""
+        tables = [(vars(m), attributes, type(m).__name__) for m, _, attributes in self._modules]
+        for table, before, owner in (*tables, *((space, names, names["__name__"]) for space, names in self._names)):
+            for name, value in before.items():
+                if type(value).__module__ in _MODULES and isinstance(value, collections.abc.Iterator):
+                    table[name] = _copied(value, f"{owner}.{name}")
+
+    def restore(self) -> None:
+        """Put back what changed."""
+        for m, kind, attributes in self._modules:
+            if type(m) is not kind:
+                object.__setattr__(m, "__class__", kind)
+            _restore_table(vars(m), attributes)
+        for table, entries in self._tables:
+            _restore_table(table, entries)
+        for m, training in self._scripted:
+            m.training = training
+        for cls, attributes in self._classes:
+            _restore_class(cls, attributes)
+        for space, names in self._names:
+            _restore_names(space, names)
+        self._contents.restore()
+        for tensor, data in self._memory:
+            if not _same_memory(tensor, data):
+                tensor.data = data
+        for tensor, requires_grad, grad in self._gradients:
+            if tensor.requires_grad is not requires_grad:
+                tensor.requires_grad_(requires_grad)
+            if tensor.grad is not grad:
+                tensor.grad = grad
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _parameters(module: nn.Module) -> Iterable[Tensor | None]:
+    return module._parameters.values()
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+_TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+_EMPTY: dict[str, Any] = {}
+
+
+def _own_values(attributes: dict[str, Any]) -> Iterator[Any]:
+    """Yield the attributes that a class adds, and that may hold something."""
+    for name, value in attributes.items():
+        if name not in _OF_EVERY_MODULE and type(value) not in _PLAIN and not _is_flat(value):
+            yield value
+
+
+def _is_flat(value: Any) -> bool:
+    return type(value) is tuple and all(type(item) in _PLAIN for item in value)
+
+
+_PLAIN = (type(None), bool, int, float, str)
+_MODULES = ("builtins", "itertools")  # of the classes of iterators
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether a name of a class or a Python module stands for something in which a call may leave something."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value))
+    return isinstance(value, (dict, list, set, collections.deque, Tensor))
+
+
+def _flat(arguments: Any) -> list[Any]:
+    """Return the objects among the arguments; tensors are inputs, which the recorder looks after."""
+    items = arguments.values() if isinstance(arguments, dict) else arguments
+    return [inner for item in items for inner in (_flat(item) if type(item) in (tuple, list, dict) else [item])]
+
+
+def _restore_table(table: dict[str, Any], before: dict[str, Any]) -> None:
+    if len(table) != len(before) or any(a is not c or b is not d for (a, b), (c, d) in _pairs(table, before)):
+        table.clear()
+        table.update(before)
+
+
+def _pairs(one: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
+    return zip(one.items(), other.items(), strict=True)
+
+
+def _restore_class(cls: type, before: dict[str, Any]) -> None:
+    now = vars(cls)
+    for name in [n for n in now if n not in before and n != "training"]:
+        type.__delattr__(cls, name)
+    for name, value in before.items():
+        if name not in now or now[name] is not value:
+            type.__setattr__(cls, name, value)
+
+
+def _restore_names(space: dict[str, Any], before: dict[str, Any]) -> None:
+    """Bind names of a Python module as they were; what it has imported since stays."""
+    if len(space) != len(before) or any(space.get(n) is not v for n, v in before.items()):
+        for name in [n for n, v in space.items() if n not in before and _is_state(v) and not n.startswith("__")]:
+            del space[name]
+        space.update({n: v for n, v in before.items() if space.get(n) is not v and _is_state(v)})
+
+
+def _is_state(value: Any) -> bool:
+    return not isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type))
+
+
+class _Spent:
+    """Stands for an iterator of the user's that could not be advanced and wound back."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __iter__(self) -> _Spent:
+        return self
+
+    def __next__(self) -> Any:
+        raise TraceError(
+            f"The model's forward advances the iterator {self._name!r}, which cannot be copied or wound back; keep a "
+            "number or `itertools.count()` there."
+        )
+
+
+def _copied(iterator: Any, name: str) -> Any:
+    try:
+        return copy.deepcopy(iterator)
+    except (TypeError, RuntimeError):  # a generator, or one over tensors of a computation
+        return _Spent(name)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
@@ -65,17 +217,6 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor | None) -> TypeGuard[Tensor]:
     return type(tensor) in (nn.Parameter, Tensor) and tensor.layout is torch.strided  # type: ignore[union-attr]
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-
-
-def _keep_contents(value: Any, contents: dict[int, tuple[Any, Any]]) -> None:
-    """Copy what lies in a container, and in those inside of it: a forward may keep in there what it computed."""
-    if isinstance(value, (dict, list, set, deque)) and id(value) not in contents:
-        contents[id(value)] = (value, copy.copy(value))
-        for inner in value.values() if isinstance(value, dict) else value:
-            _keep_contents(inner, contents)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import nn
 from engine.program.stored import modules_of
 from engine.source.sizes import is_tagged, numbers_in
 
-__all__ = ["forgetting", "sizes_anew"]
+__all__ = ["classes_of", "forgetting", "sizes_anew", "spaces_of"]
 
 _MEMO = type(functools.lru_cache(lambda: None))
 _LIBRARIES = ("einops.einops",)  # called from the forward of classes that are elsewhere
@@ -63,7 +63,7 @@ def sizes_anew(model: nn.Module) -> Iterator[None]:
         ...     halved(8)
         4
     """
-    spaces = _spaces(model)
+    spaces = spaces_of(model)
     found = [(space, key, item) for space in spaces for key, item in space.items() if isinstance(item, _MEMO)]
     for space, key, memo in found:
         space[key] = _unless_tagged(memo)
@@ -87,20 +87,21 @@ def _unless_tagged(memo: Any) -> Callable[..., Any]:
     return call
 
 
-def _spaces(model: nn.Module) -> list[dict[str, Any]]:
+def spaces_of(model: nn.Module) -> list[dict[str, Any]]:
     """Return the names of the Python modules that the model's classes are in."""
-    names = {cls.__module__ for cls in _classes(model)} | set(_LIBRARIES)
+    names = {cls.__module__ for cls in classes_of(model)} | set(_LIBRARIES)
     return [vars(sys.modules[name]) for name in names & sys.modules.keys()]
 
 
-def _classes(model: nn.Module) -> list[type]:
+def classes_of(model: nn.Module) -> list[type]:
+    """Return the classes of a model's modules and their bases, without torch's."""
     classes = {cls for kind in {type(m) for _, m in modules_of(model)} for cls in kind.__mro__}
     return [cls for cls in classes if cls is not object and not cls.__module__.startswith("torch.nn")]
 
 
 def _memos(model: nn.Module) -> Iterator[Any]:
     """Yield the functions that remember."""
-    for space in (*_spaces(model), *map(vars, _classes(model))):
+    for space in (*spaces_of(model), *map(vars, classes_of(model))):
         for item in list(space.values()):
             yield from _remembering(item)
 

@@ -299,7 +299,7 @@ def observe(
     found.decisions = decisions.taken
     observer = _Observer(witness, looks, found, decisions)
     try:
-        with evaluation(model), headwise(model), torch.inference_mode(), observer.following(model):
+        with evaluation(model, (), inputs), headwise(model), torch.inference_mode(), observer.following(model):
             _exchange(model, tensors)
             torch.manual_seed(0)
             with observer:

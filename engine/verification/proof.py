@@ -18,7 +18,7 @@ from engine.program.trees import tensors_in
 from engine.tracer import trace
 from engine.verification.certify import Certificate, Observation, compare, observe
 from engine.verification.memory import give_back
-from engine.verification.tensors import Recipe, given, masked_recipes, small_recipes
+from engine.verification.tensors import Recipe, given, masked_recipes, same_entries, small_recipes
 from engine.verification.trials import Trial, agree, not_compared, random_inputs, sample_bytes
 from engine.verification.witness import Witness
 
@@ -253,7 +253,7 @@ class Proof:
             if self._inside(name):
                 continue
             have, want = stored[name].detach(), recipe.make(self._dtype if recipe.folds else None)
-            if have.shape != want.shape or not torch.equal(have, want.to(have.dtype)):
+            if have.shape != want.shape or not same_entries(have, want.to(have.dtype)):
                 raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
             found[name] = Recipe(want if recipe.folds else have)
         for name, tensor in names_of(stored) if self._analysis.plan.replaced else ():

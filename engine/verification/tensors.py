@@ -16,7 +16,7 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.recording.standin import StandIn
 
-__all__ = ["Recipe", "given", "masked_recipes", "small_recipes"]
+__all__ = ["Recipe", "given", "masked_recipes", "same_entries", "small_recipes"]
 
 _SMALL = 4096
 """Elements below which a tensor is not worth a stand-in."""
@@ -78,6 +78,21 @@ def small_recipes(masked: Mapping[str, Recipe], plan: Plan) -> dict[str, Recipe]
         name: replace(recipe, cut=plan.slices.get(name), folds=tuple(folds.get(name, ())))
         for name, recipe in masked.items()
     }
+
+
+def same_entries(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same entries, NaN included, whatever their layout is.
+
+    Example:
+        >>> holes = torch.tensor([1.0, float("nan")])
+        >>> same_entries(holes, holes.clone()), same_entries(torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse())
+        (True, False)
+    """
+    if one.layout is not torch.strided or one.is_quantized:
+        one, other = (t.dequantize() if t.is_quantized else t.to_dense() for t in (one, other))
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def given(model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: torch.dtype | None) -> dict[str, Tensor]:

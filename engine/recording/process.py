@@ -1,0 +1,73 @@
+"""What a model's code may change in the process beside the model: random states, flags and filters, put back."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["EXCLUSIVE", "unchanged_process"]
+
+EXCLUSIVE = threading.RLock()
+"""Held while a model runs for an analysis: that changes classes, modules of Python and random states meanwhile."""
+
+
+def _set_filters(filters: Any) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda s: torch.use_deterministic_algorithms(s[0], warn_only=s[1]),
+    ),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    (lambda: torch.backends.cudnn.enabled, torch._C._set_cudnn_enabled),
+    (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark),
+    (lambda: torch.backends.cudnn.deterministic, torch._C._set_cudnn_deterministic),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda s: torch.set_autocast_enabled("cpu", s)),
+    (lambda: torch.is_autocast_enabled("cuda"), lambda s: torch.set_autocast_enabled("cuda", s)),
+    (random.getstate, random.setstate),
+    (lambda: list(warnings.filters), _set_filters),
+)
+
+
+@contextmanager
+def unchanged_process() -> Iterator[None]:
+    """Put back what the body changes of flags, of Python's and NumPy's random state, and of context variables.
+
+    Example:
+        >>> before = random.getstate()
+        >>> with unchanged_process():
+        ...     _ = random.random()
+        ...     torch.set_default_dtype(torch.float64)
+        >>> random.getstate() == before, torch.get_default_dtype()
+        (True, torch.float32)
+    """
+    flags = [(write, read, read()) for read, write in _FLAGS]
+    numpy = sys.modules.get("numpy.random")
+    state = None if numpy is None else numpy.get_state()
+    context = dict(contextvars.copy_context())
+    try:
+        yield
+    finally:
+        for write, read, before in flags:
+            if read() != before:
+                write(before)
+        if numpy is not None:
+            numpy.set_state(state)
+        for variable, value in context.items():
+            if variable.get(value) is not value:
+                variable.set(value)
