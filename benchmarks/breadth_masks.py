@@ -1,6 +1,6 @@
 """Exactness on torchvision's convolutional networks: masked and compacted compute the same, whatever is masked.
 
-    python benchmarks/breadth.py [model ...]      (default: all; resumes where it stopped)
+    python benchmarks/breadth_masks.py [model ...]      (default: all; resumes where it stopped)
 
 Each model runs in float64 with random BN statistics, affine parameters and biases, under four kinds of masks:
 
@@ -11,7 +11,7 @@ Each model runs in float64 with random BN statistics, affine parameters and bias
 
 Compared are the outputs at the example's size and at another batch size and resolution, and, channel by channel, what
 every norm puts out. A channel that differs inside must have no influence: random numbers in its place may not change
-the output. Results are kept, line by line, in ``build/breadth.jsonl``; the table goes to the terminal.
+the output. Results are kept, line by line, in ``build/breadth-masks.jsonl``; the table goes to the terminal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
-from lightning_compress.criteria import l1
-from lightning_compress.selection import select
+from benchmarks.breadth import half_of_each_group
 from tests.engine.exactness import (
     Masks,
     channel_masks,
@@ -85,21 +84,10 @@ def example(name: str, batch: int, larger: int = 0) -> Tensor:
     return torch.randn(batch, 3, size + larger, size + larger, generator=generator, dtype=torch.float64)
 
 
-def group_wise(model: nn.Module, images: Tensor, amount: float = 0.5) -> Masks:
-    """Mask the units of each dependency group that have the smallest weights."""
-    groups = engine.dependency_groups(model, images)
-    keep = {}
-    for group in groups:
-        if group.reason is None:
-            scores = l1(group, model.get_parameter)
-            keep[group.name] = select(scores, amount, rows=group.rows)
-    return engine.group_masks(groups, keep)
-
-
 def masks_of(kind: str, model: nn.Module, images: Tensor) -> Masks:
     """Return the masks of a kind; the layer that makes the output is left whole, except for single weights."""
     if kind == "groups":
-        return group_wise(model, images)
+        return half_of_each_group(model, engine.dependency_groups(model, images))
     if kind == "elements":
         return element_masks(model, seed=1, amount=0.3)
     masks = channel_masks(model, seed=1)
@@ -202,7 +190,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="model", help="names of torchvision models")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     args = parser.parse_args()
-    file = Path("build/breadth.jsonl")
+    file = Path("build/breadth-masks.jsonl")
     file.parent.mkdir(exist_ok=True)
     if args.fresh:
         file.unlink(missing_ok=True)

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import threading
 import warnings
+from pathlib import Path
 from statistics import median, quantiles
 
 import torch
-from overhead import CLOCKS, WARM_UP, Classifier, Paced, Turns, clock_of, fit
 from pytorch_lightning import Callback
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.overhead import CLOCKS, WARM_UP, Classifier, Paced, Turns, clock_of, fit
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
 
 
