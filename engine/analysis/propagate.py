@@ -198,7 +198,7 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
     for node in graph.nodes:
         rules.rule(node.op).labels(node, labels)
     for value in graph.outputs:
-        labels.freeze(value, "is an output of the model")
+        labels.freeze(value, graph.exits.get(value.index, "is an output of the model"))
     for node, missed in _beside_missed(graph):
         for value in (*node.inputs, *node.outputs):
             labels.freeze(value, f"{missed!r}, which may run in place of {node.module!r}, did not run on the example")

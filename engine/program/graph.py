@@ -168,7 +168,8 @@ class Graph:
         nodes: in the order of execution; those of the evaluation path first.
         values: all values.
         inputs: values of the example inputs.
-        outputs: values that the model returns, of both paths.
+        outputs: values that the model returns, of both paths, and whatever else leaves a run.
+        exits: of outputs that no forward returns, by index: how they leave.
         stored: parameters and buffers that the program reads, by canonical name.
         aliases: every name of a parameter or buffer -> its canonical name (tied weights).
         attributes: per module the integers among its attributes.
@@ -217,6 +218,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     guards: tuple[Any, ...] = ()
     written: frozenset[str] = frozenset()
+    exits: Mapping[int, str] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:

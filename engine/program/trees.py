@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["map_tensors", "tensors_in"]
+__all__ = ["map_tensors", "results_in", "tensors_in"]
+
+_NO_RESULTS = (type, FunctionType, ModuleType, nn.Module)
 
 # Most of what an op is given; to ask whether these are containers costs more than all else.
 _LEAVES = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
@@ -34,6 +37,44 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
         for item in _items(tree):
             if type(item) not in _LEAVES:
                 yield from tensors_in(item)
+
+
+def results_in(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors and floats that anything holds, as tensors: containers, and objects by their attributes.
+
+    Each object is looked at once. Classes, functions and modules are none of the results; what has no attributes that
+    Python sees is passed over.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> [float(t) for t in results_in({"a": SimpleNamespace(b=[torch.ones(1), 2.5], c="text")})]
+        [1.0, 2.5]
+    """
+    seen = set() if seen is None else seen
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (Tensor, float)):
+            yield item if isinstance(item, Tensor) else torch.tensor(item, dtype=torch.float64)
+        elif type(item) not in _LEAVES and not isinstance(item, _NO_RESULTS) and id(item) not in seen:
+            seen.add(id(item))
+            waiting += reversed([*_items(item), *_attributes(item)])
+
+
+def _attributes(thing: Any) -> Iterable[Any]:
+    """Return what an object holds under names; nothing for containers that Python itself has."""
+    if type(thing) in (list, tuple, dict, set, frozenset):
+        return ()
+    names = [name for cls in type(thing).__mro__ for name in _slots(cls)]
+    slots = [value for name in names if (value := getattr(thing, name, None)) is not None]
+    return [*getattr(thing, "__dict__", {}).values(), *slots]
+
+
+def _slots(cls: type) -> list[str]:
+    slots = vars(cls).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    private = [f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") else name for name in names]
+    return [name for name in private if name not in ("__dict__", "__weakref__")]
 
 
 def map_tensors(tree: Any, f: Callable[[Tensor], Any]) -> Any:

@@ -23,6 +23,7 @@ from engine.program.graph import Graph, Node, Origin, Value, map_values, walk_va
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.escapes import outliving
 from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
 from engine.recording.overwritten import Overwritten
@@ -39,11 +40,10 @@ _OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, a
 
 @dataclass
 class _Storage:
-    """A piece of memory: the tensor that owned it first, and the writes to it since."""
+    """A piece of memory: how often it was written to, and by way of which tensors, which are known by identity."""
 
-    root: Tensor
     version: int = 0
-    writes: list[tuple[int, Tensor, Value]] = field(default_factory=list)
+    writes: list[tuple[int, int, Value]] = field(default_factory=list)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Home:
     version: int
     node: Node | None = None
     position: int = 0
-    parent: Tensor | None = None
+    parent: int | None = None
 
 
 class Recorder(TorchDispatchMode):
@@ -80,6 +80,7 @@ class Recorder(TorchDispatchMode):
         self._nodes: list[Node] = []
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
+        self._exits: dict[int, str] = {}
         self._guards: list[Guard] = []
         self._written: set[str] = set()
         self._stored: dict[str, Value] = {}
@@ -98,7 +99,8 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, _Storage] = {}
         self._named: dict[int, str] = {}  # by storage
         self._overwritten = Overwritten(self._tensors)
-        self._alive: list[Tensor] = []  # identities must not be used twice
+        self._alive: dict[int, Tensor] = {}  # identities must not be used twice; the only reference to what ops make
+        self._leaves: set[int] = set()  # identities of tensors that were there before the run and are stored nowhere
         self._inside: Inside | None = None
         self._hidden: dict[int, Tensor] = {}
 
@@ -110,15 +112,37 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors_in((args, kwargs)):
             self._current[id(tensor)] = value = self._value(tensor)
             self._place(tensor)
+            self._leaves.add(id(tensor))
             self._inputs.append(value)
         try:
             with self._provenance, self:
                 out = call(args, kwargs)
         finally:
             self._overwritten.restore()
-        self._outputs += [self._read(t) for t in tensors_in(out)]
+        self._leave_with(out)
         self._guards += self._provenance.guards.values()
         self._provenance.guards.clear()
+
+    def _leave_with(self, out: Any) -> None:
+        """Note as outputs what is returned, what else outlives the call, and what was written to from outside."""
+        self._outputs += [self._read(t) for t in tensors_in(out)]
+        leaves = {key: t for key, t in self._alive.items() if key in self._leaves}
+        for tensor in [t for key, t in leaves.items() if key in self._homes and self._homes[key].storage.version]:
+            self._exit(tensor, "is written into a tensor that was there before the call")
+        stored = self._names.keys() | self._owned.keys() | leaves.keys() | self._fakes.keys()
+        stand_ins = set(map(id, self._fakes.values()))
+        for tensor in outliving(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins):
+            if id(tensor) in self._hidden.keys() - self._current.keys():
+                raise TraceError("A tensor that a replaced module makes inside outlives the call; exclude the module.")
+            if id(tensor) in self._current and id(tensor) not in stored:
+                self._exit(tensor, "outlives the call: something keeps it beside what forward returns")
+
+    def _exit(self, tensor: Tensor, how: str) -> None:
+        value = self._read(tensor)
+        if all(value is not output for output in self._outputs):
+            maker = "" if value.producer is None else f" (made by {self._nodes[value.producer]!r})"
+            self._exits[value.index] = how + maker
+            self._outputs.append(value)
 
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""
@@ -134,6 +158,7 @@ class Recorder(TorchDispatchMode):
         """Forget what was recorded since ``mark``."""
         nodes, values, inputs, outputs, guards = mark
         self._stored = {name: v for name, v in self._stored.items() if v.index < values}
+        self._exits = {index: how for index, how in self._exits.items() if index < values}
         del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
         del self._guards[guards:]
 
@@ -145,6 +170,7 @@ class Recorder(TorchDispatchMode):
             values=tuple(self._values),
             inputs=tuple(self._inputs),
             outputs=tuple(self._outputs),
+            exits=dict(self._exits),
             stored=self._stored,
             aliases=self._aliases,
             attributes={name: integers(m) for name, m in modules.items()},
@@ -235,7 +261,7 @@ class Recorder(TorchDispatchMode):
         if fake is None:
             fake = self._maker.of(tensor)
             self._fakes[id(tensor)] = fake
-            self._alive += [tensor, fake]
+            self._hold(tensor, fake)
             if id(tensor) in self._names:
                 self._owned[id(fake)] = self._names[id(tensor)]
             elif not is_input and not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
@@ -254,10 +280,11 @@ class Recorder(TorchDispatchMode):
             self._place(tensor)
         else:
             self._fakes[id(tensor)] = self._substitute(data)
-            self._alive.append(tensor)
+            self._hold(tensor)
 
     def _constants(self, tensor: Tensor, fake: Tensor) -> None:
         """A real tensor that no module registers: keep its data with the value."""
+        self._leaves.add(id(fake))
         self._current[id(fake)] = self._value(fake, data=tensor.detach())
         self._place(fake)
 
@@ -275,7 +302,7 @@ class Recorder(TorchDispatchMode):
         node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor, value in zip(written, outputs, strict=False):
             self._write(tensor, value)
-        parents = {storage_of(t): t for t in reversed(list(tensors_in(bound)))}
+        parents = {storage_of(t): id(t) for t in reversed(list(tensors_in(bound)))}
         for position, tensor in enumerate(fresh):
             self._current[id(tensor)] = outputs[len(written) + position]
             self._place(tensor, node, len(written) + position, parents.get(storage_of(tensor)))
@@ -283,7 +310,7 @@ class Recorder(TorchDispatchMode):
             if id(tensor) not in self._current:
                 self._current[id(tensor)] = outputs[0]
                 self._homes[id(tensor)] = self._homes[id(written[0])]
-                self._alive.append(tensor)
+                self._hold(tensor)
 
     def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
         module = self._stack[-1]
@@ -314,14 +341,17 @@ class Recorder(TorchDispatchMode):
     def _value(self, tensor: Tensor, **what: Any) -> Value:
         value = Value(len(self._values), tuple(int(n) for n in tensor.shape), tensor.dtype, **what)
         self._values.append(value)
-        self._alive.append(tensor)
+        self._hold(tensor)
         return value
 
-    def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: Tensor | None = None) -> None:
+    def _hold(self, *tensors: Tensor) -> None:
+        self._alive.update((id(tensor), tensor) for tensor in tensors)
+
+    def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: int | None = None) -> None:
         key = storage_of(tensor)
         storage = self._storages.get(key)
         if storage is None or parent is None:
-            storage, node, parent = self._storages.setdefault(key, _Storage(tensor)), None, None
+            storage, node, parent = self._storages.setdefault(key, _Storage()), None, None
         self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
 
     def _peek(self, tensor: Tensor) -> Value | None:
@@ -331,12 +361,13 @@ class Recorder(TorchDispatchMode):
     def _read(self, tensor: Tensor) -> Value:
         """Return the value that a tensor holds now."""
         if id(tensor) in self._current:
-            return self._refresh(tensor)
+            return self._refresh(id(tensor))
         if id(tensor) in self._hidden:
             raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
         name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
         if name is None:
             value = self._value(tensor, data=None if isinstance(tensor, FakeTensor) else tensor.detach())
+            self._leaves.add(id(tensor))
         elif name in self._stored:
             value = self._stored[name]
         else:
@@ -352,29 +383,29 @@ class Recorder(TorchDispatchMode):
         self._written.update(filter(None, [self._named.get(storage_of(tensor))]))
         home.storage.version += 1
         home.version = home.storage.version
-        home.storage.writes.append((home.version, tensor, value))
+        home.storage.writes.append((home.version, id(tensor), value))
         self._current[id(tensor)] = value
 
-    def _refresh(self, tensor: Tensor) -> Value:
-        home, value = self._homes[id(tensor)], self._current[id(tensor)]
+    def _refresh(self, key: int) -> Value:
+        home, value = self._homes[key], self._current[key]
         if home.version == home.storage.version:
             return value
         if home.node is None or home.parent is None:
             for version, writer, written in list(home.storage.writes):
                 if version > home.version:
-                    value = written if writer is tensor else self._write_through(value, written, writer)
+                    value = written if writer == key else self._write_through(value, written, writer)
         else:
             value = self._replay(home.node, home.position, self._refresh(home.parent))
         home.version = home.storage.version
-        self._current[id(tensor)] = value
+        self._current[key] = value
         return value
 
-    def _write_through(self, base: Value, written: Value, writer: Tensor) -> Value:
+    def _write_through(self, base: Value, written: Value, writer: int) -> Value:
         chain: list[tuple[Node, int]] = []
-        home = self._homes[id(writer)]
+        home = self._homes[writer]
         while home.node is not None and home.parent is not None:
             chain.insert(0, (home.node, home.position))
-            home = self._homes[id(home.parent)]
+            home = self._homes[home.parent]
         out = Value(len(self._values), base.shape, base.dtype, producer=len(self._nodes))
         self._values.append(out)
         args = {"self": base, "src": written, "chain": tuple(chain)}

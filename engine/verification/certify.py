@@ -31,6 +31,7 @@ from engine.recording.standin import StandIn
 from engine.tracer import call_model
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms
+from engine.verification.results import attributes, results_of
 from engine.verification.rounding import unrounded
 from engine.verification.way import Way
 from engine.verification.witness import Look, Witness
@@ -302,8 +303,10 @@ def observe(
         with evaluation(model, (), inputs), headwise(model), torch.inference_mode(), observer.following(model):
             _exchange(model, tensors)
             torch.manual_seed(0)
+            before = attributes(model)
             with observer:
                 out = call_model(model, *inputs)
+            left = [t.detach().to("cpu", copy=True) for t in results_of(out, model, before)]
     finally:
         for tensor in tensors.values():
             if isinstance(tensor, StandIn):
@@ -311,7 +314,7 @@ def observe(
     comparable, found.strayed = observer.way.end(), observer.way.strayed
     del observer
     found.choose(looks, comparable)
-    found.outputs = [t.detach().to("cpu", copy=True) for t in tensors_in(out)]
+    found.outputs = left
     return found
 
 

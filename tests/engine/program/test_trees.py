@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.program.trees import map_tensors, tensors_in
+from engine.program.trees import map_tensors, results_in, tensors_in
 
 Pair = namedtuple("Pair", "left right")
 ONE, TWO, THREE = (torch.full((1,), float(n)) for n in (1, 2, 3))
@@ -35,3 +37,27 @@ def test_tensors_are_replaced() -> None:
     found = map_tensors({"a": [ONE, marker], "b": Pair(TWO, (THREE,))}, lambda t: t * 10)
     assert found["a"][1] is marker and isinstance(found["b"], Pair) and isinstance(found["b"].right, tuple)
     assert [float(t) for t in tensors_in(found)] == [10, 20, 30]
+
+
+class _Slotted:
+    """An object without a dictionary."""
+
+    __slots__ = ("_Slotted__own", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = self.__own = value
+
+
+def test_results_lie_in_objects() -> None:
+    """Attributes, slots and fields are looked at, each object once, and cycles end."""
+    x, cycle = torch.ones(2), SimpleNamespace(items=[1.5])
+    cycle.self = cycle
+    assert [t.tolist() for t in results_in([_Slotted(x), cycle, nn.Linear(1, 1), int])] == [[1, 1], [1, 1], 1.5]
+
+
+def test_a_long_chain_of_objects() -> None:
+    """However deep, no recursion."""
+    chain: Any = torch.ones(1)
+    for _ in range(5000):
+        chain = SimpleNamespace(next=chain)
+    assert len(list(results_in(chain))) == 1

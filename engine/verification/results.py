@@ -1,0 +1,45 @@
+"""What a call gives: the tensors in whatever it returns, and in the attributes that it leaves on modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import results_in
+
+__all__ = ["attributes", "results_of"]
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the attributes of all modules as they are now, by the modules' names."""
+    return {name: dict(vars(module)) for name, module in distinct_modules(model).items()}
+
+
+def results_of(out: Any, model: nn.Module, before: Mapping[str, Mapping[str, Any]]) -> list[Tensor]:
+    """Return the tensors and floats in what a call returned, and in attributes that were set since.
+
+    Args:
+        out: what the call returned.
+        model: as the call left it.
+        before: what `attributes` gave before the call.
+
+    Example:
+        >>> net = nn.Identity()
+        >>> before = attributes(net)
+        >>> net.features = [2.0]
+        >>> [float(t) for t in results_of({"score": 1.0}, net, before)]
+        [1.0, 2.0]
+    """
+    seen: set[int] = set()
+    found = list(results_in(out, seen))
+    stored = set(map(id, stored_tensors(model).values()))
+    for name, module in distinct_modules(model).items():
+        for key, value in vars(module).items():
+            if key not in _OF_EVERY_MODULE and before.get(name, {}).get(key) is not value:
+                found += [t for t in results_in(value, seen) if id(t) not in stored]
+    return found
