@@ -217,12 +217,40 @@ class Labels:
 
         Rows go as a whole where the entries are tied within each row or have to stay; else an entry goes in all rows.
         """
-        waiting = self._meetings
+        keys = [tuple((layer.shape, self._roots(layer)) for layer in pair) for pair in self._meetings]
+        distinct = dict(zip(keys, self._meetings, strict=True))  # a block that is called again meets the same again
+        settled = [self._by_rows(joint, single) for joint, single in distinct.values()]
+        waiting = [pair for pair, done in zip(distinct.values(), settled, strict=True) if not done]
+        for apart in self._separate(waiting) if waiting else ():
+            self._settle(apart)
+
+    def _settle(self, waiting: list[tuple[Tensor, Tensor]]) -> None:
         while waiting:
             settled = [self._by_rows(joint, single) for joint, single in waiting]
             waiting = [pair for pair, done in zip(waiting, settled, strict=True) if not done]
             if waiting and not any(settled):
                 self.slots.union(*waiting.pop(0))
+
+    def _roots(self, layer: Tensor) -> tuple[int, ...]:
+        return tuple(self.slots.find(layer).reshape(-1).tolist())
+
+    def _separate(self, meetings: list[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:
+        """Return meetings in sets that have no slots in common, so that what one decides is nothing to another."""
+        parts = Slots()
+        position = {
+            root: i for i, root in enumerate(dict.fromkeys(r for pair in meetings for r in self._members(pair)))
+        }
+        ids = parts.new(len(position))
+        members = [ids[[position[root] for root in self._members(pair)]] for pair in meetings]
+        for own in members:
+            parts.union(own, own[:1])
+        sets: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for pair, own in zip(meetings, members, strict=True):
+            sets.setdefault(int(parts.find(own[:1])), []).append(pair)
+        return list(sets.values())
+
+    def _members(self, pair: tuple[Tensor, Tensor]) -> set[int]:
+        return {*self._roots(pair[0]), *self._roots(pair[1])}
 
     def _by_rows(self, joint: Tensor, single: Tensor) -> bool:
         along = support(single)

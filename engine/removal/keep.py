@@ -24,6 +24,7 @@ from engine.ops.wide import Widening
 from engine.program.contraction import Contraction
 from engine.program.graph import Node, Value
 from engine.removal.demands import settle
+from engine.removal.homes import Homes
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import readers_of_zeros
 from engine.source.pins import Pin
@@ -111,7 +112,7 @@ class Kept:
 
 def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Consumer, ...]:
     """Return all contractions whose input channels are slots; a depthwise one only passes its slots on."""
-    users = structure.graph.users()
+    homes = Homes(structure)
     found = []
     for node, c in structure.contractions():
         slots = structure.along(c.input, c.input_dim)
@@ -120,18 +121,10 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
         wanted = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
         used = torch.from_numpy(constants.links(c).feeding(wanted.numpy()).reshape(-1))
         if used.any():
-            sink = _sink(structure, c, users)
             known = constants.along(c.input, c.input_dim)
             bordered = c.bordered or constants.has_profile(c.input)
-            foldable = _foldable(structure, c, structure.graph.readers(c.weight))
-            found.append(Consumer(node, c, slots, known, used, bordered, foldable, sink))
+            found.append(Consumer(node, c, slots, known, used, bordered, homes.foldable(c), homes.sink(c)))
     return tuple(_merged(found))
-
-
-def _foldable(structure: Structure, c: Contraction, readers: list[Node]) -> bool:
-    """A tied embedding or a transposed use of the same weight would see what is folded into it."""
-    same = [[o for o in structure.rules.contractions(reader) if o.weight is c.weight] for reader in readers]
-    return c.weight.stored and all(same) and len({other.transposed for found in same for other in found}) == 1
 
 
 def _merged(found: list[Consumer]) -> Iterator[Consumer]:
@@ -143,31 +136,6 @@ def _merged(found: list[Consumer]) -> Iterator[Consumer]:
     for consumer in found:
         alike = used[consumer.key]
         yield consumer if alike is consumer.used else replace(consumer, used=alike)
-
-
-def _sink(structure: Structure, c: Contraction, users: dict[int, list[Node]]) -> Value | None:
-    """The bias; or else the running mean of the norm that alone reads the output, at each call of the weight."""
-    if c.bias is not None:
-        calls = [
-            {o.weight for o in structure.rules.contractions(reader) if o.bias is c.bias}
-            for reader in users[c.bias.index]
-        ]
-        return c.bias if c.bias.stored and all(weights == {c.weight} for weights in calls) else None
-    if c.output is c.weight:  # what it puts out is met by more inside
-        return None
-    outputs = {v.index for v in structure.graph.outputs}
-    means: set[Value] = set()
-    norms: list[Node] = []
-    for call in structure.graph.readers(c.weight):
-        readers = users.get(call.output.index, []) if call.outputs else []
-        absorbs = structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
-        mean = None if absorbs is None or call.output.index in outputs else absorbs(readers[0])
-        if mean is None:
-            return None
-        means.add(mean)
-        norms += readers
-    mean = means.pop() if len(means) == 1 else None
-    return mean if mean is not None and users[mean.index] == norms else None
 
 
 def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:
@@ -186,13 +154,20 @@ def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor
         if consumer.carried and not consumer.foldable:
             keep[consumer.slots[consumer.used & (consumer.constants != 0)]] = True
         calls.setdefault(consumer.key, []).append(consumer)
-    for same in calls.values():  # one weight, several calls: it can be folded once only, so constants must agree
-        for one, other in zip(same[1:], same[:-1], strict=True):
-            equal = (one.constants == other.constants) & ((one.constants == 0) | (one.bordered == other.bordered))
-            differ = (one.used | other.used) & ~equal
-            for consumer in same:
-                keep[consumer.slots[differ]] = True
+    for same in calls.values():
+        differ = _disagreement(same)
+        for consumer in same if differ.any() else ():
+            keep[consumer.slots[differ]] = True
     return keep
+
+
+def _disagreement(calls: list[Consumer]) -> Tensor:
+    """Return the input positions at which calls of one weight meet other constants: it can be folded once only."""
+    differ = torch.zeros_like(calls[0].used)
+    for one, other in zip(calls[1:], calls[:-1], strict=True):
+        equal = (one.constants == other.constants) & ((one.constants == 0) | (one.bordered == other.bordered))
+        differ |= (one.used | other.used) & ~equal
+    return differ
 
 
 @dataclass(frozen=True, eq=False)

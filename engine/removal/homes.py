@@ -1,0 +1,96 @@
+"""Where the constants of removed channels can go: the bias of the layer that reads them, or a running mean."""
+
+from __future__ import annotations
+
+import functools
+
+from engine.analysis.propagate import Structure
+from engine.program.contraction import Contraction
+from engine.program.graph import Node, Value
+
+__all__ = ["Homes"]
+
+
+class Homes:
+    """Answers for the contractions of a graph, once per weight and not once per call: a cell is called at each step.
+
+    Args:
+        structure: of the graph.
+    """
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure, self._graph = structure, structure.graph
+        self._outputs = {value.index for value in structure.graph.outputs}
+        self._foldable: dict[int, bool] = {}
+        self._sinks: dict[tuple[int, bool], Value | None] = {}
+
+    @functools.cached_property
+    def _users(self) -> dict[int, list[Node]]:
+        return self._graph.users()
+
+    @functools.cached_property
+    def _contractions(self) -> dict[int, list[Contraction]]:
+        """The contractions of each node, by its index."""
+        table: dict[int, list[Contraction]] = {}
+        for node, c in self._structure.contractions():
+            table.setdefault(node.index, []).append(c)
+        return table
+
+    def foldable(self, c: Contraction) -> bool:
+        """Whether a weight can take constants up: a stored one that nothing else reads.
+
+        A tied embedding or a transposed use of the same weight would see what is folded into it.
+
+        Args:
+            c: a contraction with the weight.
+        """
+        key = c.weight.index
+        if key not in self._foldable:
+            self._foldable[key] = c.weight.stored and self._alike(c.weight)
+        return self._foldable[key]
+
+    def _alike(self, weight: Value) -> bool:
+        ways: set[bool] = set()
+        for reader in self._graph.readers(weight):
+            same = {o.transposed for o in self._contractions.get(reader.index, ()) if o.weight is weight}
+            if not same:
+                return False
+            ways |= same
+        return len(ways) == 1
+
+    def sink(self, c: Contraction) -> Value | None:
+        """Return the bias, or else the running mean of the norm that alone reads the output, at each call.
+
+        Args:
+            c: a contraction.
+        """
+        if c.bias is None and c.output is c.weight:  # what it puts out is met by more inside
+            return None
+        key = (c.weight.index, False) if c.bias is None else (c.bias.index, True)
+        if key not in self._sinks:
+            self._sinks[key] = self._mean(c.weight) if c.bias is None else self._bias(c.bias)
+        return self._sinks[key]
+
+    def _bias(self, bias: Value) -> Value | None:
+        """Return a stored bias that goes with one weight alone, at each call."""
+        weights: set[Value] = set()
+        for reader in self._users[bias.index]:
+            own = {o.weight for o in self._contractions.get(reader.index, ()) if o.bias is bias}
+            weights |= own
+            if not own or len(weights) > 1:
+                return None
+        return bias if bias.stored else None
+
+    def _mean(self, weight: Value) -> Value | None:
+        means: set[Value] = set()
+        norms: list[Node] = []
+        for call in self._graph.readers(weight):
+            readers = self._users.get(call.output.index, []) if call.outputs else []
+            absorbs = self._structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
+            mean = None if absorbs is None or call.output.index in self._outputs else absorbs(readers[0])
+            if mean is None:
+                return None
+            means.add(mean)
+            norms += readers
+        mean = means.pop() if len(means) == 1 else None
+        return mean if mean is not None and self._users[mean.index] == norms else None
