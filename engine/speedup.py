@@ -23,6 +23,7 @@ from engine.rule import Registry
 from engine.tracer import check_model, trace
 from engine.verification.certify import Certificate
 from engine.verification.proof import Proof
+from engine.verification.training import TrainingProof
 
 __all__ = ["ModelSpeedup"]
 
@@ -32,6 +33,8 @@ _LEAVES_CONSTANTS = (
     "depend on the batch or are still being trained: removing them now would change what is learned. Mask their norms "
     "and biases too (`fix_mask_conflict`), or compact after training."
 )
+
+_TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
 
 
 class ModelSpeedup:
@@ -164,11 +167,16 @@ class ModelSpeedup:
         certificate = Certificate(exact_in_train=in_train, exact=exact, notes=(*notes, *plan.notes))
         verify = self._confidence > 0 and not plan.is_empty
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
+        step = self._step(analysis, proof) if in_train and proof is not None else None
         change = plan.prepare(self._model, optimizer, self._functions)
         try:
             change.commit()
             if proof is not None:
                 certificate = proof.conclude(certificate)
+            if step is not None:
+                certificate = step.conclude(certificate)
+            if training and not certificate.exact_in_train:
+                raise VerificationError(f"{certificate.notes[-1]} {_TRAINS_OTHERWISE}")
         except BaseException:
             change.rollback()
             raise
@@ -176,6 +184,9 @@ class ModelSpeedup:
             certify(compactable(self._model), certificate.state_dict())
         self._done, self.certificate = plan, certificate
         return self._model
+
+    def _step(self, analysis: Analysis, proof: Proof) -> TrainingProof:
+        return TrainingProof(self._model, analysis, self._masks, self._batch_dim, proof.dtype)
 
     def _decided(self) -> tuple[Analysis, bool]:
         """Return what is to be done, and whether it computes the same: ordinary norms do not."""

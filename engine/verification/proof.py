@@ -92,6 +92,11 @@ class Proof:
             )
         self._run_larger(dtype, tensors)
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the comparison, or None for the model's own."""
+        return self._dtype
+
     def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
         """Run all samples at the example's resolution; False where the model rejects them."""
         count, most = self._confidence, self._at_once(Trial(None, False, dtype))

@@ -87,7 +87,9 @@ def test_an_output_that_is_masked_at_its_scale() -> None:
         speedup = engine.ModelSpeedup(copy.deepcopy(model), image(), mask)
         small = speedup.speedup_model()
         assert small[0].weight.shape == (4, 3, 3, 3) and small[0].out_channels == 4
-        assert speedup.certificate.max_error < 1e-9 and speedup.certificate.exact_in_train
+        assert speedup.certificate.max_error < 1e-9
+        # columns of the next layer's directions went, and its scales take larger steps than those of before
+        assert not speedup.certificate.exact_in_train and "original0" in speedup.certificate.notes[-1]
         assert set(small.state_dict()) == set(model.state_dict())
 
 

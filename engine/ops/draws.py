@@ -1,0 +1,96 @@
+"""Random numbers that do not depend on how wide a network is, to compare two networks of different widths.
+
+A network with fewer channels draws fewer random numbers, and so others. In `EvenDraws` every entry of a draw is the
+same number: an entry of a 0/1 mask is the probability of a one, so that dropout is the identity, and noise is one
+nonzero number, so that a channel of zeros that is given noise does not go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.program.signature import signature
+
+__all__ = ["EvenDraws"]
+
+_IN_PLACE = ("normal_", "uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_")
+_LIKE = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}
+
+
+class EvenDraws(TorchDispatchMode):
+    """Gives every entry of a random tensor the same number.
+
+    Whole numbers and permutations are drawn from a fresh seed at each call: as many of them come out the same.
+
+    Attributes:
+        dropped: whether a 0/1 mask was drawn, whose place its probability took.
+
+    Example:
+        >>> with EvenDraws() as draws:
+        ...     torch.nn.functional.dropout(torch.ones(3), 0.5), draws.dropped
+        (tensor([1., 1., 1.]), True)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls = 0
+        self.dropped = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op; one that draws random numbers as described above."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        self._calls += 1
+        with _seeded(self._calls):
+            if name in _MASKS:
+                self.dropped = True
+                return _MASKS[name](signature(func).bind(args, kwargs))
+            out = func(*args, **kwargs)
+        if name in _IN_PLACE or name in _LIKE:
+            self._even(out, name, args)
+        return out
+
+    def _even(self, out: Tensor, name: str, args: tuple[Any, ...]) -> None:
+        one = torch.empty(1, dtype=out.dtype)
+        generator = torch.Generator().manual_seed(self._calls)
+        numbers = args[1:] if name in _IN_PLACE else ()
+        getattr(one, _LIKE.get(name, name))(*numbers, generator=generator)
+        out.fill_(one.item())
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    torch.manual_seed(seed)
+    yield
+
+
+def _filled(bound: Mapping[str, Any]) -> Tensor:
+    target, p = bound["self"], bound["p"]
+    return target.copy_(p.expand_as(target)) if isinstance(p, Tensor) else target.fill_(p)
+
+
+def _likely(bound: Mapping[str, Any]) -> Tensor:
+    target, p = bound["self"], bound.get("p")
+    if p is None:
+        return target.clone()
+    return target.new_zeros(target.shape) + p
+
+
+def _whole(bound: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    target = bound["input"]
+    return target.clone(), torch.ones_like(target, dtype=torch.bool)
+
+
+_MASKS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "bernoulli_": _filled,
+    "bernoulli": _likely,
+    "native_dropout": _whole,
+}

@@ -1,0 +1,356 @@
+"""One training step of the masked and of the compacted model: what each puts out, its gradients, and what it remembers.
+
+The step runs in train mode, forward and backward, on few small samples: the loss is a random projection of the outputs.
+Compared are outputs, the gradients of inputs and of what is left of each parameter, and buffers (running statistics).
+Hooks of modules and of parameters run, as do functions with a backward of their own. Random numbers are those of
+`EvenDraws`, so that dropout is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.compaction.build import Analysis
+from engine.compaction.compact import names_of
+from engine.compaction.plan import Plan
+from engine.errors import TraceError
+from engine.ops.draws import EvenDraws
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.evaluation import evaluation
+from engine.tracer import call_model
+from engine.verification.certify import Certificate
+from engine.verification.tensors import Recipe, masked_recipes, small_recipes
+from engine.verification.trials import Inputs, Trial, random_inputs
+
+__all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]
+
+_TOLERANCE = {torch.float64: 1e-7}
+_COARSE = 1e-3
+"""Tolerance where the model does not run in float64."""
+
+_FLOOR = 1e-6
+"""What is smaller than this share of the largest gradient is measured against that share."""
+
+_TINY = 1e-8
+"""What is smaller than that is measured against it."""
+
+_SIDE = 32
+"""Sizes behind the channels are cut to that, where the model accepts it."""
+
+Call = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What a training step computed.
+
+    Attributes:
+        outputs: tensors that the call returned.
+        inputs: gradients of the floating tensors among the inputs, None where there is none.
+        gradients: of the parameters, by canonical name; None where there is none.
+        buffers: as the step left them, by canonical name.
+        dropped: whether dropout was left out.
+    """
+
+    outputs: list[Tensor]
+    inputs: list[Tensor | None]
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    dropped: bool = False
+
+
+def training_step(
+    model: nn.Module, tensors: Mapping[str, Tensor], inputs: Inputs, call: Call = call_model, *, through: bool = True
+) -> Step:
+    """Run a call in train mode, forward and backward, with other parameters and buffers.
+
+    Args:
+        model: is left as it was.
+        tensors: parameters and buffers to run it with, by name; they are copied.
+        inputs: positional and keyword arguments.
+        call: what is run, given the model and the inputs; its forward by default. The loss of a step, or whatever
+            tensors a forward returns.
+        through: whether gradients reach the inputs.
+
+    Raises:
+        TraceError: where the model rejects the inputs, or its backward fails.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> weight = torch.tensor([[1.0, 2.0]])
+        >>> step = training_step(layer, {"weight": weight}, ((torch.tensor([[3.0, 4.0]]),), {}))
+        >>> step.outputs[0].tolist(), step.gradients["weight"].div(step.gradients["weight"][0, 0]).tolist()
+        ([[11.0]], [[1.0, 1.3333333730697632]])
+    """
+    leaves: list[Tensor] = []
+
+    def leaf(tensor: Tensor) -> Tensor:
+        if not (tensor.is_floating_point() and through):
+            return tensor.clone()
+        leaves.append(tensor.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # a forward may write into its input
+
+    with evaluation(model), _seeded(), torch.inference_mode(False), torch.enable_grad():
+        used = _exchange(model, tensors)
+        args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
+        with EvenDraws() as draws:
+            model.train()
+            out = list(tensors_in(call(model, args, kwargs)))
+            _backward(model, out)
+    return Step(
+        outputs=[t.detach().clone() for t in out],
+        inputs=[t.grad for t in leaves],
+        gradients={name: t.grad for name, t in used.items() if isinstance(t, nn.Parameter)},
+        buffers={name: t.detach() for name, t in used.items() if not isinstance(t, nn.Parameter)},
+        dropped=draws.dropped,
+    )
+
+
+def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
+    """Send a random direction back from each output."""
+    generator = torch.Generator().manual_seed(0)
+    roots = [t for t in outputs if t.requires_grad]
+    directions = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in roots]
+    if not roots:
+        return
+    try:
+        torch.autograd.backward(roots, directions)
+    except Exception as error:  # of a hook or a function of the user's
+        raise TraceError(f"The backward of {type(model).__name__} fails: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Give the random numbers of Python and NumPy a seed for the length of the body; torch's are kept elsewhere."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put copies of other tensors into a model's tables, under every name; `evaluation` puts its own back."""
+    stored = stored_tensors(model)
+    used = {name: _copied(stored[name], tensor) for name, tensor in tensors.items()}
+    others = {id(stored[name]): tensor for name, tensor in used.items()}
+    for module in distinct_modules(model).values():
+        for table in (module._parameters, module._buffers):
+            table.update({key: others.get(id(t), t) for key, t in table.items()})  # type: ignore[arg-type, misc]
+        if isinstance(module, nn.RNNBase):  # it keeps them in a list as well
+            module._flat_weights = [module._parameters[name] for name in module._flat_weights_names]  # type: ignore[misc]
+    return used
+
+
+def _copied(stored: Tensor, tensor: Tensor) -> Tensor:
+    """Return a copy, with the hooks of the parameter whose place it takes."""
+    if not isinstance(stored, nn.Parameter):
+        return tensor.detach().clone()
+    copied = nn.Parameter(tensor.detach().clone(), requires_grad=stored.requires_grad)
+    if stored.requires_grad:
+        for hook in (stored._backward_hooks or {}).values():
+            copied.register_hook(hook)
+        for hook in (getattr(stored, "_post_accumulate_grad_hooks", None) or {}).values():
+            copied.register_post_accumulate_grad_hook(hook)
+    return copied
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def largest_difference(
+    reference: Step,
+    compacted: Step,
+    plan: Plan,
+    masks: Mapping[str, Tensor],
+    without: Callable[[str], bool] = lambda name: False,
+    used: Callable[[str], Tensor | None] = lambda name: None,
+) -> tuple[float, str]:
+    """Return the largest relative difference between two training steps, and where it is.
+
+    A gradient is compared where the parameter is left and not masked. What is removed and not masked must have no
+    gradient in the masked model: it would go on learning there.
+
+    Args:
+        reference: of the masked model.
+        compacted: of the model that the plan made of it.
+        plan: what stays of each parameter.
+        masks: canonical masks of the parameters before.
+        without: whether a parameter or buffer is not compared, by its name.
+        used: which entries of a buffer before have a part in anything, by its name; None for all.
+    """
+    if [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
+        return math.inf, "the shapes of the outputs"
+    gaps = [(_gap(a, b, _TINY), "an output") for a, b in zip(reference.outputs, compacted.outputs, strict=True)]
+    floor = _FLOOR * max(
+        (_peak(g) for g in (*reference.gradients.values(), *reference.inputs) if g is not None), default=0
+    )
+    pairs = zip(reference.inputs, compacted.inputs, strict=True)
+    gaps += [
+        (_gap(*_both(a, b), floor), "the gradient of an input") for a, b in pairs if a is not None or b is not None
+    ]
+    for name, before in reference.buffers.items():
+        if not without(name) and name in compacted.buffers:
+            gaps.append((_state_gap(name, before, compacted.buffers[name], plan, used(name)), f"the buffer {name!r}"))
+    for name in reference.gradients:
+        if not without(name):
+            gaps += _gradient_gaps(name, reference, compacted, plan, masks.get(name), floor)
+    return max(gaps, key=lambda gap: gap[0], default=(0.0, "nothing"))
+
+
+def _state_gap(name: str, before: Tensor, after: Tensor, plan: Plan, used: Tensor | None) -> float:
+    """Return the difference of what a step leaves in a buffer, where that has a part in anything."""
+    whole = torch.ones_like(before, dtype=torch.bool) if used is None else used.to(before.device).expand_as(before)
+    if name in plan.slices:
+        before, whole = plan.slices[name].apply(before), plan.slices[name].apply(whole)
+    if before.shape != after.shape:
+        return math.inf
+    return _gap(before[whole], after[whole], _TINY)
+
+
+def _gradient_gaps(
+    name: str, reference: Step, compacted: Step, plan: Plan, mask: Tensor | None, floor: float
+) -> Iterator[tuple[float, str]]:
+    before, after, cut = reference.gradients[name], compacted.gradients.get(name), plan.slices.get(name)
+    if before is None:
+        if after is not None and after.any():
+            yield math.inf, f"the gradient of {name!r}, which the masked model does not train"
+        return
+    before = before if mask is None else before * mask.to(before)
+    left = before if cut is None else cut.apply(before)
+    inner = plan.masks.get(name)
+    after = torch.zeros_like(left) if after is None else after if inner is None else after * inner.to(after)
+    yield _gap(left, after, floor), f"the gradient of {name!r}"
+    if cut is not None:
+        gone = before - cut.expand(left)
+        yield _gap(torch.zeros_like(gone), gone, max(floor, _peak(left))), f"the gradient of what {name!r} loses"
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return two gradients, zero where there is none."""
+    if one is None and other is not None:
+        return torch.zeros_like(other), other
+    assert one is not None
+    return one, torch.zeros_like(one) if other is None else other
+
+
+def _peak(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _gap(one: Tensor, other: Tensor, floor: float) -> float:
+    """Return the largest difference relative to the largest entry of the first, infinite where shapes differ."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return math.inf
+    if not one.numel():
+        return 0.0
+    if not (one.is_floating_point() or one.is_complex()):
+        return 0.0 if torch.equal(one, other) else math.inf
+    difference, scale = _peak(one - other), max(_peak(one), floor)
+    if not (math.isfinite(difference) and math.isfinite(scale)):
+        return math.inf
+    return difference / scale if scale else (0.0 if difference == 0 else math.inf)
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+class TrainingProof:
+    """A training step of the masked model, made before it is changed.
+
+    Args:
+        model: the model before the change.
+        analysis: what is about to be done to it.
+        masks: canonical masks, or None where zeros in the weights are meant.
+        batch_dim: batch dimension of the inputs.
+        dtype: of the comparison, or None for the model's own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        analysis: Analysis,
+        masks: Mapping[str, Tensor] | None,
+        batch_dim: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._model, self._plan, self._dtype = model, analysis.plan, dtype
+        self._graph, self._use = analysis.structure.graph, analysis.kept.use
+        self._recipes = masked_recipes(model, self._graph, masks or {})
+        tensors = {name: recipe.make(dtype) for name, recipe in self._recipes.items()}
+        self._masks = masks if masks is not None else {name: t != 0 for name, t in tensors.items()}
+        self._rejected = ""
+        self._reference: Step | None = None
+        small = replace(self._graph, args=_small(self._graph.args), kwargs=_small(dict(self._graph.kwargs)))
+        whole = self._graph
+        for graph, samples, through in ((small, 2, True), (whole, 1, True), (whole, 2, True), (whole, None, False)):
+            self._inputs, self._through = random_inputs(graph, Trial(samples, False, dtype), batch_dim), through
+            try:
+                self._reference = training_step(model, tensors, self._inputs, through=through)
+                break
+            except TraceError as error:
+                self._rejected = str(error)
+
+    def conclude(self, certificate: Certificate) -> Certificate:
+        """Run the step of the compacted model; withdraw that train mode is exact where the two differ.
+
+        Args:
+            certificate: says that train mode is exact, by the rules.
+        """
+        if self._reference is None:
+            return _withdrawn(certificate, f"Train mode was not compared: {self._rejected}")
+        try:
+            step = training_step(self._model, self._small(), self._inputs, through=self._through)
+        except TraceError as error:
+            return _withdrawn(certificate, f"The compacted model does not train as the masked one does: {error}")
+        gap, where = largest_difference(self._reference, step, self._plan, self._masks, self._replaced, self._used)
+        if not gap <= _TOLERANCE.get(self._dtype, _COARSE):  # type: ignore[arg-type]
+            note = f"Train mode is not exact: in one training step {where} differs by {gap:.1e} from the masked model."
+            return _withdrawn(certificate, note)
+        notes = ("Dropout was left out where train mode was compared.",) if step.dropped else ()
+        return replace(certificate, notes=(*certificate.notes, *notes))
+
+    def _small(self) -> dict[str, Tensor]:
+        stored = stored_tensors(self._model)
+        recipes = {n: r for n, r in small_recipes(self._recipes, self._plan).items() if not self._replaced(n)}
+        if self._plan.replaced:
+            recipes |= {n: Recipe(t.detach()) for n, t in names_of(stored) if self._replaced(n)}
+        return {name: recipe.make(self._dtype) for name, recipe in recipes.items()}
+
+    def _used(self, name: str) -> Tensor | None:
+        value = self._graph.stored.get(name)
+        return None if value is None or name in self._graph.written else self._use[value]
+
+    def _replaced(self, name: str) -> bool:
+        canonical = self._graph.aliases.get(name, name)
+        modules = [f"{module.module}." for module in self._plan.replaced]
+        return any(n.startswith(module) for n in (name, canonical) for module in modules)
+
+
+def _small(tree: Any) -> Any:
+    """Return inputs whose dimensions behind the channels are cut, so that a backward in float64 is quick."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or all(n <= _SIDE for n in tensor.shape[2:]):
+            return tensor
+        places = [slice(None), slice(None), *(slice(_SIDE) for _ in tensor.shape[2:])]
+        return tensor[tuple(places)]
+
+    return map_tensors(tree, cut)
+
+
+def _withdrawn(certificate: Certificate, note: str) -> Certificate:
+    return replace(certificate, exact_in_train=False, notes=(*certificate.notes, note))

@@ -1,0 +1,172 @@
+"""What is called exact in train mode is what one training step, forward and backward, shows to be."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.errors import TraceError, VerificationError
+from engine.verification.training import largest_difference, training_step
+from tests.engine.exactness import Masks, parameters, randomised
+
+
+def net() -> nn.Sequential:
+    """Return a network whose first layer loses half of its channels."""
+    return randomised(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)))  # type: ignore[return-value]
+
+
+def masks() -> Masks:
+    """Mask channels in the norm as well."""
+    kept = torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0])
+    return {
+        "0": {"weight": kept.view(-1, 1, 1, 1).expand(8, 3, 3, 3), "bias": kept},
+        "1": {"weight": kept, "bias": kept},
+    }
+
+
+def image() -> Tensor:
+    """Return an example input."""
+    return torch.zeros(2, 3, 6, 6, dtype=torch.float64)
+
+
+def compacted(model: nn.Module, **options: Any) -> engine.Certificate:
+    """Compact a model, and return what the certificate says."""
+    speedup = engine.ModelSpeedup(model, image(), masks(), confidence=2)
+    speedup.speedup_model(**options)
+    return speedup.certificate
+
+
+def test_a_step_leaves_nothing_behind() -> None:
+    """Neither gradients, statistics nor random numbers."""
+    model, x = net(), torch.rand(2, 3, 6, 6).double()
+    before, state, number = copy.deepcopy(model.state_dict()), torch.get_rng_state(), random.getstate()
+    tensors = {name: t.detach() * 2 for name, t in model.state_dict().items()}
+    step = training_step(model, tensors, ((x,), {}))
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state()) and number == random.getstate()
+    assert not model.training and all(p.grad is None for p in model.parameters())
+    assert step.gradients.keys() == dict(model.named_parameters()).keys() and step.inputs[0] is not None
+    assert not torch.equal(step.buffers["1.running_mean"], tensors["1.running_mean"])
+
+
+def test_a_step_with_other_numbers_differs() -> None:
+    """In the place that is named."""
+    model, inputs = net(), ((torch.rand(2, 3, 6, 6).double(),), {})
+    tensors = {name: t.detach() for name, t in model.state_dict().items()}
+    one = training_step(model, tensors, inputs)
+    assert largest_difference(one, one, engine.Plan(), {})[0] == 0
+    other = training_step(model, {**tensors, "3.weight": tensors["3.weight"] * 2}, inputs)
+    assert largest_difference(one, other, engine.Plan(), {})[0] > 0.1
+
+
+def test_a_step_can_be_another_call() -> None:
+    """A loss, say, which is projected like any output."""
+    model = net()
+    tensors = {name: t.detach() for name, t in model.state_dict().items()}
+    inputs = ((torch.rand(2, 3, 6, 6).double(),), {})
+    step = training_step(model, tensors, inputs, lambda m, args, kwargs: m(*args).square().mean())
+    assert step.outputs[0].ndim == 0 and step.gradients["0.weight"] is not None
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_repaired_masks_are_exact(training: bool) -> None:
+    """In the step too."""
+    model = net()
+    assert compacted(model, training=training).exact_in_train and parameters(model) < parameters(net())
+
+
+class Summed(torch.autograd.Function):
+    """Sums over channels on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the input."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the gradient over the number of channels."""
+        return gradient / gradient.shape[1]
+
+
+class Scaling(nn.Module):
+    """Calls the function between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        hidden = self.net[2](self.net[1](self.net[0](x)))
+        return self.net[3](Summed.apply(hidden))
+
+
+def test_a_backward_that_counts_channels_is_noticed() -> None:
+    """And no other is blamed; a model that trains on is left as it was."""
+    prefixed = {f"net.{name}": entries for name, entries in masks().items()}
+    speedup = engine.ModelSpeedup(Scaling(), image(), prefixed, confidence=2)
+    speedup.speedup_model()
+    assert speedup.certificate.verified and not speedup.certificate.exact_in_train
+    assert "Train mode is not exact: in one training step" in speedup.certificate.notes[-1]
+    model = Scaling()
+    with pytest.raises(VerificationError, match="would change what is learned"):
+        engine.ModelSpeedup(model, image(), prefixed, confidence=2).speedup_model(training=True)
+    assert parameters(model) == parameters(Scaling())
+
+
+def test_a_hook_that_masks_rows_is_noticed() -> None:
+    """Its mask has the shape of before."""
+    model = net()
+    model[0].weight.register_hook(lambda gradient: gradient * torch.ones(8, 1, 1, 1, dtype=torch.float64))
+    certificate = compacted(model)
+    assert not certificate.exact_in_train and "does not train as the masked one does" in certificate.notes[-1]
+
+
+def test_dropout_is_said_to_be_left_out() -> None:
+    """And does not keep train mode from being compared."""
+    model = nn.Sequential(*net()[:3], nn.Dropout(0.5), net()[3])
+    certificate = compacted(model)
+    assert certificate.exact_in_train and "Dropout was left out" in certificate.notes[-1]
+
+
+class Wanting(nn.Module):
+    """Wants targets while training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return scores, or a loss."""
+        if self.training and targets is None:
+            raise ValueError("targets are wanted")
+        return self.net(x)
+
+
+def test_a_model_that_rejects_the_step_is_not_called_exact() -> None:
+    """The reason is its own."""
+    prefixed = {f"net.{name}": entries for name, entries in masks().items()}
+    speedup = engine.ModelSpeedup(Wanting(), image(), prefixed, confidence=2)
+    speedup.speedup_model()
+    assert not speedup.certificate.exact_in_train
+    assert any("not compared" in note and "targets are wanted" in note for note in speedup.certificate.notes)
+
+
+def test_a_backward_that_fails_names_itself() -> None:
+    """As an error of the engine."""
+    model = net()
+
+    def fail(gradient: Tensor) -> Tensor:
+        raise ZeroDivisionError("no")
+
+    model[3].weight.register_hook(fail)
+    tensors = {name: t.detach() for name, t in model.state_dict().items()}
+    with pytest.raises(TraceError, match="The backward of Sequential fails: ZeroDivisionError"):
+        training_step(model, tensors, ((torch.rand(2, 3, 6, 6).double(),), {}))
