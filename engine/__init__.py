@@ -13,6 +13,7 @@ from engine.files.shards import compact_shards, load_shards
 from engine.groups import Group, Member, dependency_groups, group_masks
 from engine.masks import ZEROS, read_masks
 from engine.ops import HEAD_DIMENSIONS, RULES, set_attention
+from engine.program.entries import Entry
 from engine.program.graph import Graph, Node, Value
 from engine.repair import fix_mask_conflict
 from engine.rule import Registry, Rule, Sample
@@ -28,6 +29,7 @@ __all__ = [
     "ZEROS",
     "Certificate",
     "ChannelDependency",
+    "Entry",
     "Graph",
     "Group",
     "GroupDependency",

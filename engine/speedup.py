@@ -22,6 +22,7 @@ from engine.program.graph import Graph
 from engine.rule import Registry
 from engine.tracer import check_model, trace
 from engine.verification.certify import Certificate
+from engine.verification.entries import EntryProof
 from engine.verification.proof import Proof
 from engine.verification.training import TrainingProof
 
@@ -130,7 +131,8 @@ class ModelSpeedup:
         self._functions = check_functions(customized_replace_func)
         opaque = opaque_names(model, self._functions)
         if graph is None or set(graph.opaque) != set(opaque):
-            graph = trace(model, dummy_input if graph is None else graph.kwargs or graph.args, opaque=opaque)
+            example, entries = (dummy_input, ()) if graph is None else (graph.kwargs or graph.args, graph.entries)
+            graph = trace(model, example, entries=entries, opaque=opaque)
         self._graph = graph
         self._rules: Registry = rules_of(graph) if rules is None else rules
         self._done: Plan | None = None
@@ -168,6 +170,7 @@ class ModelSpeedup:
         verify = self._confidence > 0 and not plan.is_empty
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
         step = self._step(analysis, proof) if in_train and proof is not None else None
+        entries = self._entries(analysis, in_train) if verify and exact else None
         change = plan.prepare(self._model, optimizer, self._functions)
         try:
             change.commit()
@@ -177,6 +180,8 @@ class ModelSpeedup:
                 certificate = step.conclude(certificate)
             if training and not certificate.exact_in_train:
                 raise VerificationError(f"{certificate.notes[-1]} {_TRAINS_OTHERWISE}")
+            if entries is not None:
+                certificate = entries.conclude(certificate)
         except BaseException:
             change.rollback()
             raise
@@ -187,6 +192,10 @@ class ModelSpeedup:
 
     def _step(self, analysis: Analysis, proof: Proof) -> TrainingProof:
         return TrainingProof(self._model, analysis, self._masks, self._batch_dim, proof.dtype)
+
+    def _entries(self, analysis: Analysis, in_train: bool) -> EntryProof | None:
+        """Run the masked model's entries, where it has any."""
+        return EntryProof(self._model, analysis, self._masks or {}, in_train) if self._graph.entries else None
 
     def _decided(self) -> tuple[Analysis, bool]:
         """Return what is to be done, and whether it computes the same: ordinary norms do not."""
@@ -203,7 +212,9 @@ class ModelSpeedup:
         spread = candidates(found) if self._reindex else {}
         if not spread:
             return found
-        graph = trace(self._model, graph.kwargs or graph.args, opaque=graph.opaque, spread=spread)
+        graph = trace(
+            self._model, graph.kwargs or graph.args, entries=graph.entries, opaque=graph.opaque, spread=spread
+        )
         other = analyse(self._model, graph, self._rules, self._masks)
         costs = zip(self._costs(other), self._costs(found), strict=True)
         return other if all(new <= old for new, old in costs) else found

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,13 +27,17 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from engine.errors import InputError, TraceError
 from engine.ops.heads import headwise, shape_free
 from engine.ops.norm import sized_like
+from engine.ops.opaque import LITERAL
 from engine.ops.spread import apart
 from engine.ops.wide import plain_norms, spans_of
+from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.around import around
+from engine.recording.closed import ClosedRecorder
 from engine.recording.evaluation import evaluation
 from engine.recording.fakes import Fakes
 from engine.recording.memos import sizes_anew
@@ -153,21 +157,30 @@ def _size_of(module: str, name: str, number: int) -> Size:
     return Size(number, AttributeOf(module, name))
 
 
-def _run(
-    recorder: Recorder,
-    model: nn.Module,
-    opaque: Collection[str],
-    args: Any,
-    kwargs: Any,
-    train: list[nn.Module],
-    path: str,
-) -> None:
+def call_entry(entry: Entry, args: Any, kwargs: Any) -> Any:
+    """Run an entry and turn whatever it raises into an error that names it."""
+    try:
+        return entry.run(args, kwargs)
+    except (*_NEEDS_DATA, TraceError):
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"The entry {entry.name!r} does not run while it is recorded: {type(error).__name__}: {error}. Leave out "
+            "of it what needs more than its arguments, or do without this entry where its reads do not matter."
+        ) from error
+
+
+@contextmanager
+def _recording(
+    recorder: Recorder, model: nn.Module, opaque: Collection[str], train: list[nn.Module], arguments: Any
+) -> Iterator[list[str]]:
+    """Prepare a model for a run that is recorded; give the stack of the modules that run."""
     modules = distinct_modules(model)
     names = {id(m): n for n, m in modules.items()}
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
-        scope.enter_context(evaluation(model, train, (args, kwargs)))
+        scope.enter_context(evaluation(model, train, arguments))
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
         scope.enter_context(sizes_anew(model))
@@ -177,11 +190,48 @@ def _run(
         scope.enter_context(torch.inference_mode())
         for name, m in modules.items():
             vars(m).update(tagged(m, functools.partial(_size_of, name)))
+        yield stack
+
+
+def _run(
+    recorder: Recorder,
+    model: nn.Module,
+    opaque: Collection[str],
+    args: Any,
+    kwargs: Any,
+    train: list[nn.Module],
+    path: str,
+) -> None:
+    with _recording(recorder, model, opaque, train, (args, kwargs)) as stack:
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
-def _record(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], fake: bool) -> Recorder:
-    recorder = Recorder(model, Fakes(sized_like) if fake else None)
+def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[str], entry: Entry) -> None:
+    """Record an entry, on data where it asks for them.
+
+    Raises:
+        TraceError: naming the entry, where it does not run.
+    """
+    train = readers_of_training(model) if entry.training else []
+    arguments = (entry.args, dict(entry.kwargs))
+    for fake in (True, False):
+        mark = recorder.mark()
+        try:
+            with around(entry, model), _recording(recorder, model, opaque, train, arguments) as stack:
+                recorder.run_entry(
+                    lambda a, k: call_entry(entry, a, k), entry.args, entry.kwargs, stack, entry.name, fake=fake
+                )
+            return
+        except (*_NEEDS_DATA, TraceError):
+            recorder.drop(mark)
+            if not fake or recorder.real:
+                raise
+
+
+def _record(
+    model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], fake: bool, entries: Sequence[Entry] = ()
+) -> ClosedRecorder:
+    recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL)
     readers = readers_of_training(model)
     with watched(readers) as seen:
         _run(recorder, model, opaque, *inputs[0], [], "eval")
@@ -194,6 +244,8 @@ def _record(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN[path]} {error}")
+    for entry in entries:
+        _run_entry(recorder, model, opaque, entry)
     return recorder
 
 
@@ -207,21 +259,26 @@ def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return map_tensors(args, grown), map_tensors(kwargs, grown)
 
 
-def _recorded(model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str]) -> tuple[Recorder, bool]:
+def _recorded(
+    model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], entries: Sequence[Entry]
+) -> tuple[ClosedRecorder, bool]:
     """Record without data, or with data where the model decides by them; return whether it took data.
 
     Ops that run may still reject tensors without data, for their dtype say: then data tell what they do.
     """
     try:
-        return _record(model, inputs, opaque, fake=True), False
+        recorder = _record(model, inputs, opaque, fake=True)
     except (*_NEEDS_DATA, TraceError):
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
-            return _record(model, inputs, opaque, fake=False), True
+            return _record(model, inputs, opaque, fake=False, entries=entries), True
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+    for entry in entries:
+        _run_entry(recorder, model, opaque, entry)
+    return recorder, False
 
 
 @uncollected()
@@ -229,6 +286,7 @@ def trace(
     model: nn.Module,
     example_inputs: Any,
     *,
+    entries: Mapping[str, Any] | Sequence[Any] | None = None,
     explore: bool = False,
     opaque: Collection[str] = (),
     spread: Mapping[str, int] | None = None,
@@ -238,6 +296,9 @@ def trace(
     Args:
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        entries: further ways in which the model is run (a training step, a method that users call, a penalty over
+            parameters), by name: each an `engine.Entry`, a callable, or a tuple ``(callable, args, kwargs)``. What an
+            entry reads stays, or follows; the certificate compares what it returns.
         explore: record a larger resolution too, where its path through the code differs.
         opaque: names of modules that are recorded as one node each, whatever they do inside.
         spread: layers whose channels are taken as others than those of their readers, with the dimension of these in
@@ -248,7 +309,7 @@ def trace(
 
     Raises:
         InputError: where the model is no module, or the example inputs hold no tensor.
-        TraceError: where the model rejects the example inputs.
+        TraceError: where the model rejects the example inputs, or an entry cannot be recorded; it is named.
 
     Example:
         >>> graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8))
@@ -257,15 +318,18 @@ def trace(
     """
     check_model(model)
     args, kwargs = resolve_inputs(example_inputs)
+    further = entries_of(entries)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with EXCLUSIVE, apart(model, spread or {}):
-        recorder, decided = _recorded(model, inputs, opaque)
+        recorder, decided = _recorded(model, inputs, opaque, further)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(
         graph,
         explored=explore,
         decided=decided,
+        entries=further,
+        on_data=frozenset(recorder.on_data),
         opaque=tuple(opaque),
         headwise=attention,
         spans=spans_of(model),

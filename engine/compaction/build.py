@@ -75,7 +75,8 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
 
 def _explored(model: nn.Module, graph: Graph) -> Graph:
     """Record a model again, at a larger resolution as well."""
-    return trace(model, graph.kwargs or graph.args, explore=True, opaque=graph.opaque, spread=graph.spread)
+    example = graph.kwargs or graph.args
+    return trace(model, example, entries=graph.entries, explore=True, opaque=graph.opaque, spread=graph.spread)
 
 
 def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Tensor] | None) -> bool:

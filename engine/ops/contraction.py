@@ -94,8 +94,12 @@ def contract(node: Node, labels: Labels, c: Contraction, running: Container[int]
     """Tie inputs and outputs to the weight; ``running``: dimensions of its stack that something else has as well."""
     outputs = labels.outputs_of(c)
     if outputs is None:
+        outside = c.weight.producer is None
+        why = (
+            "the weight belongs to no module of the model" if outside else "the weight is computed by what has no rule"
+        )
         for value in node.inputs:
-            labels.freeze(value, f"the weight is computed by what has no rule ({node!r})")
+            labels.freeze(value, f"{why} ({node!r})")
         return
     for dim in c.kernel_dims:
         if dim not in running:

@@ -21,7 +21,10 @@ from engine.recording.probe import Probe, channel_inputs, channel_outputs
 from engine.recording.recorder import MODULE
 from engine.rule import Rule, Statistic
 
-__all__ = ["RULES"]
+__all__ = ["LITERAL", "RULES"]
+
+LITERAL = torch.ops.aten.lift_fresh.default
+"""What torch calls to make a tensor of numbers in the code."""
 
 
 def _labels(node: Node, labels: Labels) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import StaleGraphError, TraceError
+from engine.program.entries import Entry
 from engine.program.stored import stored_tensors
 
 __all__ = ["Graph", "Node", "Origin", "Value", "map_values", "walk_values"]
@@ -100,7 +101,7 @@ class Node:
         outputs: the values it makes.
         module: name of the module that called it.
         path: ``"eval"``; ``"train"`` for what only runs while training (auxiliary heads); ``"other"`` for what only
-            runs at another resolution.
+            runs at another resolution; else the name of an entry.
         site: the call in the user's code.
 
     Example:
@@ -168,19 +169,21 @@ class Graph:
         nodes: in the order of execution; those of the evaluation path first.
         values: all values.
         inputs: values of the example inputs.
-        outputs: values that the model returns, of both paths, and whatever else leaves a run.
+        outputs: values that the model returns, of all paths, and whatever else leaves a run.
         exits: of outputs that no forward returns, by index: how they leave.
         stored: parameters and buffers that the program reads, by canonical name.
         aliases: every name of a parameter or buffer -> its canonical name (tied weights).
         attributes: per module the integers among its attributes.
         types: per module the name of its class.
         args, kwargs: the example inputs.
+        entries: further ways in which the model was run.
         headwise: names of the attention modules that were recorded in a form without fixed sizes.
         spread: layers whose channels are others than those of their readers, with the dimension of these.
         attention: what is removed from attention wherever no rules are given, see `engine.set_attention`.
         spans: how many channels the statistics of a norm span that has fewer left, by the module's name.
         explored: whether a larger resolution was recorded too.
         opaque: names of the modules whose inside was not recorded.
+        on_data: names of the entries that were recorded with data.
         decided: whether it was recorded with data: the code may decide by them which way it goes.
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
@@ -208,6 +211,8 @@ class Graph:
     types: Mapping[str, type[nn.Module]]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
+    on_data: frozenset[str] = frozenset()
     headwise: frozenset[str] = frozenset()
     spans: Mapping[str, int] = field(default_factory=dict)
     spread: Mapping[str, int] = field(default_factory=dict)

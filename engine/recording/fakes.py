@@ -118,6 +118,10 @@ class Fakes:
             self._memory.setdefault(storage_of(tensor), made.untyped_storage())
         return made
 
+    def like(self, tensor: Tensor) -> Tensor:
+        """Return a new tensor of the sizes and the layout of a fake one."""
+        return self._fresh(_metadata(tensor))
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what an op gives; all tensors among its arguments are fake."""
         like = self._like(func, args, kwargs)

@@ -18,6 +18,7 @@ class Overwritten:
 
     Args:
         stored: parameters and buffers by name.
+        anything: whether to keep other memory as well.
 
     Example:
         >>> weight = torch.ones(3)
@@ -29,8 +30,8 @@ class Overwritten:
         tensor([1., 1., 1.])
     """
 
-    def __init__(self, stored: Mapping[str, Tensor]) -> None:
-        self._stored = stored
+    def __init__(self, stored: Mapping[str, Tensor], anything: bool = False) -> None:
+        self._stored, self._anything = stored, anything
         self._places: dict[int, list[Tensor]] = {}
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -39,8 +40,10 @@ class Overwritten:
         if not self._places:
             for tensor in filter(_has_memory, self._stored.values()):
                 self._places.setdefault(storage_of(tensor), []).append(tensor.detach())
-        places = {storage_of(t) for t in written if isinstance(t, Tensor) and _has_memory(t)}
-        for place in places & self._places.keys() - self._kept.keys():
+        places = {storage_of(t): t for t in written if isinstance(t, Tensor) and _has_memory(t)}
+        for place in places.keys() - self._places.keys() if self._anything else ():
+            self._places[place] = [_all_of(places[place])]
+        for place in places.keys() & self._places.keys() - self._kept.keys():
             self._kept[place] = [(tensor, tensor.clone()) for tensor in self._places[place]]
 
     def restore(self) -> None:
@@ -48,6 +51,12 @@ class Overwritten:
         for pairs in self._kept.values():
             for tensor, before in pairs:
                 tensor.copy_(before)
+
+
+def _all_of(tensor: Tensor) -> Tensor:
+    """Return all the memory of a tensor."""
+    with torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _has_memory(tensor: Tensor) -> bool:

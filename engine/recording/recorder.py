@@ -110,10 +110,11 @@ class Recorder(TorchDispatchMode):
         self._stack, self._path = stack, path
         args, kwargs = (map_tensors(t, lambda t: self._substitute(t, is_input=True)) for t in (args, kwargs))
         for tensor in tensors_in((args, kwargs)):
-            self._current[id(tensor)] = value = self._value(tensor)
-            self._place(tensor)
-            self._leaves.add(id(tensor))
-            self._inputs.append(value)
+            if id(tensor) not in self._names and id(tensor) not in self._owned:  # else a parameter of the model
+                self._current[id(tensor)] = value = self._value(tensor)
+                self._place(tensor)
+                self._leaves.add(id(tensor))
+                self._inputs.append(value)
         try:
             with self._provenance, self:
                 out = call(args, kwargs)
@@ -190,8 +191,8 @@ class Recorder(TorchDispatchMode):
         what = signature(func)
         if what.writes and self._maker is None:
             self._overwritten.keep(what.bind(args, kwargs)[name] for name in what.writes)
-        if not what.recorded or not self._relevant(what, args, kwargs):
-            return func(*args, **kwargs)
+        if not what.recorded or not self._relevant(what, func, args, kwargs):
+            return self._aside(func(*args, **kwargs))
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
@@ -244,7 +245,13 @@ class Recorder(TorchDispatchMode):
         inside.made.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
         return out
 
-    def _relevant(self, what: Signature, args: Any, kwargs: Any) -> bool:
+    def _aside(self, out: Any) -> Any:
+        return out
+
+    def _varies(self, tensor: Tensor) -> bool:
+        return False
+
+    def _relevant(self, what: Signature, func: Any, args: Any, kwargs: Any) -> bool:
         found = False
         for tensor in tensors_in((args, kwargs)):
             found = True
@@ -265,7 +272,8 @@ class Recorder(TorchDispatchMode):
             if id(tensor) in self._names:
                 self._owned[id(fake)] = self._names[id(tensor)]
             elif not is_input and not isinstance(tensor, nn.Parameter) and id(tensor) not in self._current:
-                self._constants(tensor, fake)
+                if not self._varies(tensor):
+                    self._constants(tensor, fake)
         return fake
 
     def _assign(self, tensor: Tensor, data: Tensor) -> None:
@@ -366,7 +374,8 @@ class Recorder(TorchDispatchMode):
             raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
         name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
         if name is None:
-            value = self._value(tensor, data=None if isinstance(tensor, FakeTensor) else tensor.detach())
+            varies = isinstance(tensor, FakeTensor) or self._varies(tensor)
+            value = self._value(tensor, data=None if varies else tensor.detach())
             self._leaves.add(id(tensor))
         elif name in self._stored:
             value = self._stored[name]

@@ -53,6 +53,7 @@ class Certificate:
         compared: number of tensors compared inside the model, per run.
         exact_in_train: whether train mode is exact too (no constant was folded).
         notes: what could not be compared, and why.
+        entries: names of the entries that were compared: what they return and write, and in train mode gradients.
         exact: whether it is meant to compute the same; False where norms over what is left were asked for. Then
             ``max_error`` is that of the outputs, and nothing is verified.
 
@@ -77,18 +78,20 @@ class Certificate:
     exact_in_train: bool = False
     notes: tuple[str, ...] = ()
     exact: bool = True
+    entries: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the certificate as primitives."""
         state = asdict(self)
-        return state | {"shapes": [list(s) for s in self.shapes], "notes": list(self.notes)}
+        names = {"notes": list(self.notes), "entries": list(self.entries)}
+        return state | {"shapes": [list(s) for s in self.shapes]} | names
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Certificate:
         """Read what `state_dict` wrote."""
         known = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
         known["shapes"] = tuple(tuple(int(n) for n in s) for s in known.get("shapes", ()))
-        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+        return cls(**{**known, **{name: tuple(known.get(name, ())) for name in ("notes", "entries")}})
 
     def __str__(self) -> str:
         train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
@@ -101,6 +104,7 @@ class Certificate:
                 f"verified: relative error {self.max_error:.1e} (tolerance {self.tolerance:.0e}, {self.dtype}) on "
                 f"{self.samples} samples, outputs and {self.compared} inner tensors; {lines[0]}"
             ]
+            lines += [f"entries compared: {', '.join(self.entries)}"] if self.entries else []
         else:
             lines = [f"not verified by numbers; by the rules {lines[0]}"]
         return "Certificate: " + "\n  ".join([*lines, *self.notes])

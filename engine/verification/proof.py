@@ -299,13 +299,14 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
     """
     graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
     try:
-        small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque)
+        small = trace(model, graph.kwargs or graph.args, entries=graph.entries, opaque=graph.opaque)
     except TraceError as error:
         raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
     if graph.decided:
         _check_channels(graph, small, analysis)
         return
-    runs = [{path: _run_of(g, path, analysis) for path in ("eval", "train")} for g in (graph, small)]
+    paths = ("eval", "train", *(entry.name for entry in graph.entries if entry.name not in graph.on_data))
+    runs = [{path: _run_of(g, path, analysis) for path in paths} for g in (graph, small)]
     if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
         raise VerificationError("The compacted model takes another path through its code than the masked one.")
     for old, new in (pair for path in runs[0] for pair in zip(runs[0][path], runs[1][path], strict=True)):
@@ -338,7 +339,7 @@ def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
 
 def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
     """Return the norms and contractions of a run; one that is not recorded was no other than the first."""
-    recorded = {node.path for node in graph.nodes}
+    recorded = {node.path for node in graph.nodes} | {entry.name for entry in graph.entries}
     return [n for n in graph.nodes if n.path == (path if path in recorded else "eval") and _computes(n, analysis)]
 
 

@@ -1,0 +1,100 @@
+"""Further ways in which a model is run beside its forward: training steps, methods, losses over parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from engine.errors import InputError
+
+__all__ = ["PATHS", "Entry", "entries_of"]
+
+PATHS = ("eval", "train", "other")
+"""What the runs of forward itself are called."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One more way in which a model is run: a callable that reaches the model, with its arguments.
+
+    Args:
+        call: runs the model, or reads its parameters: a method of the model or of a module around it, a function that
+            closes over it. Whatever it returns is an output.
+        args, kwargs: what it takes.
+        training: whether it runs in train mode; then the certificate compares gradients, too.
+        name: for messages; by default that of the callable.
+
+    Example:
+        >>> import torch
+        >>> import engine
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> penalty = engine.Entry(lambda: net[0].weight.abs().mean(), training=True)
+        >>> graph = engine.trace(net, torch.zeros(5, 3), entries={"penalty": penalty})
+        >>> [(node.op, node.path) for node in graph.nodes][-2:]
+        [('abs', 'penalty'), ('mean', 'penalty')]
+    """
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    training: bool = False
+    name: str = ""
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Call it; a method is looked up anew, as a compaction may have exchanged the class of its module.
+
+        Args:
+            args, kwargs: in the place of its own.
+        """
+        call, owner = self.call, getattr(self.call, "__self__", None)
+        if isinstance(call, MethodType) and isinstance(owner, nn.Module):
+            call = getattr(owner, call.__name__, call)
+        return call(*args, **kwargs)
+
+
+def _entry(name: str | None, given: Any) -> Entry:
+    if isinstance(given, Entry):
+        entry = given
+    elif isinstance(given, tuple) and given and callable(given[0]):
+        entry = Entry(*given)
+    elif callable(given):
+        entry = Entry(given)
+    else:
+        raise InputError(
+            f"An entry is a callable, a tuple `(callable, args, kwargs)` or an `engine.Entry`; got {given!r}."
+        )
+    if not callable(entry.call) or not isinstance(entry.args, (tuple, list)) or not isinstance(entry.kwargs, Mapping):
+        raise InputError(f"The entry {given!r} needs a callable, a tuple of arguments and a mapping of keywords.")
+    own = getattr(entry.call, "__name__", type(entry.call).__name__)
+    return replace(entry, args=tuple(entry.args), name=name or entry.name or own)
+
+
+def entries_of(entries: Mapping[str, Any] | Sequence[Any] | None) -> tuple[Entry, ...]:
+    """Return entries, each under a name of its own.
+
+    Args:
+        entries: by name, or in a sequence; each an `Entry`, a callable, or a tuple ``(callable, args, kwargs)``.
+
+    Raises:
+        InputError: for anything else, and for names that two share or that forward's own runs have.
+
+    Example:
+        >>> [entry.name for entry in entries_of({"loss": (max, (1, 2))})]
+        ['loss']
+    """
+    if entries is None:
+        return ()
+    if not isinstance(entries, (Mapping, Sequence)) or isinstance(entries, str):
+        raise InputError(f"`entries` is a mapping by name or a sequence; got a {type(entries).__name__}.")
+    pairs = entries.items() if isinstance(entries, Mapping) else [(None, entry) for entry in entries]
+    result = tuple(_entry(name, entry) for name, entry in pairs)
+    names = [entry.name for entry in result]
+    for name in names:
+        if names.count(name) > 1 or name in PATHS:
+            why = "is the name of two entries" if names.count(name) > 1 else "is the name of a run of forward"
+            raise InputError(f"{name!r} {why}; name each entry, as in `entries={{'training_step': ...}}`.")
+    return result

@@ -1,0 +1,107 @@
+"""The modules around a model that an entry reaches: they are left as they were, and what they hold varies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from engine.program.entries import Entry
+from engine.program.stored import distinct_modules
+from engine.recording.evaluation import evaluation
+
+__all__ = ["around", "modules_around"]
+
+_DEEPEST = 6
+
+
+@contextmanager
+def around(entry: Entry, model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Run the body in the mode of an entry, and leave no trace on the modules around the model.
+
+    Their modes are the entry's; torch's own norms and dropout stay in eval mode, as those of the model do.
+
+    Args:
+        entry: what runs.
+        model: is left alone.
+
+    Yields:
+        The modules around the model.
+    """
+    outer = modules_around((entry.call, entry.args, dict(entry.kwargs)), model)
+    with ExitStack() as scope:
+        for module in outer:
+            inside = [m for m in distinct_modules(module).values() if not _is_layer(m)]
+            scope.enter_context(evaluation(module, inside if entry.training else (), (entry.args, entry.kwargs)))
+        yield outer
+
+
+def modules_around(value: Any, model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a callable and its arguments reach, and that are no part of the model: outermost ones.
+
+    Looked into are owners of methods, closures, defaults, partial functions, names of modules in a function's globals,
+    attributes of plain objects, and containers.
+
+    Args:
+        value: the callable with its arguments.
+        model: its own modules are left out.
+
+    Example:
+        >>> inner, outer = nn.ReLU(), nn.Linear(1, 1)
+        >>> modules_around(lambda x: outer(inner(x)), inner) == [outer]
+        True
+    """
+    own = {id(module) for module in distinct_modules(model).values()}
+    result: dict[int, nn.Module] = {}
+    for module in _modules(value, set(), _DEEPEST):
+        if id(module) not in own:
+            result.setdefault(id(module), module)
+    inner = {id(part) for module in result.values() for part in module.modules() if part is not module}
+    return [module for module in result.values() if id(module) not in inner]
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it is one of torch's own layers, whose ops alone depend on the mode."""
+    return type(module).__module__.startswith("torch.nn.modules") and not any(True for _ in module.children())
+
+
+def _modules(value: Any, seen: set[int], depth: int) -> Iterator[nn.Module]:
+    if id(value) in seen or not depth:
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module):
+        yield value
+    for part in _parts(value):
+        yield from _modules(part, seen, depth - 1)
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return what a value holds; of a module, what lies in lists and dictionaries that it does not register."""
+    if isinstance(value, nn.Module):
+        return [part for part in vars(value).values() if isinstance(part, (dict, list, tuple, set, nn.Module))]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        wide = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*cells, *(value.__defaults__ or ()), *(part for part in wide if isinstance(part, nn.Module))]
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    plain = hasattr(value, "__dict__") and not isinstance(value, type)
+    return list(vars(value).values()) if plain else []
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - a cell that is assigned later raises
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,289 @@
+"""Hold the entries of a compacted model against those of the masked one: values, what is written, and gradients."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from engine.compaction.build import Analysis
+from engine.errors import TraceError, VerificationError
+from engine.ops.heads import headwise
+from engine.program.entries import Entry
+from engine.program.stored import distinct_modules, parameters_of, stored_tensors
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.around import around
+from engine.recording.evaluation import evaluation
+from engine.tracer import call_entry
+from engine.verification.certify import Certificate
+from engine.verification.tensors import Recipe, masked_recipes, small_recipes
+
+__all__ = ["EntryProof"]
+
+_SMALL = 1e-6
+"""Gradients below this part of the largest one are rounding, and measured against it."""
+
+_LOW = 1e-4
+"""Relative error that is allowed where an entry does not run in float64."""
+
+
+@dataclass
+class _Outcome:
+    """What a run of an entry did: what it returned, what it wrote, its gradients, and where random numbers stand."""
+
+    values: list[Tensor] = field(default_factory=list)
+    written: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    random: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How an entry runs: in which dtype (None: the model's own), and whether what it computes can be differentiated."""
+
+    dtype: torch.dtype | None
+    gradients: bool
+
+
+class _Retained(TorchFunctionMode):
+    """Keeps the graph of each ``backward``, for the one that follows the run."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function."""
+        kwargs = kwargs or {}
+        if func in (Tensor.backward, torch.autograd.backward):
+            kwargs = {**kwargs, "retain_graph": True}
+            if len(args) > 2:
+                args = (*args[:2], True, *args[3:])
+                kwargs.pop("retain_graph")
+        return func(*args, **kwargs)
+
+
+class EntryProof:
+    """Runs of a masked model's entries, made before it is changed.
+
+    Args:
+        model: the model before the change.
+        analysis: what is about to be done to it.
+        masks: canonical masks.
+        in_train: whether the compaction is meant to be exact in train mode; else entries that train are not compared.
+
+    Raises:
+        VerificationError: where an entry of the masked model does not run.
+    """
+
+    def __init__(self, model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], in_train: bool) -> None:
+        self._model, self._plan = model, analysis.plan
+        graph = analysis.structure.graph
+        self._written = graph.written
+        self._recipes = masked_recipes(model, graph, masks)
+        self._compared = [entry for entry in graph.entries if in_train or not entry.training]
+        self._left = [entry.name for entry in graph.entries if entry.training and not in_train]
+        self._runs = [self._first(entry) for entry in self._compared]
+
+    def _first(self, entry: Entry) -> tuple[_Way, _Outcome]:
+        """Run the masked model, in float64 where it does, and without gradients where it trains not and needs none."""
+        errors = []
+        for way in (_Way(dtype, grad) for dtype in (torch.float64, None) for grad in (False, True)):
+            if entry.training and not way.gradients:
+                continue
+            try:
+                return way, self._outcome(entry, self._recipes, way)
+            except TraceError as error:
+                errors.append(error)
+        raise VerificationError(f"The masked model does not run as in {entry.name!r}: {errors[-1]}") from errors[-1]
+
+    def conclude(self, certificate: Certificate) -> Certificate:
+        """Run the compacted model's entries, and return the certificate with what they say.
+
+        Raises:
+            VerificationError: naming the entry, and what differs there.
+        """
+        small = small_recipes(self._recipes, self._plan)
+        errors = {
+            entry.name: self._compare(entry, way, before, self._after(entry, small, way), certificate.tolerance)
+            for entry, (way, before) in zip(self._compared, self._runs, strict=True)
+        }
+        names = tuple(name for name, error in errors.items() if error is not None)
+        notes = [
+            f"{name!r} draws random numbers that follow the number of channels, and was not compared."
+            for name, error in errors.items()
+            if error is None
+        ]
+        notes += [f"{name!r} was not compared: folded constants are not exact in train mode." for name in self._left]
+        worst = max([certificate.max_error, *(error for error in errors.values() if error is not None)])
+        return replace(certificate, max_error=worst, entries=names, notes=(*certificate.notes, *notes))
+
+    def _after(self, entry: Entry, small: Mapping[str, Recipe], way: _Way) -> _Outcome:
+        try:
+            return self._outcome(entry, small, way)
+        except TraceError as error:
+            raise VerificationError(f"The compacted model does not run where the masked one does: {error}") from error
+
+    def _compare(self, entry: Entry, way: _Way, before: _Outcome, after: _Outcome, tolerance: float) -> float | None:
+        """Return the relative error of an entry; None where random numbers differ, and 0 where it was in low precision.
+
+        Raises:
+            VerificationError: where it is too large.
+        """
+        if entry.training and before.random != after.random:
+            return None
+        error, where = self._error(before, after)
+        tolerance = tolerance if way.dtype is not None else max(tolerance, _LOW)
+        if not error <= tolerance:
+            raise VerificationError(
+                f"The compacted model differs from the masked one in {entry.name!r}: relative error {error:.1e} at "
+                f"{where} (tolerance {tolerance:.0e}). The model was left as it was; leave what {entry.name!r} reads "
+                "out of the pruning, and report this."
+            )
+        return error if way.dtype is not None else 0.0
+
+    def _error(self, before: _Outcome, after: _Outcome) -> tuple[float, str]:
+        """Return the largest relative error, and where it is."""
+        if [t.shape for t in before.values] != [t.shape for t in after.values]:
+            return math.inf, "what it returns, whose shape follows the number of channels"
+        found = [(_relative(a, b), "what it returns") for a, b in zip(before.values, after.values, strict=True)]
+        for name, tensor in before.written.items():
+            found.append((_relative(self._left_of(name, tensor), after.written[name]), f"what it writes to {name!r}"))
+        largest = max((float(t.abs().max()) for t in before.gradients.values() if t.numel()), default=0.0)
+        for name, tensor in before.gradients.items():
+            mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
+            pair = self._left_of(name, tensor) * mask, after.gradients[name] * mask
+            found.append((_relative(*pair, floor=_SMALL * largest), f"the gradient of {name!r}"))
+        return max(found, key=lambda pair: pair[0], default=(0.0, ""))
+
+    def _left_of(self, name: str, tensor: Tensor) -> Tensor:
+        cut = self._plan.slices.get(name)
+        return tensor if cut is None else cut.apply(tensor)
+
+    def _outcome(self, entry: Entry, recipes: Mapping[str, Recipe], way: _Way) -> _Outcome:
+        """Run an entry with other tensors in the model's tables; model and what is around it are left as they were."""
+        model, outcome, dtype = self._model, _Outcome(), way.dtype
+        tensors = {name: recipe.make(dtype).clone() for name, recipe in recipes.items()}
+        args, kwargs = (map_tensors(tree, lambda t: _cast(t, dtype)) for tree in (entry.args, dict(entry.kwargs)))
+        learning = list(distinct_modules(model).values()) if entry.training else []
+        with ExitStack() as scope:
+            outer = scope.enter_context(around(entry, model))
+            scope.enter_context(evaluation(model, learning))
+            scope.enter_context(headwise(model))
+            scope.enter_context(torch.enable_grad() if way.gradients else torch.inference_mode())
+            scope.enter_context(_seeded())
+            with torch.inference_mode(False):
+                stored = stored_tensors(model)
+                _exchange(model, {id(stored[name]): tensor for name, tensor in tensors.items()})
+                for module in outer:
+                    _exchange(module, {id(t): _cast(t.detach(), dtype).clone() for t in _own(module, model)})
+            _train(model, outer, entry.training)
+            with _Retained():
+                out = call_entry(entry, args, kwargs)
+            outcome.random = _random_state()
+            outcome.values = [t.detach().clone() for t in _returned(out)]
+            if entry.training:
+                outcome.gradients = dict(_gradients(model, out))
+            now = stored_tensors(model)
+            outcome.written = {name: now[name].detach().clone() for name in self._written if name in now}
+        return outcome
+
+
+def _relative(expected: Tensor, actual: Tensor, floor: float = 0.0) -> float:
+    """Return the largest difference relative to the largest number; infinite where only one of the two is finite."""
+    if expected.shape != actual.shape:
+        return math.inf
+    expected, actual = expected.double(), actual.double()
+    finite = expected.isfinite()
+    if not torch.equal(finite, actual.isfinite()):
+        return math.inf
+    expected, actual = expected[finite], actual[finite]
+    if not expected.numel():
+        return 0.0
+    scale, gap = max(float(expected.abs().max()), floor), float((expected - actual).abs().max())
+    return gap / scale if scale else (math.inf if gap else 0.0)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _own(module: nn.Module, model: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors of a module around a model that are not the model's."""
+    inside = set(map(id, stored_tensors(model).values()))
+    yield from (tensor for tensor in stored_tensors(module).values() if id(tensor) not in inside)
+
+
+def _exchange(module: nn.Module, others: Mapping[int, Tensor]) -> None:
+    """Put other tensors into the tables of a module and those inside; `evaluation` puts its own back."""
+    parameters: dict[int, nn.Parameter] = {}
+    for part in distinct_modules(module).values():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) in others:
+                trains = parameter.requires_grad
+                new = parameters.setdefault(id(parameter), nn.Parameter(others[id(parameter)], requires_grad=trains))
+                part._parameters[name] = new
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = others.get(id(buffer), buffer)
+
+
+def _train(model: nn.Module, outer: Sequence[nn.Module], training: bool) -> None:
+    """Put all modules in the entry's mode, but for dropout, whose random numbers follow the number of channels."""
+    for root in (model, *outer):
+        for module in distinct_modules(root).values():
+            module.training = training and not isinstance(module, _DropoutNd)
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Run the body with fixed random numbers, and put the states of all generators back."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def _random_state() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)
+
+
+def _returned(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors that a call returned, and its numbers as tensors."""
+    if isinstance(tree, (float, int)) and not isinstance(tree, bool):
+        yield torch.tensor(float(tree), dtype=torch.float64)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _returned(item)
+    elif isinstance(tree, dict):
+        yield from _returned(list(tree.values()))
+    else:
+        yield from tensors_in(tree)
+
+
+def _gradients(model: nn.Module, out: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the gradient of each parameter: of what was differentiated, and of what is returned."""
+    losses = [t for t in tensors_in(out) if t.requires_grad]
+    total = sum(((t * _weights(t)).sum() for t in losses), torch.zeros(()))
+    if losses:
+        torch.autograd.backward(total)
+    for name, parameter in parameters_of(model).items():
+        if parameter.requires_grad:
+            yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _weights(tensor: Tensor) -> Tensor:
+    """Return weights of a sum that does not lose anything: 1 for a number."""
+    return torch.arange(tensor.numel(), device=tensor.device).to(tensor).cos().view(tensor.shape)
