@@ -5,6 +5,8 @@ from engine.checking.check import check_rule
 from engine.compaction.follow import compactable
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
+from engine.compensation.compensate import compensate
+from engine.compensation.norms import recalibrate_norms
 from engine.cost.count import count_flops_params
 from engine.cost.latency import LatencyTable, paying_widths
 from engine.dependency import ChannelDependency, GroupDependency, InputChannelDependency, not_safe_to_prune
@@ -49,6 +51,7 @@ __all__ = [
     "check_rule",
     "compact_shards",
     "compactable",
+    "compensate",
     "count_flops_params",
     "dependency_groups",
     "errors",
@@ -59,6 +62,7 @@ __all__ = [
     "not_safe_to_prune",
     "paying_widths",
     "read_masks",
+    "recalibrate_norms",
     "save_safetensors",
     "set_attention",
     "trace",

@@ -21,7 +21,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
     errors program source rule recording analysis ops tracer removal groups masks plots dependency sensitivity
-    compaction verification cost speedup repair checking files
+    compaction compensation verification cost speedup repair checking files
 """.split()
 
 

@@ -1,0 +1,1 @@
+"""Least squares into the readers of masked channels."""

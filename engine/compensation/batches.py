@@ -1,0 +1,61 @@
+"""The batches that weights are fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.program.graph import Graph
+from engine.program.trees import tensors_in
+
+__all__ = ["inputs_of"]
+
+
+def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[Tensor]]:
+    """Return the tensors of the batches, as many samples as are wanted.
+
+    Raises:
+        InputError: where there are none, or one is not like the example.
+    """
+    examples = list(tensors_in((graph.args, graph.kwargs)))
+    inputs: list[list[Tensor]] = []
+    count = 0
+    for batch in batches:
+        tensors = _like_example(batch, examples)
+        size = min(len(tensors[0]), samples - count)
+        whole = all(len(t) == len(tensors[0]) for t in tensors)
+        inputs.append([_placed(t[:size] if whole else t, e) for t, e in zip(tensors, examples, strict=True)])
+        count += size
+        if count >= samples:
+            break
+    if count < 2:
+        raise InputError(
+            f"The batches hold {count} samples; compensation needs two at least, and some hundreds to be of use."
+        )
+    return inputs
+
+
+def _like_example(batch: Any, examples: Sequence[Tensor]) -> list[Tensor]:
+    tensors = list(tensors_in(batch))
+    if len(examples) == 1 and isinstance(batch, (list, tuple)) and tensors:
+        tensors = tensors[:1]
+    if len(tensors) != len(examples):
+        raise InputError(
+            f"A batch holds {len(tensors)} tensors, the example {len(examples)}; pass batches like `dummy_input`."
+        )
+    for tensor, example in zip(tensors, examples, strict=True):
+        if tensor.ndim != example.ndim or tensor.is_floating_point() != example.is_floating_point():
+            raise InputError(
+                f"A batch holds a tensor of shape {tuple(tensor.shape)} and {tensor.dtype} where the example has "
+                f"{tuple(example.shape)} and {example.dtype}; pass batches like `dummy_input`."
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(f"A batch of shape {tuple(tensor.shape)} holds NaN or infinite entries.")
+    return tensors
+
+
+def _placed(tensor: Tensor, example: Tensor) -> Tensor:
+    return tensor.to(example.device, example.dtype if tensor.is_floating_point() else tensor.dtype)

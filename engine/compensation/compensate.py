@@ -1,0 +1,380 @@
+"""Least squares into the readers of masked channels, in the order of the data's flow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import Structure
+from engine.analysis.use import Use
+from engine.compaction.build import canonical_tensors
+from engine.compensation.batches import inputs_of
+from engine.compensation.fit import Correction, correction, squared_error
+from engine.compensation.interpreter import Run, first_path
+from engine.compensation.readers import Reader, Sum, adds, is_affine, obstacle, slope_of, sums
+from engine.compensation.report import Compensated, CompensationReport
+from engine.errors import EngineError, InputError
+from engine.groups import groups_of
+from engine.masks import Masks, canonical_masks, load_masks
+from engine.ops.columns import columns
+from engine.program.graph import Graph, Node, Value
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.evaluation import evaluation
+from engine.removal.keep import Consumer, consumers
+from engine.removal.structure import structure_of
+from engine.tracer import call_model, check_model, trace
+
+__all__ = ["compensate"]
+
+_ROWS = 8  # per column of the least squares, at least
+_FEWEST = 16_384
+_HELD_OUT = 4  # one of so many samples
+_NOTHING = 1e-24  # of the squared target: rounding
+
+
+def compensate(
+    model: nn.Module,
+    dummy_input: Any,
+    masks: Masks,
+    batches: Iterable[Any],
+    *,
+    samples: int = 1024,
+    ridge: float = 1e-3,
+    graph: Graph | None = None,
+) -> CompensationReport:
+    r"""Change the weights that read masked channels so that the masked model stays close to the dense one.
+
+    Each reader, in the order of the data's flow, gets the weights that minimise
+
+    .. math:: \| T - \varphi(x) W - b \|^2 + \lambda \| W - W_0 \|^2
+
+    where :math:`x` is its input in the masked model as it is by then, and :math:`T` what it puts out in the dense
+    model. Where its output is added to what went another way, as in a residual block, :math:`T` is the dense sum minus
+    the present other summand, so that a block makes up for the errors of those in front of it. A quarter of the samples
+    is held out: a reader whose error there does not fall keeps its weights.
+
+    Args:
+        model: in eval mode its masked parameters count as zero; weights and biases (or the running means of norms
+            behind layers without a bias) change in place, all or none of them.
+        dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        masks: ``{module: {parameter: 0/1 tensor}}``, or the path of such a file.
+        batches: unlabelled inputs, each like ``dummy_input``; of pairs of inputs and targets the inputs, where the
+            model takes one.
+        samples: how many entries of the batches are used, along their first dimension.
+        ridge: weight of the penalty, relative to the mean square of the inputs.
+        graph: a graph of this model, to save recording it.
+
+    Returns:
+        The squared errors by group, before and after, relative to the squared targets, on the held-out samples.
+
+    Raises:
+        InputError: where there are no batches, one is not like ``dummy_input`` or not finite, or the least squares have
+            no unique solution; the model is as before.
+        MaskError, TraceError: as `fix_mask_conflict`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> mask = torch.ones(8, 4)
+        >>> mask[:4] = 0
+        >>> masks = {"0": {"weight": mask, "bias": mask[:, 0]}}
+        >>> report = compensate(net, torch.zeros(1, 4), masks, [torch.randn(256, 4)])
+        >>> report["0"].layers, report["0"].after < report["0"].before
+        (('2',), True)
+
+    Source: He et al., Channel Pruning for Accelerating Very Deep Neural Networks, ICCV 2017 (arXiv 1707.06168).
+    """
+    check_model(model)
+    if samples < 2 or ridge < 0:
+        raise InputError(f"`samples` is 2 or more and `ridge` is not negative; got {samples!r} and {ridge!r}.")
+    graph = trace(model, dummy_input) if graph is None else graph
+    graph.check_fresh(model)
+    canonical = canonical_masks(load_masks(masks), model)
+    if graph.decided:
+        raise InputError(
+            f"{type(model).__name__} decides by its data which code runs, so its program fits no other data."
+        )
+    inputs = inputs_of(batches, graph, samples)
+    with torch.no_grad(), evaluation(model):
+        fitting = _Fitting(model, graph, canonical, inputs, ridge)
+        try:
+            fitting.check_program()
+            fitting.run()
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, EngineError):
+                raise
+            shapes = ", ".join(str(tuple(t.shape)) for t in inputs[0])
+            raise InputError(f"The program does not run on batches of {shapes}: {error}") from error
+    fitting.commit()
+    return fitting.report
+
+
+class _Fitting:
+    """The dense and the masked run, and the weights that are fitted in between."""
+
+    def __init__(
+        self, model: nn.Module, graph: Graph, masks: Mapping[str, Tensor], inputs: list[list[Tensor]], ridge: float
+    ) -> None:
+        self._model, self._graph, self._inputs, self._ridge = model, graph, inputs, ridge
+        self._masks = masks
+        self._dense = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
+        self._masked = {n: t * masks[n].to(t.device, t.dtype) if n in masks else t for n, t in self._dense.items()}
+        self._changed: dict[str, Tensor] = {}
+        self._skipped: dict[str, dict[str, str]] = {}
+        self._rows: list[tuple[Reader, float, float, float, bool]] = []
+        self._nodes = first_path(graph)
+        self._readers = {reader.node.index: reader for reader in self._find_readers()}
+        self._targets: dict[int, list[Tensor]] = {index: [] for index in self._readers}
+        self._places: dict[int, list[Tensor]] = {index: [] for index in self._readers}
+
+    # ------------------------------------------------------------------ which layers
+
+    def _find_readers(self) -> Iterator[Reader]:
+        structure = structure_of(self._graph)
+        constants = Constants(self._graph, structure.rules, self._masked, self._masks)
+        group_of = _group_names(structure, self._model)
+        users = structure.graph.users()
+        for consumer in consumers(structure, constants, Use(structure, constants)):
+            if consumer.node.path != "eval":
+                continue
+            live = consumer.constants.isnan()
+            group = group_of(consumer.slots[~live])
+            if group is None or live.all() or not live.any():
+                continue
+            c = consumer.contraction
+            why = obstacle(consumer, len(self._graph.readers(c.weight)))
+            if why is not None:
+                self._skipped.setdefault(group, {})[consumer.node.module] = why
+                continue
+            yield Reader(group, consumer, live.view(c.groups, c.inputs), self._sum_of(consumer, users))
+
+    def _sum_of(self, consumer: Consumer, users: dict[int, list[Node]]) -> Sum | None:
+        outputs = {v.index for v in self._graph.outputs}
+        for chain, node, other in sums(consumer.node, users, outputs):
+            before = self._nodes_behind(other, consumer.node.index, node.index)
+            if (
+                before is not None
+                and adds(node)
+                and is_affine(chain, consumer.node.output, consumer.contraction.output_dim, self._masked)
+            ):
+                return Sum(chain, node, other, before)
+        return None
+
+    def _nodes_behind(self, value: Value, start: int, stop: int) -> tuple[Node, ...] | None:
+        """Return the nodes after ``start`` that make a value; None where one of them writes into memory."""
+        needed: dict[int, Node] = {}
+        waiting = [value]
+        while waiting:
+            producer = waiting.pop().producer
+            if producer is None or producer <= start or producer in needed:
+                continue
+            node = self._graph.nodes[producer]
+            if producer >= stop or node.target is None or node.target._schema.is_mutable:
+                return None
+            needed[producer] = node
+            waiting += node.inputs
+        return tuple(needed[index] for index in sorted(needed))
+
+    # ------------------------------------------------------------------ the runs
+
+    def check_program(self) -> None:
+        """Check that the recorded program puts out what the model does, on two samples of the first batch.
+
+        Raises:
+            InputError: where it does not, as where its code depends on the size of the batch.
+        """
+        tensors = [tensor[:2] for tensor in self._inputs[0]]
+        wanted = iter(tensors)
+        args, kwargs = (
+            map_tensors(tree, lambda _: next(wanted)) for tree in (self._graph.args, dict(self._graph.kwargs))
+        )
+        expected = list(tensors_in(call_model(self._model, args, kwargs)))
+        run = Run(self._graph, self._dense, tensors)
+        for node in self._nodes:
+            run.step(node)
+        outputs = [run[value] for value in self._graph.outputs if value in run]
+        if not all(any(_agree(one, other) for other in outputs) for one in expected):
+            raise InputError(
+                f"What was recorded of {type(self._model).__name__} does not compute what the model does here: "
+                "its code depends on the batch's sizes or numbers. Trace it with an example like the batches."
+            )
+
+    def run(self) -> None:
+        """Run the dense model for the targets, then the masked one, fitting each reader as it is reached."""
+        if not self._readers:
+            return
+        for number, tensors in enumerate(self._inputs):
+            self._run_dense(number, tensors)
+        runs = [Run(self._graph, self._masked, tensors) for tensors in self._inputs]
+        last = max(self._readers)
+        for node in self._nodes[: next(n for n, node in enumerate(self._nodes) if node.index == last) + 1]:
+            if node.index in self._readers:
+                self._fit(self._readers[node.index], runs)
+            for run in runs:
+                run.step(node)
+
+    def _run_dense(self, number: int, tensors: list[Tensor]) -> None:
+        sums_at: dict[int, list[Reader]] = {}
+        for reader in self._readers.values():
+            at = reader.node if reader.sum is None else reader.sum.node
+            sums_at.setdefault(at.index, []).append(reader)
+        held = {node.output.index: 1 for node in self._nodes if node.index in sums_at}
+        run = Run(self._graph, self._dense, tensors, held)
+        waiting = len(self._readers)
+        for node in self._nodes:
+            run.step(node)
+            for reader in sums_at.get(node.index, ()):
+                rows = _rows(run[node.output], reader)
+                self._places[reader.node.index].append(self._draw(reader, rows, number))
+                self._targets[reader.node.index].append(rows[self._places[reader.node.index][-1]])
+                waiting -= 1
+            if node.index in sums_at:
+                run.release(node.output)
+            if not waiting:
+                return
+
+    def _draw(self, reader: Reader, rows: Tensor, number: int) -> Tensor:
+        """Choose output positions, equally many of each sample."""
+        c = reader.contraction
+        samples = sum(len(tensors[0]) for tensors in self._inputs)
+        wanted = max(_FEWEST, _ROWS * math.prod(c.weight.shape) // c.weight.shape[c.output_place])
+        size = len(self._inputs[number][0])
+        positions = len(rows) // size
+        each = min(positions, -(-wanted // samples))
+        generator = torch.Generator().manual_seed(reader.node.index * 1_000_003 + number)
+        chosen = torch.rand(size, positions, generator=generator).argsort(1)[:, :each]
+        return (chosen + torch.arange(size)[:, None] * positions).reshape(-1)
+
+    # ------------------------------------------------------------------ one layer
+
+    def _fit(self, reader: Reader, runs: list[Run]) -> None:
+        c, index = reader.contraction, reader.node.index
+        weight = c.canonical(self._masked[c.weight.name or ""].double()).flatten(2)
+        phi, residual, target = self._system(reader, runs, weight)
+        held = self._held_out(index)
+        support = self._support(reader)
+        scale = float(target[held].square().sum())
+        before = float(residual[held].square().sum())
+        if before <= _NOTHING * max(scale, 1e-300):
+            return
+        shifts = reader.consumer.sink is not None
+        changes = [
+            correction(phi[~held, g], residual[~held, g], support[g], self._ridge, shifts, reader.node.module)
+            for g in range(c.groups)
+        ]
+        after = sum(squared_error(phi[held, g], residual[held, g], change) for g, change in enumerate(changes))
+        self._rows.append((reader, before, after, scale, after < before))
+        if after < before:
+            self._change(reader, changes)
+        self._targets.pop(index), self._places.pop(index)
+
+    def _system(self, reader: Reader, runs: list[Run], weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the weight is multiplied with, the residual and the target, float64, (rows, groups, ...)."""
+        c, index = reader.contraction, reader.node.index
+        slope, shift = slope_of(reader.sum, reader.node.output, c.output_dim, self._masked)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for run, places, target in zip(runs, self._places[index], self._targets[index], strict=True):
+            phi = columns(reader.node, c, run.arguments(reader.node)).flatten(0, -3)[places]
+            target = target.double()
+            if reader.sum is not None:
+                for node in reader.sum.before:
+                    run.step(node)
+                other = _rows(run[reader.sum.other], reader)[places].double()
+                target = (target - other - shift) / slope
+            parts.append((phi.double(), target))
+        phi, target = (torch.cat(column) for column in zip(*parts, strict=True))
+        target = target.unflatten(1, (c.groups, c.outputs))
+        now = torch.einsum("rgk,gok->rgo", phi, weight)
+        if c.bias is not None:
+            now += self._masked[c.bias.name or ""].double().view(c.groups, c.outputs)
+        residual = torch.where(target.isfinite(), target - now, 0.0)
+        return phi, residual, target.nan_to_num(0.0, 0.0, 0.0)
+
+    def _held_out(self, index: int) -> Tensor:
+        """Return which rows are of samples that are held out; the rows of a sample stand side by side."""
+        sizes = [len(tensors[0]) for tensors in self._inputs]
+        each = [len(places) // size for places, size in zip(self._places[index], sizes, strict=True)]
+        samples = [torch.arange(size).repeat_interleave(n) for size, n in zip(sizes, each, strict=True)]
+        return torch.cat(samples) % _HELD_OUT == 0
+
+    def _support(self, reader: Reader) -> Tensor:
+        """Return which entries of the weight may change: those that are not masked and read what varies."""
+        c = reader.contraction
+        name = c.weight.name or ""
+        shape = c.weight.shape
+        mask = self._masks[name].expand(shape) if name in self._masks else torch.ones(shape, dtype=torch.bool)
+        return (c.canonical(mask) & reader.live[:, None, :, None]).flatten(2)
+
+    def _change(self, reader: Reader, changes: list[Correction]) -> None:
+        c = reader.contraction
+        name = c.weight.name or ""
+        weight = self._masked[name]
+        step = torch.stack([change.weight for change in changes]).view(c.groups, c.outputs, c.inputs, -1)
+        if c.transposed:
+            step = step.transpose(1, 2)
+        step = step.reshape(weight.shape)
+        self._masked[name] = (weight.double() + step).to(weight.dtype)
+        self._changed[name] = (self._dense[name].double() + step).to(weight.dtype)
+        sink = reader.consumer.sink
+        if sink is not None and sink.name is not None:
+            shift = torch.cat([change.shift for change in changes])
+            sign = 1.0 if sink is c.bias else -1.0
+            alive = self._masks[sink.name] if sink.name in self._masks else torch.ones(1, dtype=torch.bool)
+            value = (self._masked[sink.name].double() + sign * shift * alive).to(self._masked[sink.name].dtype)
+            self._masked[sink.name] = value
+            self._changed[sink.name] = torch.where(alive, value, self._dense[sink.name])
+
+    # ------------------------------------------------------------------ the result
+
+    def commit(self) -> None:
+        """Write the new weights into the model."""
+        own = canonical_tensors(self._model, self._graph)
+        with torch.no_grad():
+            for name, value in self._changed.items():
+                own[name].copy_(value)
+
+    @property
+    def report(self) -> CompensationReport:
+        """The errors by group."""
+        report = CompensationReport()
+        groups = dict.fromkeys([*(row[0].group for row in self._rows), *self._skipped])
+        for group in groups:
+            rows = [row for row in self._rows if row[0].group == group]
+            scale = sum(row[3] for row in rows) or 1.0
+            report[group] = Compensated(
+                before=sum(row[1] for row in rows) / scale,
+                after=sum(row[2] if row[4] else row[1] for row in rows) / scale,
+                layers=tuple(row[0].node.module for row in rows if row[4]),
+                skipped={
+                    **self._skipped.get(group, {}),
+                    **{row[0].node.module: "its error on held-out samples did not fall" for row in rows if not row[4]},
+                },
+            )
+        return report
+
+
+def _group_names(structure: Structure, model: nn.Module) -> Any:
+    names: dict[int, str] = {}
+    for group in groups_of(structure, ()):
+        names.update(dict.fromkeys(group.slots.tolist(), group.name))
+    roots = structure.roots
+
+    def name(slots: Tensor) -> str | None:
+        return next((names[slot] for slot in roots[slots].tolist() if slot in names), None)
+
+    return name
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().max()) if one.numel() else 0.0))
+
+
+def _rows(tensor: Tensor, reader: Reader) -> Tensor:
+    """Return a row for each position of an output, samples first."""
+    return tensor.movedim(reader.contraction.output_dim, -1).flatten(0, -2)

@@ -1,0 +1,88 @@
+r"""Ridge regression toward the present weights.
+
+With rows :math:`\varphi` of what a weight is multiplied with, and the residual :math:`R = T - \varphi W - b` of the
+target, the change that is made is
+
+.. math:: \Delta = (\varphi^\top \varphi + \lambda I)^{-1} \varphi^\top R, \qquad
+          \lambda = \mathrm{ridge} \cdot \operatorname{mean} \operatorname{diag} \varphi^\top \varphi
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import InputError
+
+__all__ = ["Correction", "correction", "squared_error"]
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """What is added to a weight and to its bias.
+
+    Attributes:
+        weight: float64, (outputs, columns).
+        shift: float64, (outputs,).
+    """
+
+    weight: Tensor
+    shift: Tensor
+
+
+def correction(rows: Tensor, residual: Tensor, support: Tensor, ridge: float, shifts: bool, name: str) -> Correction:
+    """Return the change of a weight that brings what it puts out closest to a target.
+
+    Args:
+        rows: float64, (rows, columns).
+        residual: target minus what the weight puts out now, float64, (rows, outputs).
+        support: which entries may change, bool, (outputs, columns).
+        ridge: weight of the penalty on the change, relative to the mean diagonal of the Gram matrix.
+        shifts: whether there is a bias, or something in its place, that takes up a shift.
+        name: of the layer, for the error.
+
+    Raises:
+        InputError: where the system is singular, which only ``ridge=0`` allows.
+
+    Example:
+        >>> rows = torch.eye(3, dtype=torch.float64)
+        >>> change = correction(rows, rows @ torch.ones(3, 2).double(), torch.ones(2, 3) > 0, 0.0, False, "layer")
+        >>> bool(torch.allclose(change.weight, torch.ones(2, 3).double()))
+        True
+    """
+    means = (
+        (rows.mean(0), residual.mean(0))
+        if shifts
+        else (rows.new_zeros(rows.size(1)), residual.new_zeros(residual.size(1)))
+    )
+    rows, residual = rows - means[0], residual - means[1]
+    gram, cross = rows.T @ rows, rows.T @ residual
+    weight = torch.zeros(residual.size(1), rows.size(1), dtype=torch.float64)
+    for outputs, columns in _patterns(support):
+        part = gram[columns][:, columns]
+        part = part + torch.eye(len(columns), dtype=torch.float64) * (ridge * part.diagonal().mean())
+        solution, info = torch.linalg.solve_ex(part, cross[columns][:, outputs])
+        if int(info) or not solution.isfinite().all():
+            raise InputError(
+                f"The least squares of {name!r} have no unique solution: on these batches its {len(columns)} inputs "
+                "depend on each other. Pass a `ridge` above 0, or more samples."
+            )
+        weight[outputs[:, None], columns] = solution.T
+    return Correction(weight, means[1] - weight @ means[0])
+
+
+def _patterns(support: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs that may change the same entries, and these entries."""
+    distinct, kinds = support.unique(dim=0, return_inverse=True)
+    for kind, pattern in enumerate(distinct):
+        columns = pattern.nonzero()[:, 0]
+        if len(columns):
+            yield (kinds == kind).nonzero()[:, 0], columns
+
+
+def squared_error(rows: Tensor, residual: Tensor, change: Correction) -> float:
+    """Return the sum of squares of what is left of a residual."""
+    return float((residual - rows @ change.weight.T - change.shift).square().sum())

@@ -1,0 +1,134 @@
+"""Run a recorded program on a batch, node by node, with any parameters, and stop where somebody wants to look."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.program.expressions import AttributeOf, evaluate
+from engine.program.graph import Graph, Node, Value, walk_values
+from engine.program.trees import tensors_in
+from engine.recording.recorder import MODULE, WRITE
+from engine.source.sizes import numbers_in
+
+__all__ = ["Run", "first_path"]
+
+
+def first_path(graph: Graph) -> list[Node]:
+    """Return the nodes that ran in eval mode on the example input, in order."""
+    return [node for node in graph.nodes if node.path == "eval"]
+
+
+class Run:
+    """One batch on its way through the program.
+
+    A value is let go of once the last node that reads it has run, unless it is held.
+
+    Args:
+        graph: the recorded program.
+        stored: parameters and buffers by canonical name, read at each use.
+        inputs: the tensors of the batch, in the order of the example's.
+        held: indices of values that are kept to the end, with how often `release` is called for each.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Linear(3, 2)
+        >>> graph = engine.trace(net, torch.zeros(4, 3))
+        >>> run = Run(graph, dict(net.named_parameters()), [torch.ones(5, 3)])
+        >>> [node] = first_path(graph)
+        >>> run.step(node)
+        >>> torch.equal(run[node.output], net(torch.ones(5, 3)))
+        True
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        stored: Mapping[str, Tensor],
+        inputs: Sequence[Tensor],
+        held: Mapping[int, int] | None = None,
+    ) -> None:
+        examples = graph.inputs[: len(inputs)]
+        if len(inputs) != len(list(tensors_in((graph.args, graph.kwargs)))):
+            raise InputError(f"The batch holds {len(inputs)} tensors, and the example {len(examples)}.")
+        self._graph, self._stored = graph, stored
+        # a model may write into its input
+        self._tensors: dict[int, Tensor] = {v.index: t.clone() for v, t in zip(examples, inputs, strict=True)}
+        self._shapes: dict[int, tuple[int, ...]] = {index: tuple(t.shape) for index, t in self._tensors.items()}
+        self._readers = Counter(v.index for node in first_path(graph) for v in node.inputs)
+        self._readers.update(held or {})
+        self._done: set[int] = set()
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """Return the tensor of a value that was computed, or is stored."""
+        if value.name is not None:
+            return self._stored[value.name]
+        return value.data if value.data is not None else self._tensors[value.index]
+
+    def __contains__(self, value: Value) -> bool:
+        return value.name is not None or value.data is not None or value.index in self._tensors
+
+    def release(self, value: Value) -> None:
+        """Let go of a value once nothing reads it any more."""
+        self._readers[value.index] -= 1
+        if self._readers[value.index] <= 0:
+            self._tensors.pop(value.index, None)
+
+    def step(self, node: Node) -> None:
+        """Run a node, if it has not run yet, and let go of what nothing reads afterwards."""
+        if node.index in self._done:
+            return
+        self._done.add(node.index)
+        outputs = self._outputs(node)
+        for value, tensor in zip(node.outputs, outputs, strict=True):
+            self._shapes[value.index] = tuple(tensor.shape)
+            if self._readers[value.index] > 0 or value in self._graph.outputs:
+                self._tensors[value.index] = tensor
+        for value in node.inputs:
+            self.release(value)
+
+    def _outputs(self, node: Node) -> list[Tensor]:
+        if node.op == WRITE:  # the view that was written to shares this memory, so the write has happened
+            return [self[node.args["self"]]]
+        if node.op == MODULE:
+            raise InputError(f"{node.module!r} is replaced as a whole, so what it reads cannot be compensated.")
+        out = node.target(**self.arguments(node))
+        schema = node.target._schema
+        written = [self[v] for v in walk_values([node.args[a.name] for a in schema.arguments if _is_written(a)])]
+        fresh = [t for t in tensors_in(out) if not any(t is w for w in written)]
+        return [*written, *fresh]
+
+    def arguments(self, node: Node) -> dict[str, Any]:
+        """Return the arguments of a node, tensors in the place of values, and sizes as this batch has them."""
+        tree = {name: self._sized(node, name, argument) for name, argument in node.args.items()}
+        return {name: _filled(argument, self) for name, argument in tree.items()}
+
+    def _sized(self, node: Node, name: str, argument: Any) -> Any:
+        places = [place for key, place in node.sizes if key == name]
+        if not places:
+            return argument
+        numbers = list(numbers_in(argument))
+        for place in places:
+            numbers[place] = evaluate(
+                node.sizes[name, place], lambda v: self._shapes.get(v.index, v.shape), self._attribute
+            )
+        return numbers if isinstance(argument, (list, tuple)) else numbers[0]
+
+    def _attribute(self, attribute: AttributeOf) -> int:
+        return self._graph.attributes[attribute.module][attribute.name]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _filled(tree: Any, run: Run) -> Any:
+    if isinstance(tree, Value):
+        return run[tree]
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_filled(item, run) for item in tree)
+    return {key: _filled(item, run) for key, item in tree.items()} if isinstance(tree, Mapping) else tree

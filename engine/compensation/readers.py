@@ -1,0 +1,151 @@
+"""Which weights read a masked channel, and what they should put out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ops.columns import has_columns
+from engine.program.contraction import Contraction
+from engine.program.graph import Node, Value
+from engine.program.trees import tensors_in
+from engine.removal.keep import Consumer
+
+__all__ = ["Reader", "Sum", "adds", "is_affine", "obstacle", "slope_of", "sums"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Where what a reader puts out is added to something else.
+
+    Attributes:
+        chain: nodes between the reader and the sum; each changes a channel by a factor and a shift.
+        node: the addition.
+        other: what is added.
+        before: nodes that make it and have not run when the reader does.
+    """
+
+    chain: tuple[Node, ...]
+    node: Node
+    other: Value
+    before: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A call that reads a masked channel.
+
+    Attributes:
+        group: the group that the masked channels are of.
+        consumer: the call.
+        live: which of its inputs vary, bool ``(groups, inputs)``.
+        sum: where its output is added to what went another way, if it is.
+    """
+
+    group: str
+    consumer: Consumer
+    live: Tensor
+    sum: Sum | None = None
+
+    @property
+    def node(self) -> Node:
+        """The call."""
+        return self.consumer.node
+
+    @property
+    def contraction(self) -> Contraction:
+        """How it contracts."""
+        return self.consumer.contraction
+
+
+def obstacle(consumer: Consumer, calls: int) -> str | None:
+    """Return why the weight of a call cannot be fitted, or None.
+
+    Args:
+        consumer: the call.
+        calls: how many nodes read its weight.
+    """
+    c = consumer.contraction
+    if not c.weight.stored:
+        return "its weight is computed from others at each call"
+    if calls > 1:
+        return f"its weight is read {calls} times"
+    if not has_columns(consumer.node, c):
+        return f"what {consumer.node.op} multiplies its weight with cannot be laid out"
+    return None
+
+
+def sums(node: Node, users: dict[int, list[Node]], outputs: set[int]) -> Iterator[tuple[tuple[Node, ...], Node, Value]]:
+    """Yield the sum that the output of a node reaches, through calls that read nothing else but what is stored."""
+    chain: list[Node] = []
+    value = node.output
+    while value.index not in outputs:
+        readers = users.get(value.index, [])
+        if len(readers) != 1 or len(readers[0].outputs) != 1:
+            return
+        [reader] = readers
+        others = [v for v in reader.inputs if v is not value and not v.stored]
+        if len(others) == 1 and others[0].shape == value.shape == reader.output.shape:
+            yield tuple(chain), reader, others[0]
+            return
+        if others or reader.output.shape != value.shape:
+            return
+        chain.append(reader)
+        value = reader.output
+
+
+def adds(node: Node) -> bool:
+    """Whether a node adds its two inputs that are not stored, by trying."""
+    values = [v for v in node.inputs if not v.stored]
+    generator = torch.Generator().manual_seed(0)
+    tensors = {v.index: torch.randn(v.shape, generator=generator, dtype=torch.float64) for v in values}
+    out = _call(node, tensors, {})
+    expected = tensors[values[0].index] + tensors[values[1].index]
+    return isinstance(out, Tensor) and out.shape == node.output.shape and torch.equal(out, expected)
+
+
+def _call(node: Node, tensors: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> Any:
+    """Run a node on other tensors, the stored ones in float64."""
+
+    def filled(tree: Any) -> Any:
+        if isinstance(tree, Value):
+            if tree.index in tensors:
+                return tensors[tree.index].clone()
+            tensor = stored[tree.name] if tree.name is not None else tree.data
+            return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
+        return type(tree)(filled(item) for item in tree) if isinstance(tree, (list, tuple)) else tree
+
+    return node.target(**{name: filled(argument) for name, argument in node.args.items()})
+
+
+def _through(chain: Sequence[Node], value: Value, start: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
+    tensor = start
+    for node in chain:
+        out = _call(node, {value.index: tensor}, stored)
+        tensor, value = next(tensors_in(out)), node.output
+    return tensor
+
+
+def is_affine(chain: Sequence[Node], value: Value, dim: int, stored: Mapping[str, Tensor]) -> bool:
+    """Whether a chain of calls maps each channel, along ``dim``, by a factor and a shift, by trying."""
+    noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ones = torch.ones_like(noise)
+    zero, one, mapped = (_through(chain, value, tensor, stored) for tensor in (0 * ones, ones, noise))
+    if mapped.shape != noise.shape:
+        return False
+    rows = (one - zero).movedim(dim, 0).flatten(1)
+    error = (mapped - zero - (one - zero) * noise).abs().max()
+    return max(float(error), float((rows - rows[:, :1]).abs().max())) <= 1e-9 * max(float(mapped.abs().max()), 1.0)
+
+
+def slope_of(at: Sum | None, value: Value, dim: int, stored: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    """Return factor and shift of each channel on the way to the sum."""
+    if at is None or not at.chain:
+        return 1.0, 0.0
+    zero = torch.zeros(value.shape, dtype=torch.float64)
+    shift, one = (_through(at.chain, value, t, stored).movedim(dim, -1).flatten(0, -2)[0] for t in (zero, zero + 1))
+    return one - shift, shift

@@ -1,0 +1,51 @@
+"""What a contraction multiplies its weight with: the entries under the kernel, position by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.program.contraction import Contraction
+from engine.program.graph import Node
+
+__all__ = ["columns", "has_columns"]
+
+_KERNELS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
+
+
+def has_columns(node: Node, c: Contraction) -> bool:
+    """Whether `columns` can lay out what a node contracts."""
+    plain = not c.hidden and not c.stacked and c.weight.ndim >= 2
+    return plain and (node.op in _KERNELS or c.weight.ndim == 2 and c.groups == 1)
+
+
+def columns(node: Node, c: Contraction, arguments: Mapping[str, Any]) -> Tensor:
+    """Return what the weight is multiplied with, in the order of `Contraction.canonical`.
+
+    Args:
+        node: a call of a contraction.
+        c: how it contracts.
+        arguments: its arguments by name, as tensors; each output position is a row.
+
+    Returns:
+        ``(samples and positions..., groups, inputs * kernel)``, where the first dimensions are those of the output
+        without its channels.
+    """
+    [name] = [key for key, argument in node.args.items() if argument is c.input]
+    entries = arguments[name]
+    if node.op not in _KERNELS:
+        return entries.movedim(c.input_dim, -1).unsqueeze(-2)
+    kernel = c.weight.shape[2:]
+    size, channels = math.prod(kernel), entries.size(c.input_dim)
+    # a depthwise convolution with one-hot kernels lays them out, whatever the stride, padding and dilation
+    picks = torch.eye(size, dtype=entries.dtype, device=entries.device).view(size, 1, *kernel)
+    picks = torch.cat([picks] * channels)
+    if c.transposed:
+        picks = picks.view(channels, size, *kernel)
+    laid_out = node.target(**{**arguments, "weight": picks, "bias": None, "groups": channels})
+    rows = laid_out.movedim(c.output_dim, -1)
+    return rows.reshape(*rows.shape[:-1], c.groups, c.inputs * size)

@@ -1,0 +1,192 @@
+"""Least squares into the readers of masked channels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engine
+from engine.errors import EngineError
+from tests.engine.exactness import Masks, masked, randomised, relative_error, run
+
+
+class _Residual(nn.Module):
+    """A block whose second convolution is read by a norm and added to what went another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.first, self.norm = nn.Conv2d(6, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.second, self.scale = nn.Conv2d(12, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.scale(self.second(self.norm(self.first(x)).relu_()))
+        y += x[:, :, ::1, ::1]
+        return self.head(y.relu().mean((2, 3)))
+
+
+class _Perceptron(nn.Module):
+    """Linear layers over tokens, with the channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(5, 16), nn.Linear(16, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.down(F.gelu(self.up(x))))
+
+
+def _chain(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(*(copy.deepcopy(layer) for layer in layers))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual": (_Residual, (3, 8, 8)),
+    "perceptron": (_Perceptron, (7, 5)),
+    "strided": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1)), (3, 9, 9)),
+    "dilated": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, dilation=2)), (3, 9, 9)),
+    "grouped": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2)), (3, 9, 9)),
+    "transposed": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 4, 3, stride=2)), (3, 6, 6)),
+    "one dimension": (_chain(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 4, 3)), (3, 12)),
+    "three dimensions": (_chain(nn.Conv3d(2, 8, 3), nn.ReLU(), nn.Conv3d(8, 4, 2)), (2, 5, 5, 5)),
+}
+
+
+def _setting(name: str, samples: int = 96) -> tuple[nn.Module, Masks, Tensor, list[Tensor]]:
+    make, shape = NETS[name]
+    torch.manual_seed(0)
+    model = randomised(make())
+    example = torch.randn(2, *shape, dtype=torch.float64)
+    groups = [g for g in engine.dependency_groups(model, example) if g.reason is None]
+    keep = {g.name: torch.arange(g.size) % 2 == 0 for g in groups[: 1 if name != "residual" else None]}
+    batches = list(torch.randn(samples, *shape, dtype=torch.float64).split(32))
+    return model, engine.group_masks(groups, keep), example, batches
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_error_falls_on_fresh_inputs_and_compaction_stays_exact(name: str) -> None:
+    """Readers make up for masked channels, on inputs that they were not fitted on; what is masked goes all the same."""
+    model, masks, example, batches = _setting(name)
+    dense, plain = copy.deepcopy(model), masked(model, masks)
+    report = engine.compensate(model, example, masks, batches)
+    assert report and all(row.after < row.before for row in report.values())
+    fresh = torch.randn(64, *example.shape[1:], dtype=torch.float64)
+    target, compensated = run(dense, fresh)[0], masked(model, masks)
+    before, after = (float((run(net, fresh)[0] - target).square().sum()) for net in (plain, compensated))
+    assert after < before
+    small = engine.ModelSpeedup(model, example, masks).speedup_model()
+    assert relative_error(run(compensated, fresh), run(small, fresh)) <= 1e-9
+
+
+def test_a_masked_channel_that_others_repeat_costs_nothing() -> None:
+    """Where the kept channels span what the masked ones say, the output is restored."""
+    model, masks, example, batches = _setting("perceptron")
+    with torch.no_grad():
+        model.up.weight[1::2] = model.up.weight[::2]
+        model.up.bias[1::2] = model.up.bias[::2]
+    expected = run(model, batches[0])
+    report = engine.compensate(model, example, masks, batches, ridge=1e-12)
+    assert report["up"].after <= 1e-15 and report["up"].layers == ("down",)
+    assert relative_error(expected, run(masked(model, masks), batches[0])) <= 1e-9
+
+
+def test_element_masks_of_a_reader_stay_masked() -> None:
+    """The masked model is fitted: a weight that is masked by itself counts as zero before and after."""
+    model, masks, example, batches = _setting("perceptron")
+    own = (torch.rand(5, 16, generator=torch.Generator().manual_seed(1)) < 0.7).double()
+    masks["down"] = {"weight": own}
+    before = model.down.weight.detach().clone()
+    report = engine.compensate(model, example, masks, batches)
+    assert report["up"].after < report["up"].before
+    changed = model.down.weight.detach() != before
+    assert changed.any() and not changed[own == 0].any() and not changed[:, 1::2].any()
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_nothing_to_compensate_changes_nothing(empty: bool) -> None:
+    """No masks, or masks of what is zero anyway: the model stays bit for bit as it was."""
+    model, masks, example, batches = _setting("strided")
+    if not empty:
+        with torch.no_grad():
+            model[0].weight.mul_(masks["0"]["weight"])
+            model[0].bias.mul_(masks["0"]["bias"])
+    before = copy.deepcopy(model.state_dict())
+    engine.compensate(model, example, {} if empty else masks, batches)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "message"),
+    [
+        ([], {}, "0 samples"),
+        ([torch.full((4, 3, 9, 9), torch.nan).double()], {}, "NaN or infinite"),
+        ([torch.rand(4, 2, 9, 9).double()], {}, r"rejected .*\(2, 2, 9, 9\)"),
+        ([torch.rand(4, 3).double()], {}, r"shape \(4, 3\)"),
+        ([torch.rand(8, 3, 9, 9).double()], {"samples": 1}, "`samples`"),
+        ([torch.zeros(8, 3, 9, 9).double()], {"ridge": 0.0}, "'2'.*no unique solution"),
+        ([{"x": torch.rand(8, 3, 9, 9).double(), "y": torch.rand(8).double()}], {}, "2 tensors, the example 1"),
+    ],
+)
+def test_bad_batches_are_named_and_nothing_changes(batches: list[Any], options: dict[str, Any], message: str) -> None:
+    """All or nothing: after an error the model is bit for bit as it was."""
+    model, masks, example, _ = _setting("strided")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(EngineError, match=message):
+        engine.compensate(model, example, masks, batches, **options)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_pairs_of_inputs_and_targets() -> None:
+    """What a DataLoader gives is taken as it comes; modes and the random state stay."""
+    model, masks, example, batches = _setting("strided")
+    other = copy.deepcopy(model).train()
+    state = torch.get_rng_state()
+    one = engine.compensate(model, example, masks, batches)
+    two = engine.compensate(other, example, masks, [(batch, torch.zeros(len(batch))) for batch in batches])
+    assert one == two and other.training and torch.equal(state, torch.get_rng_state())
+
+
+def test_what_cannot_be_fitted_is_left_and_named() -> None:
+    """A weight that is read twice serves two inputs; it stays, and the report says why."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(self.down(self.up(x).relu())).relu())
+
+    torch.manual_seed(0)
+    model = Shared().double()
+    mask = (torch.arange(8) % 2).double()
+    masks = {"up": {"weight": mask[:, None].expand(8, 4), "bias": mask}}
+    before = copy.deepcopy(model.state_dict())
+    report = engine.compensate(model, torch.zeros(2, 4).double(), masks, [torch.randn(64, 4).double()])
+    assert "read 2 times" in report["up"].skipped["down"] and "down" in str(report)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_code_that_decides_by_its_data_is_refused() -> None:
+    """The recorded program is that of the example's numbers alone."""
+
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x).relu() if x.sum() > 0 else self.up(x))
+
+    mask = (torch.arange(8) % 2).double()
+    masks = {"up": {"weight": mask[:, None].expand(8, 4), "bias": mask}}
+    with pytest.raises(EngineError, match="decides by its data"):
+        engine.compensate(Deciding().double(), torch.ones(2, 4).double(), masks, [torch.randn(64, 4).double()])

@@ -1,0 +1,32 @@
+"""Ridge regression toward the present weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.compensation.fit import correction, squared_error
+from engine.errors import InputError
+
+ROWS = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_linear_target_is_met_where_the_weight_may_change() -> None:
+    """Each output has its own support; a constant goes into the shift."""
+    wanted = torch.tensor([[1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 4.0]], dtype=torch.float64)
+    change = correction(ROWS, ROWS @ wanted.T + 5, wanted != 0, 0.0, True, "layer")
+    assert torch.allclose(change.weight, wanted) and torch.allclose(change.shift, torch.full((2,), 5.0).double())
+    assert squared_error(ROWS, ROWS @ wanted.T + 5, change) <= 1e-20
+
+
+def test_a_large_penalty_changes_nothing() -> None:
+    """Toward the weights as they are."""
+    change = correction(ROWS, ROWS @ torch.ones(4, 1).double(), torch.ones(1, 4) > 0, 1e12, False, "layer")
+    assert float(change.weight.abs().max()) < 1e-9 and float(change.shift) == 0
+
+
+def test_without_a_unique_solution_the_layer_is_named() -> None:
+    """Two equal columns and no penalty."""
+    rows = ROWS[:, [0, 0]]
+    with pytest.raises(InputError, match="'layer'.*no unique solution.*`ridge` above 0"):
+        correction(rows.round(), ROWS[:, :1], torch.ones(1, 2) > 0, 0.0, False, "layer")
