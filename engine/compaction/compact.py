@@ -216,8 +216,12 @@ class Compaction:
     def commit(self) -> None:
         """Exchange everything."""
         before = None if self._plan is None else snapshot(self._model)
-        for step in self._redo:
-            step()
+        for number, step in enumerate(self._redo):
+            try:
+                step()
+            except BaseException:
+                del self._undo[number:]  # what was not done is not undone
+                raise
         self._flatten()
         if self._plan is not None and before is not None:
             step_made = Step(self._plan, changed(before, self._model), self._certificate)

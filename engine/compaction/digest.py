@@ -32,21 +32,30 @@ def digest(value: Any) -> str:
 
 
 def _digest(value: Any, known: dict[int, bytes]) -> bytes:
+    if not isinstance(value, (Tensor, Mapping, set, frozenset, list, tuple)):
+        return sha256(_plain(value)).digest()
     found = known.get(id(value))
     if found is None:
-        found = known[id(value)] = sha256(_encoded(value, known)).digest()
+        found = known[id(value)] = _of_container(value, known)
     return found
 
 
-def _encoded(value: Any, known: dict[int, bytes]) -> bytes:
+def _of_container(value: Any, known: dict[int, bytes]) -> bytes:
     if isinstance(value, Tensor):
-        return b"tensor" + _tensor(value)
+        return sha256(b"tensor" + _tensor(value)).digest()
     if isinstance(value, Mapping):
-        return b"mapping" + b"".join(sorted(_digest(k, known) + _digest(v, known) for k, v in value.items()))
+        return sha256(
+            b"mapping" + b"".join(sorted(_digest(k, known) + _digest(v, known) for k, v in value.items()))
+        ).digest()
     if isinstance(value, (set, frozenset)):
-        return b"set" + b"".join(sorted(_digest(v, known) for v in value))
-    if isinstance(value, (list, tuple)):
-        return b"sequence" + b"".join(_digest(v, known) for v in value)
+        return sha256(b"set" + b"".join(sorted(_digest(v, known) for v in value))).digest()
+    found = sha256(b"sequence")
+    for item in value:
+        found.update(_digest(item, known))
+    return found.digest()
+
+
+def _plain(value: Any) -> bytes:
     plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device))
     return f"{type(value).__name__} {value!r}".encode() if plain else type(value).__name__.encode()
 

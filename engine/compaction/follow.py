@@ -17,13 +17,16 @@ from torch.nn.parameter import is_lazy
 from engine.compaction.compact import Compaction
 from engine.compaction.history import KEY, VERSION, Entry, history, is_compacted, same_steps
 from engine.compaction.plan import Plan
+from engine.compaction.slices import Unpacked
 from engine.errors import CheckpointError, EngineError, PlanError
 from engine.program.stored import stored_tensors
 
-__all__ = ["Shapes", "compactable", "entries", "follow", "is_compactable", "reshape", "shapes_in"]
+__all__ = ["Shapes", "compactable", "entries", "follow", "is_compactable", "joined_entries", "reshape", "shapes_in"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 Queue = list[Callable[[], Compaction]]
+
+_MOST = 10_000  # compacted modules of which a checkpoint may tell
 
 
 def compactable(model: nn.Module) -> nn.Module:
@@ -78,11 +81,11 @@ def follow(
     everything = getattr(state_dict, "_metadata", None) or {prefix[:-1]: local_metadata}
     found = {name: content for name, meta in everything.items() if (content := meta.get(KEY)) is not None}
     inside = {
-        f"{name}.".removeprefix(prefix).removesuffix("."): entries(content)
+        f"{name}.".removeprefix(prefix).removesuffix("."): content
         for name, content in found.items()
         if f"{name}.".startswith(prefix)
     }
-    wanted = {_joined(name, path): entry for name, paths in inside.items() for path, entry in paths.items()}
+    wanted = joined_entries(inside)
     reshape(module, shapes_in(state_dict, prefix), wanted if inside else None)
 
 
@@ -123,6 +126,23 @@ def entries(content: Any) -> dict[str, Entry]:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"It is damaged: its compaction plan is incomplete ({error!s}).") from error
+
+
+def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
+    """Return the compactions that the parts of a model tell of, by path in the model.
+
+    Args:
+        contents: by path of the part, what `entries` reads.
+
+    Raises:
+        CheckpointError: where they are damaged, or more than a model has modules.
+    """
+    found: dict[str, Entry] = {}
+    for name, content in contents.items():
+        found |= {_joined(name, path): entry for path, entry in entries(content).items()}
+        if len(found) > _MOST:
+            raise CheckpointError(f"It is damaged: it tells of more than {_MOST} compacted modules.")
+    return found
 
 
 def reshape(model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None) -> Callable[[], None]:
@@ -204,9 +224,10 @@ def _growths(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
 def _compactions(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
     """What compacts each module as wanted, from where it is."""
     queues: list[Queue] = []
+    unpacked = Unpacked()
     for path, entry in wanted.items():
         module = _submodule(model, path)
-        plans = [Plan.from_state_dict(state).structure() for state in entry["plans"]]
+        plans = [Plan.from_state_dict(state, unpacked).structure() for state in entry["plans"]]
         certificates = entry["certificates"]
         queues.append(
             [

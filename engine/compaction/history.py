@@ -73,9 +73,17 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
     """Give a model a history; returns what takes it back."""
     old = history(model)
     vars(model)[_ATTRIBUTE] = steps
-    if tell not in model._state_dict_hooks.values():
-        model.register_state_dict_post_hook(tell)
-    return lambda: vars(model).__setitem__(_ATTRIBUTE, old)
+    told = tell in model._state_dict_hooks.values()
+    handle = None if told else model.register_state_dict_post_hook(tell)
+
+    def undo() -> None:
+        if handle is None:
+            vars(model)[_ATTRIBUTE] = old
+        else:
+            del vars(model)[_ATTRIBUTE]
+            handle.remove()
+
+    return undo
 
 
 def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:

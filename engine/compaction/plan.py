@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from engine.compaction.compact import Compaction, OptimizerLike
 from engine.compaction.folds import Fold
+from engine.compaction.reading import check_unique
 from engine.compaction.replace import Replace, Replacement
-from engine.compaction.slices import Packed, Slice
+from engine.compaction.slices import Packed, Slice, Unpacked
 from engine.errors import PlanError
 from engine.ops.spread import Spread
 from engine.ops.wide import Widening, chained
@@ -217,11 +218,12 @@ class Plan:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Plan:
+    def from_state_dict(cls, state: Mapping[str, Any], unpacked: Unpacked | None = None) -> Plan:
         """Read what `state_dict` wrote.
 
         Args:
             state: primitives and tensors.
+            unpacked: index sets of the plans that are read along with this one.
 
         Raises:
             PlanError: for a newer format, or where something is missing or of the wrong type.
@@ -231,9 +233,10 @@ class Plan:
             raise PlanError("This is no compaction plan: it has no format number.")
         if version > FORMAT:
             raise PlanError(f"The plan has format {version}; this version reads up to {FORMAT}. Update the package.")
+        unpacked = Unpacked() if unpacked is None else unpacked
         try:
-            return cls(
-                slices={str(name): Slice.from_state_dict(cut) for name, cut in state["slices"].items()},
+            plan = cls(
+                slices={str(name): Slice.from_state_dict(cut, unpacked) for name, cut in state["slices"].items()},
                 masks={str(name): _bool(mask) for name, mask in state["masks"].items()},
                 folds=tuple(Fold.from_state_dict(fold) for fold in state["folds"]),
                 attributes={
@@ -247,8 +250,13 @@ class Plan:
                 replaced=tuple(Replacement.from_state_dict(module) for module in state["replaced"]),
                 notes=tuple(str(note) for note in state["notes"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"The plan is damaged ({type(error).__name__}: {error}).") from error
+        check_unique("spread", (layer.module for layer in plan.spread))
+        check_unique("narrowed", (norm.module for norm in plan.widened))
+        check_unique("given another form", plan.headwise)
+        check_unique("replaced", (module.module for module in plan.replaced))
+        return plan
 
     def __str__(self) -> str:
         if self.is_empty:

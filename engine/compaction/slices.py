@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.errors import PlanError
 
-__all__ = ["Cut", "Packed", "Slice", "slice_from_mask", "slice_from_rows"]
+__all__ = ["Cut", "Packed", "Slice", "Unpacked", "slice_from_mask", "slice_from_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,20 +163,27 @@ class Slice:
         return {"before": list(self.before), "cuts": cuts}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Slice:
+    def from_state_dict(cls, state: Mapping[str, Any], unpacked: Unpacked | None = None) -> Slice:
         """Read what `state_dict` wrote, and check it.
+
+        Args:
+            state: primitives and tensors.
+            unpacked: index sets of the slices that are read along with this one.
 
         Raises:
             PlanError: where an index is out of range or sizes do not fit.
         """
-        before = tuple(int(n) for n in state["before"])
-        cuts = tuple(
-            Cut(tuple(int(d) for d in c["dims"]), _unpacked(c), tuple(int(n) for n in c["sizes"]))
-            for c in state["cuts"]
-        )
-        for cut in cuts:
-            _check(before, cut)
-        return cls(before, cuts)
+        unpacked = Unpacked() if unpacked is None else unpacked
+        sizes = [int(n) for n in state["before"]]
+        before, cuts = tuple(sizes), []
+        for c in state["cuts"]:
+            index, low, high = unpacked.of(c)
+            cut = Cut(tuple(int(d) for d in c["dims"]), index, tuple(int(n) for n in c["sizes"]))
+            _check(tuple(sizes), cut, low, high)
+            for dim, size in zip(cut.dims, cut.sizes, strict=True):
+                sizes[dim] = size
+            cuts.append(cut)
+        return cls(before, tuple(cuts))
 
 
 _FEW = 256  # below, a bit for each index saves nothing that counts
@@ -217,10 +224,31 @@ def _packed(index: Tensor, size: int) -> dict[str, Tensor]:
     return {"bits": torch.from_numpy(np.packbits(kept.numpy()))}
 
 
-def _unpacked(cut: Mapping[str, Any]) -> Tensor:
-    if "bits" not in cut:
-        return _index(cut["index"])
-    bits = cut["bits"]
+class Unpacked:
+    """Index sets as they are worked with, each unpacked once, however often a file refers to it.
+
+    Example:
+        >>> unpacked, stored = Unpacked(), {"index": torch.tensor([0, 2], dtype=torch.int32)}
+        >>> unpacked.of(stored)
+        (tensor([0, 2]), 0, 2)
+        >>> unpacked.of(stored)[0] is unpacked.of(stored)[0]
+        True
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Tensor, tuple[Tensor, int, int]]] = {}
+
+    def of(self, cut: Mapping[str, Any]) -> tuple[Tensor, int, int]:
+        """Return the int64 indices of a stored cut, the smallest and the largest of them."""
+        stored = cut["bits"] if "bits" in cut else cut["index"]
+        if id(stored) not in self._found:
+            index = _bits(stored) if "bits" in cut else _index(stored)
+            ends = index.aminmax() if len(index) else (-1, -1)
+            self._found[id(stored)] = stored, (index, int(ends[0]), int(ends[1]))  # it is kept, for its identity
+        return self._found[id(stored)][1]
+
+
+def _bits(bits: Tensor) -> Tensor:
     if bits.dtype != torch.uint8 or bits.ndim != 1 or bits.numel() > bits.untyped_storage().nbytes():
         raise PlanError("The bits of a cut of the plan are damaged.")
     return torch.from_numpy(np.unpackbits(bits.contiguous().cpu().numpy())).nonzero()[:, 0]
@@ -229,6 +257,8 @@ def _unpacked(cut: Mapping[str, Any]) -> Tensor:
 def _index(index: Tensor) -> Tensor:
     if index.numel() * index.element_size() > index.untyped_storage().nbytes():
         raise PlanError(f"A cut of the plan claims {index.numel()} indices, and holds fewer.")
+    if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
+        raise PlanError(f"The indices of a cut of the plan are a tensor of {index.dtype}, {index.ndim} dimensions.")
     return index.long()
 
 
@@ -241,11 +271,13 @@ def _layout(tensor: Tensor) -> torch.memory_format:
     return last
 
 
-def _check(before: tuple[int, ...], cut: Cut) -> None:
+def _check(before: tuple[int, ...], cut: Cut, low: int, high: int) -> None:
+    """Refuse a cut that does not fit the shape that it starts from; ``low`` and ``high`` are ends of its indices."""
     known = cut.dims == (0, 1) and len(before) > 1 or len(cut.dims) == 1 and 0 <= cut.dims[0] < len(before)
     limit = math.prod(before[d] for d in cut.dims) if known else 0
-    inside = cut.index.ndim == 1 and len(cut.index) > 0 and 0 <= int(cut.index.min()) <= int(cut.index.max()) < limit
-    if not known or not inside or math.prod(cut.sizes) != len(cut.index) or len(cut.sizes) != len(cut.dims):
+    inside = len(cut.index) > 0 and 0 <= low <= high < limit and len(cut.index) <= limit
+    sized = len(cut.sizes) == len(cut.dims) and all(size > 0 for size in cut.sizes)
+    if not known or not inside or not sized or math.prod(cut.sizes) != len(cut.index):
         raise PlanError(
             f"A cut of the plan does not fit a tensor of shape {before}: dims {cut.dims}, sizes {cut.sizes}."
         )

@@ -1,39 +1,41 @@
 """Read a file of ``torch.save`` that nobody vouches for.
 
-``weights_only=True`` runs no code, but a file can still claim more memory than it holds: a compressed record, a tensor
-that repeats four bytes ten billion times, a storage larger than its record (which torch 2.6 reads beyond its end). So
-the archive is looked at before it is unpickled, the tensors are mapped from the file instead of allocated, which also
-holds each to its record, and what they claim is added up before anybody works with them.
+``weights_only=True`` runs no code, but a file can still claim more memory than it holds, and be another one for each
+reader. So it is read here, by the records that any reader sees (`engine.files.records`) and by a list of what they may
+hold (`engine.files.unpickle`). All of it is copied into memory before anybody looks at it: a file that is overwritten
+or cut off meanwhile is an error, and changes nothing of what was checked.
 """
 
 from __future__ import annotations
 
 import os
-import pickletools
-import zipfile
-from collections.abc import Iterator
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
 
 from engine.errors import CheckpointError
+from engine.files.records import Record, read_record, records_of
+from engine.files.unpickle import unpickled
 
 __all__ = ["read_archive"]
 
-# What the tensors of a file may claim together: a few views that repeat entries are common, ten gigabytes of them not.
-_FREE = 64 * 2**20
-_TIMES = 4
+# What the objects of a file may take, and what its tensors may claim: a few views that repeat entries are common.
+_FREE = 20 * 2**20
+_OBJECTS, _CLAIMS = 1.5, 4  # times the size of the file
 _LARGEST_PICKLE = 256 * 2**20
 
 
 def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """Read a file with ``weights_only=True``, without trusting any size in it.
+    """Read a file of plain values and tensors, without trusting anything in it.
+
+    It takes the memory of its tensors, and for the objects at most 20 MB and one and a half times the file.
 
     Args:
         path: the file.
-        map_location: as in ``torch.load``. On the CPU, tensors are mapped from the file, not copied.
+        map_location: as in ``torch.load``.
 
     Returns:
         What it holds.
@@ -46,65 +48,52 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
     if not Path(path).is_file():
         raise CheckpointError(f"There is no checkpoint {name}.")
     try:
-        _check_records(name)
-        found = torch.load(name, map_location="cpu", weights_only=True, mmap=True)
-        _check_claims(found, os.path.getsize(name))
-        on_cpu = map_location is None or isinstance(map_location, (str, torch.device))
-        if not on_cpu or torch.device(map_location or "cpu").type != "cpu":
-            found = torch.load(name, map_location=map_location, weights_only=True, mmap=True)
-    except Exception as error:  # what unpickling a damaged file raises is not defined: see the documentation of pickle
+        with open(path, "rb") as file:
+            return _read(file, map_location)
+    except Exception as error:  # what a damaged file raises is not defined, nor what the user's own classes raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{name} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
             "Take another copy of it, or compact again."
         ) from error
-    return found
 
 
-def _check_records(path: str) -> None:
-    size = os.path.getsize(path)
-    with zipfile.ZipFile(path) as archive:
-        for record in archive.infolist():
-            if record.compress_type != zipfile.ZIP_STORED or record.file_size != record.compress_size:
-                raise ValueError(f"its record {record.filename!r} is compressed")
-            if record.header_offset + record.file_size > size:
-                raise ValueError(f"its record {record.filename!r} is longer than the file")
-        pickled = [record for record in archive.infolist() if record.filename.endswith("/data.pkl")]
-        if len(pickled) != 1 or pickled[0].file_size > _LARGEST_PICKLE:
-            raise ValueError("it has no record `data.pkl` of a sensible size")
-        _check_globals(archive.read(pickled[0]))
+def _read(file: BinaryIO, map_location: Any) -> Any:
+    size, records = os.fstat(file.fileno()).st_size, records_of(file)
+    pickled = records.get("data.pkl")
+    if pickled is None or pickled.size > _LARGEST_PICKLE:
+        raise ValueError("it has no record `data.pkl` of a sensible size")
+    order = records.get("byteorder")
+    if order is not None and read_record(file, order).decode() != sys.byteorder:
+        raise ValueError("it was written on a machine with another order of bytes")
+
+    def load(key: str, claimed: int, location: str) -> torch.UntypedStorage:
+        record = records.get(f"data/{key}")
+        if record is None or record.size != claimed:
+            raise ValueError(f"its storage {key!r} has not the size of its record")
+        return _placed(_storage(file, record), location, map_location)
+
+    return unpickled(read_record(file, pickled), load, _FREE + int(_OBJECTS * size), _FREE + _CLAIMS * size)
 
 
-def _check_globals(pickled: bytes) -> None:
-    """Refuse what ``weights_only=True`` lets pass and what makes as many bytes as it is told to."""
-    for name in _globals(pickled):
-        if name.endswith(" bytearray") or name.startswith("torch") and name.endswith(("Tensor", "sparse_tensor")):
-            raise ValueError(f"it holds {name.replace(' ', '.')}, which may claim any amount of memory")
+def _storage(file: BinaryIO, record: Record) -> torch.UntypedStorage:
+    data = torch.empty(record.size, dtype=torch.uint8)
+    file.seek(record.start)
+    if file.readinto(data.numpy()) != record.size:  # type: ignore[attr-defined]
+        raise ValueError("it is shorter than it says")
+    return data.untyped_storage()
 
 
-def _globals(pickled: bytes) -> Iterator[str]:
-    return (str(arg) for op, arg, _ in pickletools.genops(pickled) if op.name == "GLOBAL")
-
-
-def _tensors(found: Any) -> Iterator[Tensor]:
-    """Yield all tensors, looking at each container once, however often it is referred to."""
-    rest, seen = [found], set()
-    while rest:
-        item = rest.pop()
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (dict, list, tuple)) and id(item) not in seen:
-            seen.add(id(item))
-            rest += item.values() if isinstance(item, dict) else item
-            rest += getattr(item, "__dict__", {}).values()  # of an ordered dictionary: the metadata of a state dict
-
-
-def _check_claims(found: Any, size: int) -> None:
-    claims: dict[int, int] = {}
-    for tensor in _tensors(found):
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            raise ValueError(f"it holds a tensor that is no plain one ({tensor.layout}, {tensor.device})")
-        key = tensor.untyped_storage().data_ptr()
-        claims[key] = max(claims.get(key, 0), tensor.numel() * tensor.element_size())
-    if sum(claims.values()) > _FREE + _TIMES * size:
-        raise ValueError(f"its tensors claim {sum(claims.values())} bytes, and it has {size}")
+def _placed(storage: torch.UntypedStorage, location: str, map_location: Any) -> torch.UntypedStorage:
+    """Return a storage where it is to be; ``location`` says where it was."""
+    if callable(map_location) and not isinstance(map_location, torch.device):
+        chosen = map_location(storage, location)
+        return storage.to(device=torch.device(location)) if chosen is None else chosen
+    if isinstance(map_location, Mapping):
+        location = map_location.get(location, location)
+    elif map_location is not None:
+        location = str(map_location)
+    device = torch.device(location)
+    if device.type == "cpu":
+        return storage
+    return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()  # type: ignore[call-overload]

@@ -21,9 +21,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.compaction.digest import digest
-from engine.compaction.follow import compactable, entries, reshape, shapes_in
+from engine.compaction.follow import compactable, entries, joined_entries, reshape, shapes_in
 from engine.compaction.history import KEY, VERSION, Entry, entry_of, history
 from engine.compaction.plan import Plan
+from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError
 from engine.files.archive import read_archive
 from engine.files.portable import read_safetensors, write_safetensors
@@ -111,10 +112,11 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
                 "It holds no compaction plan: it was not written by `ModelCompaction`. Load it with "
                 "`load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
             )
-        entries(content)
+        stored = entries(content)
+        check_plans([plan for entry in stored.values() for plan in entry["plans"]], os.path.getsize(name))
         if content["version"] > 1:
             _check_seal(checkpoint, content)
-    except (CheckpointError, *UNREADABLE) as error:
+    except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(f"{name} cannot be used. {error}") from error
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
 
@@ -177,8 +179,7 @@ def told(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     own = {name: meta[KEY] for name, meta in metadata.items() if KEY in meta} if isinstance(metadata, Mapping) else {}
     if "" in own or not own:
         return own.get("")
-    found = {f"{name}.{path}".strip("."): entry for name, c in own.items() for path, entry in entries(c).items()}
-    return {"version": VERSION, "compacted": found, "sha256": None}
+    return {"version": VERSION, "compacted": joined_entries(own), "sha256": None}
 
 
 def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> None:

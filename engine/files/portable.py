@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from engine.compaction.history import KEY
 from engine.errors import CheckpointError, InputError
 from engine.files.atomic import replacing
+from engine.files.tensors import check_text, opened_tensors
 
 __all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors"]
 
@@ -44,22 +46,22 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `write_safetensors` wrote, in the form of a checkpoint.
+    """Read what `write_safetensors` wrote, in the form of a checkpoint; the package is not needed for it.
 
     Raises:
-        CheckpointError: where the file is damaged.
-        InputError: where the package is missing.
+        CheckpointError: where there is no such file, or it is damaged.
     """
-    package = tensors_package()
+    name = os.fspath(path)
+    if not Path(path).is_file():
+        raise CheckpointError(f"There is no checkpoint {name}.")
     try:
-        with package.safe_open(os.fspath(path), "pt") as file:
-            header = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # no mapping
-        found: dict[str, Any] = {"state_dict": weights}
-        if KEY in header:
-            found[KEY] = from_json(header[KEY])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, package.SafetensorError) as error:
-        raise CheckpointError(f"{os.fspath(path)} cannot be read: it is damaged ({error}).") from error
+        with opened_tensors(path) as file:
+            found: dict[str, Any] = {"state_dict": {key: file.read(key) for key in file.places}}
+            if KEY in file.metadata:
+                check_text(file.metadata[KEY], os.path.getsize(name))
+                found[KEY] = from_json(file.metadata[KEY])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{name} cannot be read: it is damaged ({error}).") from error
     return found
 
 
@@ -108,5 +110,6 @@ def _decoded(value: Mapping[str, Any]) -> Any:
     if _TENSOR not in value:
         return dict(value)
     dtype, shape, data = value[_TENSOR]
-    raw = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8)
-    return raw.view(_DTYPES[dtype]).view(shape)
+    raw = bytearray(base64.b64decode(data))
+    flat = torch.frombuffer(raw, dtype=_DTYPES[dtype]) if raw else torch.empty(0, dtype=_DTYPES[dtype])
+    return flat.view(shape)

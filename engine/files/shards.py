@@ -25,11 +25,13 @@ from engine.compaction.folds import Fold
 from engine.compaction.follow import compactable, entries, reshape
 from engine.compaction.history import KEY
 from engine.compaction.plan import Plan
+from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files.archive import read_archive
 from engine.files.atomic import replacing
 from engine.files.checkpoint import UNREADABLE, content_of
 from engine.files.portable import from_json, tensors_package, to_json
+from engine.files.tensors import check_text, opened_tensors
 from engine.program.stored import stored_tensors
 from engine.speedup import ModelSpeedup
 
@@ -133,6 +135,8 @@ def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     try:
         content = from_json(json.dumps(index.metadata[KEY]))
         wanted, digests = entries(content), content["sha256"]
+        size = sum(path.stat().st_size for path in (index.path, *map(index.path.with_name, index.files)))
+        check_plans([plan for entry in wanted.values() for plan in entry["plans"]], size)
         if digest(content["compacted"]) != digests["compacted"]:
             raise CheckpointError("Its plan is not what was written (its SHA-256 differs).")
         names = _names(model, index)
@@ -140,9 +144,8 @@ def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(f"{index.path} does not fit {type(model).__name__}, or is damaged: {error}") from error
     try:
-        for file, found in index.files.items():
-            with _opened(index.path.with_name(file)) as read:
-                _fill(model, {name: read(name) for name in found}, names)
+        for file in index.files:
+            _fill(model, _checked(index, file, digests), names)
     except BaseException:
         undo()
         raise
@@ -158,7 +161,9 @@ def _read_index(path: str | os.PathLike[str]) -> _Index:
     if len(found) != 1 or not found[0].is_file():
         raise CheckpointError(f"{given} holds {len(found)} indices `*.index.json`; one says which tensor is where.")
     try:
-        content = json.loads(found[0].read_text())
+        text = found[0].read_text()
+        check_text(text, len(text))
+        content = json.loads(text)
         files: dict[str, list[str]] = defaultdict(list)
         for name, file in content["weight_map"].items():
             if Path(file).name != file or not found[0].with_name(file).is_file():
@@ -196,11 +201,10 @@ def _opened(path: Path) -> Iterator[Read]:
         content = read_archive(path)
         yield lambda name: content[name]
         return
-    package = tensors_package()
     try:
-        with package.safe_open(os.fspath(path), "pt") as file:
-            yield file.get_tensor
-    except package.SafetensorError as error:
+        with opened_tensors(path) as file:
+            yield file.read
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: it is damaged ({error}).") from error
 
 
@@ -229,13 +233,18 @@ def _write(path: Path, content: dict[str, Tensor]) -> None:
 def _shapes(index: _Index, digests: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes in all files, each of which is checked."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file, found in index.files.items():
-        with _opened(index.path.with_name(file)) as read:
-            content = {name: read(name) for name in found}
-            if digest(content) != digests[file]:
-                raise CheckpointError(f"{file} is not what was written (its SHA-256 differs).")
-            shapes |= {name: tuple(tensor.shape) for name, tensor in content.items()}
+    for file in index.files:
+        shapes |= {name: tuple(tensor.shape) for name, tensor in _checked(index, file, digests).items()}
     return shapes
+
+
+def _checked(index: _Index, file: str, digests: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return what is in a file, checked in memory: what happens to the file from then on does not matter."""
+    with _opened(index.path.with_name(file)) as read:
+        content = {name: read(name) for name in index.files[file]}
+    if digest(content) != digests[file]:
+        raise CheckpointError(f"{file} is not what was written (its SHA-256 differs).")
+    return content
 
 
 def _fill(model: nn.Module, content: Mapping[str, Tensor], names: Mapping[str, list[str]]) -> None:

@@ -12,7 +12,15 @@ from torch import nn
 
 from engine.errors import PlanError
 
-__all__ = ["integers", "tagged", "with_integers"]
+# The attributes of torch's own layers that a rule sets; the others (strides, dimensions, numbers of layers) stay.
+_OF_RULES = frozenset(
+    """
+    groups head_dim hidden_size in_channels in_features input_size num_channels num_features num_heads out_channels
+    out_features proj_size
+    """.split()
+)
+
+__all__ = ["integers", "is_settable", "tagged", "with_integers"]
 
 
 def integers(module: nn.Module) -> dict[str, int]:
@@ -75,8 +83,27 @@ def _with(item: Any, number: int) -> Any:
     return (item[0], number) if isinstance(item, tuple) else number
 
 
+def is_settable(module: nn.Module, name: str) -> bool:
+    """Whether a plan may set an attribute: a size that a rule sets, or an integer of the user's own.
+
+    Example:
+        >>> layer = nn.Conv2d(1, 2, 3)
+        >>> is_settable(layer, "out_channels"), is_settable(layer, "training")
+        (True, False)
+    """
+    value = vars(module).get(name)
+    alone = isinstance(value, int) and not isinstance(value, bool)
+    if not alone and name not in dict(_sequences(module)):
+        return False
+    bases = [base for base in type(module).__mro__ if base.__module__.startswith("torch.")]
+    of_torch = any(name in vars(base).get(kind, ()) for base in bases for kind in ("__annotations__", "__constants__"))
+    of_torch = of_torch or type(module) in bases
+    named = isinstance(value, (list, tuple)) and bool(value) and type(value[0]) is tuple
+    return name in _OF_RULES if of_torch else name[0] != "_" or named
+
+
 def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> dict[str, Any]:
-    """Return the attributes that have to be set for integers to become others.
+    """Return the attributes that have to be set for integers to become others: smaller ones, from one on.
 
     Args:
         path: of the module in the model.
@@ -84,10 +111,12 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
         values: the integers, by names as `integers` gives them.
 
     Raises:
-        PlanError: where the module has no such integer.
+        PlanError: where the module has no such integer, or no compaction could have set it so.
 
     Example:
-        >>> layer = nn.Identity()
+        >>> class Split(nn.Module):
+        ...     pass
+        >>> layer = Split()
         >>> layer.sizes = (16, 48)
         >>> with_integers("body", layer, {"sizes[1]": 24})
         {'sizes': (16, 24)}
@@ -95,6 +124,7 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
     made: dict[str, Any] = {}
     for key, value in values.items():
         name, _, position = key.rstrip("]").partition("[")
+        _check_settable(path, module, name, position, value)
         old = made.get(name, getattr(module, name, None))
         if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
             made[name] = type(old)([_with(item, value) if i == int(position) else item for i, item in enumerate(old)])
@@ -103,3 +133,15 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
         else:
             raise PlanError(f"The plan is of another model: {path!r} ({type(module).__name__}) has no {key!r}.")
     return made
+
+
+def _check_settable(path: str, module: nn.Module, name: str, position: str, value: int) -> None:
+    """Refuse a number that no compaction of the module could have set."""
+    old = vars(module).get(name)
+    if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
+        old = _number(old[int(position)])
+    if isinstance(old, int) and not (is_settable(module, name) and 0 < value <= old):
+        raise PlanError(
+            f"The plan sets `{name}` of {path!r} ({type(module).__name__}) from {old} to {value}, which no compaction "
+            "does. Take another copy of the file, or compact again."
+        )

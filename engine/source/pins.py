@@ -13,6 +13,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +46,7 @@ _BOUNDS = ("start", "end")
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
+_KINDS = ("", _MEAN, _SCALE, _PART, *_OPERATORS.values())
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Pin:
         found["operator"] = str(state.get("operator", ""))  # plans of before there were any have calls only
         found |= {name: int(state[name]) for name in ("line", "column", "position")}
         value = state["value"]
+        if not math.isfinite(value) or abs(value) >= 2**31 or found["operator"] not in _KINDS:
+            raise PlanError(f"A pin of {found['module']!r} is damaged: {found['operator']!r} {value!r}.")
         return cls(**found, value=float(value) if isinstance(value, float) else int(value))
 
 

@@ -7,7 +7,6 @@ import resource
 import struct
 import zipfile
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,10 @@ def claim(numel: int) -> Any:
 
 @pytest.mark.parametrize("numel", [301, 2**31 - 1])
 def test_a_storage_larger_than_its_record(archive: Path, numel: int) -> None:
-    """Refused, or read from the file: never from memory behind it, and nothing is allocated for it."""
+    """Refused: nothing is read from memory behind it, and nothing is allocated for it."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refused = pytest.raises(CheckpointError, match=r"changed\.pt cannot be read")
-    with refused if numel > 301 else nullcontext():
-        assert read_archive(rewritten(archive, claim(numel)))["a"].numel() == numel
+    with pytest.raises(CheckpointError, match="has not the size of its record"):
+        read_archive(rewritten(archive, claim(numel)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
@@ -67,10 +65,10 @@ def test_compressed_records(archive: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(1).expand(10_000_000_000), "claim 40000000000 bytes"),
-        (bytearray(8), "builtin.*bytearray"),
-        (torch.zeros(2).to_sparse(), "sparse"),
-        (torch.zeros(2, device="meta"), "no plain one"),
+        (torch.zeros(1).expand(10_000_000_000), "claim much more memory"),
+        (bytearray(8), "builtins.bytearray"),
+        (torch.zeros(2).to_sparse(), "sparse_tensor"),
+        (torch.zeros(2, device="meta"), "meta"),
         (Path("x"), "cannot be read"),
     ],
     ids=["expanded", "bytearray", "sparse", "meta", "object"],

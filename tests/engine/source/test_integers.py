@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
+import engine
 from engine.errors import PlanError
-from engine.source.integers import integers, tagged, with_integers
+from engine.source.integers import _OF_RULES, integers, is_settable, tagged, with_integers
 
 
 class Holder(nn.Module):
@@ -65,3 +67,61 @@ def test_what_a_module_has_not(key: str) -> None:
     """Is named, with the module."""
     with pytest.raises(PlanError, match=r"'a.b' \(Holder\) has no"):
         with_integers("a.b", Holder(), {key: 1})
+
+
+class Strided(nn.Conv2d):
+    """A layer of torch's with a number of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 4, 3)
+        self.window, self.automatic_optimization = 7, True
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "settable"),
+    [
+        ("out_channels", 3, True),
+        ("window", 3, True),
+        ("out_channels", 5, False),
+        ("out_channels", 0, False),
+        ("window", -1, False),
+        ("training", 0, False),
+        ("automatic_optimization", 0, False),
+        ("_private", 1, False),
+    ],
+)
+def test_only_what_a_compaction_could_have_set(name: str, value: int, settable: bool) -> None:
+    """Sizes that rules set and numbers of the user's own, and smaller ones only; no flags, no strides."""
+    layer = Strided()
+    layer._private = 2  # type: ignore[assignment]
+    if settable:
+        assert with_integers("a", layer, {name: value}) == {name: value}
+        return
+    before = dict(vars(layer))
+    with pytest.raises(PlanError, match=name):
+        with_integers("a", layer, {name: value})
+    assert vars(layer) == before
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(nn.Flatten(2), "start_dim"), (nn.AvgPool2d(2), "kernel_size"), (nn.LSTM(2, 2, 3), "num_layers")],
+)
+def test_other_numbers_of_layers_of_torch(layer: nn.Module, name: str) -> None:
+    """Dimensions, strides, numbers of layers: no rule sets them, so no plan does."""
+    assert not is_settable(layer, name)
+    with pytest.raises(PlanError, match=name):
+        with_integers("a", layer, {name: 1})
+
+
+def test_the_names_are_those_that_rules_set() -> None:
+    """The table says neither more nor less than what the rules give on their own samples."""
+    names: set[str] = set()
+    for rule in engine.RULES.distinct():
+        for sample in rule.samples():
+            module, example = sample.make(), torch.randn(sample.shape)
+            module(example)  # lazy layers
+            graph = engine.trace(module, example)
+            for node in graph.nodes:
+                names |= set(engine.RULES.rule(node.op).attributes(node, lambda value: value.shape))
+    assert names <= _OF_RULES

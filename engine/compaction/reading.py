@@ -1,0 +1,119 @@
+"""What a stored plan may hold: checked before any of it is expanded, for nobody vouches for a file.
+
+A few bytes of a plan can stand for much more: an index set is stored as bits and worked with as integers, a tensor may
+repeat one entry, and one record may be referred to from ten thousand places. So everything is counted as often as it
+is referred to, and held to what a compaction of a real network needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import PlanError
+
+__all__ = ["check_plans", "check_unique"]
+
+_PLANS = 1000
+_PARTS = 500_000
+_NOTES = 10_000
+_PINS = 10_000
+_LARGEST = 2**62
+_FREE = 16 * 2**20  # bytes that index sets may take
+_TIMES = 1.5  # the size of the file
+_INDICES = {"index": (torch.int32, torch.int64), "table": (torch.int64,), "bits": (torch.uint8,)}
+_VALUES = {"fill": torch.float64, "delta": torch.float64}
+_TABLES = ("masks", "inputs", "outputs", "weights")  # of tensors, under names of the user's
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
+
+
+def check_plans(plans: Iterable[Any], size: int) -> None:
+    """Refuse plans that would take more memory or time than the file that they are in accounts for.
+
+    Args:
+        plans: state dicts, as a file has them.
+        size: of the file, in bytes.
+
+    Raises:
+        PlanError: naming what there is too much of.
+    """
+    plans = list(plans)
+    if len(plans) > _PLANS:
+        raise PlanError(f"There are {len(plans)} plans; a network is compacted up to {_PLANS} times.")
+    for part, most in (("notes", _NOTES), ("pins", _PINS)):
+        count = sum(len(plan[part]) for plan in plans if isinstance(plan, Mapping) and _sized(plan.get(part)))
+        if count > most:
+            raise PlanError(f"The plans have {count} {part}, and may have {most}.")
+    _Counter(_FREE + int(_TIMES * size)).add("", plans)
+
+
+def check_unique(what: str, names: Iterable[str]) -> None:
+    """Refuse a plan that changes one module twice in one way.
+
+    Raises:
+        PlanError: naming the module.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise PlanError(f"The plan is damaged: {name!r} is {what} twice.")
+        seen.add(name)
+
+
+def _sized(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+class _Counter:
+    """Counts the parts of plans as often as they are referred to, and index sets once."""
+
+    def __init__(self, memory: int) -> None:
+        self._parts, self._memory = _PARTS, memory
+        self._seen: set[int] = set()
+
+    def add(self, key: str, value: Any, table: bool = False) -> None:
+        """Count a part; ``key`` says what it is, ``table`` whether it is in one of tensors."""
+        self._parts -= 1
+        if self._parts < 0:
+            raise PlanError(f"The plans have more than {_PARTS} parts.")
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                self.add(str(name), item, table or key in _TABLES)
+        elif _sized(value):
+            for item in value:
+                self.add(key, item, table)
+        elif isinstance(value, Tensor):
+            if not table and key not in (*_INDICES, *_VALUES, *_TABLES):
+                raise PlanError(f"The plan is damaged: {key!r} is a tensor.")
+            self._add_tensor(key, value)
+        elif isinstance(value, int) and abs(value) > _LARGEST:
+            raise PlanError(f"The plan is damaged: it has a number of {value.bit_length()} bits.")
+
+    def _add_tensor(self, key: str, tensor: Tensor) -> None:
+        if id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        _check_plain(key, tensor)
+        if key == "bits":
+            # as a byte each, and as int64 where they are set
+            self._memory -= 8 * tensor.numel() + 8 * int(_ONES[tensor.cpu().numpy()].sum(dtype=np.int64))
+        elif key in _INDICES:
+            self._memory -= 8 * tensor.numel()
+        if self._memory < 0:
+            raise PlanError("The index sets of the plan take much more memory than the file has bytes.")
+
+
+def _check_plain(key: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise PlanError(f"The plan is damaged: {key!r} is no plain tensor.")
+    expanded = key in _INDICES or key in _VALUES  # a mask may stay one entry that repeats
+    if expanded and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise PlanError(f"The plan is damaged: {key!r} claims {tensor.numel()} entries, and holds fewer.")
+    if key in _INDICES and (tensor.dtype not in _INDICES[key] or tensor.ndim != 1):
+        raise PlanError(f"The plan is damaged: {key!r} is a tensor of {tensor.dtype} and shape {tuple(tensor.shape)}.")
+    if key in _VALUES and tensor.dtype != _VALUES[key]:
+        raise PlanError(f"The plan is damaged: {key!r} is a tensor of {tensor.dtype}.")

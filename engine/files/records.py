@@ -1,0 +1,179 @@
+"""The records of a file of ``torch.save``: a zip archive that has only one reading.
+
+A zip archive says twice what is in it, in its directory and in front of each record, and readers differ in whom they
+believe. What `torch.save` writes has one directory at the very end, and both agree; everything else is refused, so
+that what is checked is what any reader reads. The format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+__all__ = ["Record", "read_record", "records_of"]
+
+_MOST = 100_000  # records of a file
+_FULL = 0xFFFFFFFF  # stands for a number that has its place in the zip64 fields
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_HEADER = struct.Struct("<4s5H3L2H")
+_ENCRYPTED, _SIZES_BEHIND = 1, 8  # flags
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of an archive.
+
+    Attributes:
+        name: without the folder that all records are in.
+        start: where its bytes begin in the file.
+        size: number of its bytes.
+    """
+
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the directory says of a record."""
+
+    name: bytes
+    flags: int
+    size: int
+    offset: int
+
+
+def records_of(file: BinaryIO) -> dict[str, Record]:
+    """Return the records of an archive by name, without the folder that all of them are in.
+
+    Args:
+        file: opened for reading, on the disk.
+
+    Raises:
+        ValueError: where it is no such archive, or can be read in two ways.
+    """
+    size = os.fstat(file.fileno()).st_size
+    count, start, end = _directory(file, size)
+    entries = sorted(_entries(_part(file, start, end - start), count), key=lambda entry: entry.offset)
+    if len({entry.name.lower() for entry in entries}) < len(entries):
+        raise ValueError("it holds two records of one name")
+    if len({entry.name.partition(b"/")[0] for entry in entries}) > 1:
+        raise ValueError("its records are in several folders")
+    records, before = {}, 0
+    for entry in entries:
+        if entry.offset < before:
+            raise ValueError(f"its record {_text(entry.name)!r} overlaps with another")
+        record = _located(file, entry, start)
+        records[record.name] = record
+        before = record.start + record.size
+    return records
+
+
+def read_record(file: BinaryIO, record: Record) -> bytes:
+    """Return the bytes of a record.
+
+    Raises:
+        ValueError: where the file ends before the record does.
+    """
+    return _part(file, record.start, record.size)
+
+
+def _part(file: BinaryIO, start: int, size: int) -> bytes:
+    file.seek(start)
+    data = file.read(size)
+    if len(data) != size:
+        raise ValueError("it is shorter than it says")
+    return data
+
+
+def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
+    """Return the number of records, and where the directory begins and ends."""
+    if size < _END.size:
+        raise ValueError("it is no archive")
+    place = size - _END.size
+    sign, disk, first, here, count, length, start, comment = _END.unpack(_part(file, place, _END.size))
+    if sign != b"PK\5\6" or comment or disk or first or here != count:
+        raise ValueError("it does not end with the directory of an archive")
+    if place >= _LOCATOR.size and _part(file, place - _LOCATOR.size, 4) == b"PK\6\7":
+        wide = _wide_directory(file, place - _LOCATOR.size)
+        for old, new, full in zip((count, length, start), wide, (0xFFFF, _FULL, _FULL), strict=False):
+            if old not in (new, full):
+                raise ValueError("it has two directories, which differ")
+        count, length, start, place = wide
+    if start + length != place or count > _MOST or count * _ENTRY.size > length:
+        raise ValueError("its directory has not the size that it says")
+    return count, start, place
+
+
+def _wide_directory(file: BinaryIO, locator: int) -> tuple[int, int, int, int]:
+    """Return count, length and start of a directory by its zip64 fields, and where they begin."""
+    _, disk, place, disks = _LOCATOR.unpack(_part(file, locator, _LOCATOR.size))
+    if disk or disks != 1 or place + _END64.size != locator:
+        raise ValueError("the end of its directory is not where it says")
+    sign, rest, _, _, disk, first, here, count, length, start = _END64.unpack(_part(file, place, _END64.size))
+    if sign != b"PK\6\6" or rest != _END64.size - 12 or disk or first or here != count:
+        raise ValueError("the end of its directory is damaged")
+    return count, length, start, place
+
+
+def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
+    place = 0
+    for _ in range(count):
+        if place + _ENTRY.size > len(directory):
+            raise ValueError("its directory ends too early")
+        sign, _, _, flags, method, _, _, _, packed, size, name, extra, comment, disk, _, _, offset = _ENTRY.unpack_from(
+            directory, place
+        )
+        rest = directory[place + _ENTRY.size : place + _ENTRY.size + name + extra]
+        if sign != b"PK\1\2" or len(rest) != name + extra or disk or flags & _ENCRYPTED:
+            raise ValueError("its directory is damaged")
+        size, packed, offset = _wide(rest[name:], [size, packed, offset])
+        if method or packed != size:
+            raise ValueError(f"its record {_text(rest[:name])!r} is compressed, which torch does not write")
+        yield _Entry(rest[:name], flags, size, offset)
+        place += _ENTRY.size + name + extra + comment
+    if place != len(directory):
+        raise ValueError("its directory holds more than it says")
+
+
+def _wide(extra: bytes, numbers: list[int]) -> list[int]:
+    """Return numbers with those in the zip64 field in place of what stands for them."""
+    if _FULL not in numbers:
+        return numbers
+    place = 0
+    while place + 4 <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, place)
+        field = extra[place + 4 : place + 4 + size]
+        if kind == 1 and len(field) >= 8 * numbers.count(_FULL):
+            wide = iter(struct.unpack_from(f"<{numbers.count(_FULL)}Q", field))
+            return [next(wide) if number == _FULL else number for number in numbers]
+        place += 4 + size
+    raise ValueError("its directory is damaged")
+
+
+def _located(file: BinaryIO, entry: _Entry, limit: int) -> Record:
+    """Return where a record is, by the header in front of it, which has to agree with the directory."""
+    header = _part(file, entry.offset, _HEADER.size)
+    sign, _, flags, method, _, _, _, packed, size, name, extra = _HEADER.unpack(header)
+    start = entry.offset + _HEADER.size + name + extra
+    said = (entry.size, _FULL, 0) if flags & _SIZES_BEHIND else (entry.size, _FULL)
+    agree = sign == b"PK\3\4" and not method and flags == entry.flags and packed in said and size in said
+    if not agree or _part(file, entry.offset + _HEADER.size, name) != entry.name:
+        raise ValueError(f"its directory and the header of {_text(entry.name)!r} disagree")
+    if start + entry.size > limit:
+        raise ValueError(f"its record {_text(entry.name)!r} is longer than the file")
+    folder, slash, rest = _text(entry.name).partition("/")
+    if not slash or not folder or not rest:
+        raise ValueError(f"its record {_text(entry.name)!r} is in no folder")
+    return Record(rest, start, entry.size)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("ascii", "backslashreplace")

@@ -1,0 +1,126 @@
+"""Read a file in the safetensors format that nobody vouches for: its header is checked, its tensors are copied.
+
+The format: https://github.com/huggingface/safetensors#format. A mapped file that is cut off kills the process, and one
+that is overwritten changes what was checked; so each tensor is read into memory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+__all__ = ["TensorFile", "check_text", "opened_tensors"]
+
+_FREE, _TIMES = 24 * 2**20, 1.5  # bytes that the objects of a text may take: some, and times the size of the file
+_LARGEST_HEADER = 64 * 2**20
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An open file.
+
+    Attributes:
+        metadata: what its header says besides, as text.
+        places: by name, dtype, shape, and where the bytes begin and end in the file.
+    """
+
+    metadata: Mapping[str, str]
+    places: Mapping[str, tuple[torch.dtype, tuple[int, ...], int, int]]
+    _file: BinaryIO
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, in memory of its own.
+
+        Raises:
+            ValueError: where the file was cut off.
+            KeyError: where there is none of this name.
+        """
+        dtype, shape, start, end = self.places[name]
+        data = torch.empty(end - start, dtype=torch.uint8)
+        self._file.seek(start)
+        if self._file.readinto(data.numpy()) != end - start:  # type: ignore[attr-defined]
+            raise ValueError("it is shorter than it says")
+        return data.view(dtype).view(shape)
+
+
+@contextmanager
+def opened_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
+    """Open a file of safetensors for the length of the body.
+
+    Raises:
+        ValueError, KeyError, TypeError: where it is damaged.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        if 8 + length > size or length > _LARGEST_HEADER:
+            raise ValueError("its header has no sensible size")
+        text = file.read(length).decode("utf-8")
+        check_text(text, size)
+        header = json.loads(text)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no mapping")
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata is no text")
+        places = {name: _place(name, entry, 8 + length) for name, entry in header.items()}
+        end = 8 + length
+        for _, _, first, last in sorted(places.values(), key=lambda place: place[2:]):
+            if first != end:
+                raise ValueError("its tensors overlap, or leave holes")
+            end = last
+        if end != size:
+            raise ValueError("it has not the size that its header says")
+        yield TensorFile(metadata, places, file)
+
+
+def _place(name: str, entry: Any, base: int) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    dtype, shape, (start, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(n) is int and 0 <= n < 2**62 for n in (*shape, start, end)):
+        raise ValueError(f"its tensor {name!r} has an impossible shape")
+    if end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"its tensor {name!r} has not the size of its shape")
+    return dtype, shape, base + start, base + end
+
+
+def check_text(text: str, size: int) -> None:
+    """Refuse JSON whose objects would take much more memory than the file that it is in.
+
+    Args:
+        text: the JSON.
+        size: of the file, in bytes.
+
+    Raises:
+        ValueError: where it is so.
+    """
+    objects = 400 * (text.count("{") + text.count("dtype")) + 100 * (text.count("[") + text.count(",")) + len(text)
+    if objects > _FREE + _TIMES * size:
+        raise ValueError("its header would take much more memory than it has bytes")
