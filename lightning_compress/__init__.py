@@ -7,6 +7,7 @@ from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.final import FinalMetric
 from lightning_compress.loading import Compactable
 from lightning_compress.offline import compact_checkpoint
+from lightning_compress.one_shot import prune
 from lightning_compress.pruning import ChannelPruning
 from lightning_compress.repair import MaskConflictRepair
 from lightning_compress.reporting import CompressionReport
@@ -27,5 +28,6 @@ __all__ = [
     "anneal_amounts",
     "compact_checkpoint",
     "load_compacted",
+    "prune",
     "validation_metric",
 ]

@@ -1,0 +1,101 @@
+"""A smaller network in one call, without a Trainer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+import engine
+from lightning_compress import criteria, selection, targets
+from lightning_compress.evidence import Evidence
+from lightning_compress.packages import MisconfigurationException
+from lightning_compress.selector import Selector
+
+
+def prune(
+    model: nn.Module,
+    example_input: Any,
+    amount: float | Mapping[str, float] = 0.5,
+    *,
+    target: str = "macs",
+    criterion: criteria.CriterionSpec = "l2",
+    data: Iterable[Any] | None = None,
+    scope: str = "global",
+    layers: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    max_amount: float | Mapping[str, float] = 0.9,
+    round_to: int = 1,
+    minimum: int = 1,
+    samples: int = 1024,
+    ridge: float = 1e-3,
+    confidence: int = 8,
+) -> nn.Module:
+    """Return a smaller copy of a network: masked, repaired, compensated, compacted and verified.
+
+    Args:
+        model: the network; it stays as it is.
+        example_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, batch first.
+        amount: fraction of the target to remove, in [0, 1]; of channels also fractions by layer name pattern.
+        target: what ``amount`` is a fraction of: ``"macs"``, ``"params"``, ``"channels"`` or ``"latency"``.
+        criterion: which channels go, as in `ChannelPruning`; one that gathers statistics of a training is refused.
+        data: unlabelled batches to compensate on, as `engine.compensate` takes them; None leaves compensation out.
+        scope: among which channels the least important are sought, as in `ChannelPruning`.
+        layers: name patterns of the layers to prune; by default all.
+        exclude: name patterns of layers to leave alone, with all that is coupled to them.
+        max_amount: fraction of its channels that a group may lose at most, or fractions by layer name pattern.
+        round_to: the width that stays is a multiple of it.
+        minimum: width that stays at least.
+        samples: how many entries of the batches compensation uses.
+        ridge: penalty of compensation, see `engine.compensate`.
+        confidence: number of random samples to verify with; 0 trusts the rules.
+
+    Returns:
+        The small network, in the mode of the model, with ``.plan``, ``.certificate`` and ``.report`` (errors of
+        compensation by group; empty without data).
+
+    Raises:
+        MisconfigurationException: names the argument that is wrong, or the lowest cost that can be reached.
+        EngineError: where the network cannot be traced, the batches do not fit it, or verification fails.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
+        >>> small = prune(net, torch.zeros(1, 4), 0.5, data=[torch.randn(256, 4)])
+        >>> small[0].out_features, small.certificate.verified, list(small.report)
+        (32, True, ['0'])
+    """
+    score = criteria.resolve(criterion)
+    if criteria.needs(score):
+        raise MisconfigurationException(
+            f"The criterion {criterion!r} gathers statistics while a network trains; use `ChannelPruning` in a fit, or "
+            "one that looks at the weights alone ('l1', 'l2', 'fpgm', 'bn_scale', 'lamp')."
+        )
+    only, never = selection.as_patterns(layers), selection.as_patterns(exclude)
+    selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never)
+    small = copy.deepcopy(model)
+    graph = engine.trace(small, example_input)
+    subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))
+    masks = engine.fix_mask_conflict(_masks(subject, selector, score), small, example_input, graph=graph)
+    report = {}
+    if data is not None:
+        report = engine.compensate(small, example_input, masks, data, samples=samples, ridge=ridge, graph=graph)
+    speedup = engine.ModelSpeedup(small, example_input, masks, confidence=confidence, graph=graph)
+    speedup.speedup_model()
+    for name, value in (("plan", speedup.plan), ("certificate", speedup.certificate), ("report", report)):
+        setattr(small, name, value)
+    return small
+
+
+def _masks(subject: targets.Subject, selector: Selector, score: criteria.Criterion) -> dict[str, dict[str, Tensor]]:
+    chosen = selector.amounts(subject.groups)
+    evidence = Evidence(subject.model.get_parameter)
+    scores = {g.name: criteria.score(score, g, evidence) for g in subject.groups if g.name in chosen}
+    by_group = {name: units for name, units in scores.items() if units is not None}
+    if chosen and not by_group:
+        raise MisconfigurationException(f"The criterion scores none of the layers: {', '.join(chosen)}.")
+    reference = 0.0 if selector.target == "channels" else targets.reference(subject, selector.target)
+    selector.check_reachable(subject, reference)
+    keep = selector.choose(subject, by_group, {}, 1.0, reference, {})
+    return engine.group_masks(subject.groups, keep)
