@@ -8,12 +8,13 @@ float64 array; NaN stands for "varies with the input". A constant that borders d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
 from engine.program.arrays import along, compact
 from engine.program.contraction import Contraction
@@ -21,6 +22,8 @@ from engine.program.graph import Graph, Node, Value
 from engine.rule import Registry
 
 __all__ = ["Constants"]
+
+ConstantsOf = Callable[[Node, "Constants"], Sequence[Tensor] | None]
 
 
 class Constants:
@@ -36,6 +39,7 @@ class Constants:
         training: norms use the statistics of the batch, as in train mode.
         known: constants of the same graph, parameters and masks that may differ in ``training``: what does not depend
             on it is taken over.
+        amounts: the numbers among arguments that follow a size which is no channel; none by default.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class Constants:
         repaired: bool = False,
         training: bool = False,
         known: Constants | None = None,
+        amounts: Amounts | None = None,
     ) -> None:
         self.graph = graph
+        self.amounts = amounts or Amounts({}, lambda value, dim: True)
         self.repaired = repaired
         self._training = training
         self._asked = False
@@ -91,11 +97,24 @@ class Constants:
             self._evaluate(node, rules)
 
     def _evaluate(self, node: Node, rules: Registry) -> None:
-        found = rules.rule(node.op).constants(node, self)
+        found = self._steady(node, rules.rule(node.op).constants)
         for position, value in enumerate(node.outputs):
             self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
         if self._asked:
             self._asking.add(node.index)
+
+    def _steady(self, node: Node, constants: ConstantsOf) -> Sequence[Tensor] | None:
+        """Return what a rule says of a node whatever the sizes of the input: the same for all numbers from these."""
+        found = constants(node, self)
+        places = self.amounts.at(node)
+        if found is None or not places or none_known(found):
+            return found
+        for other in other_amounts(node, places):
+            try:
+                found = agreed(found, constants(other, self))
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # no such call: nothing is known
+                return None
+        return found
 
     def _compute_from(self, known: Constants, rules: Registry) -> None:
         """Compute anew what depends on the mode, and what is made of values that came out differently."""
@@ -210,6 +229,11 @@ class Constants:
     def mark_profile(self, value: Value) -> None:
         """Say that the value's constants hold only up to one common map over positions."""
         self._profiles.add(value.index)
+
+    def bordered(self, node: Node, c: Contraction) -> bool:
+        """Whether constants differ from place to place where a contraction reads them, at some size of the input."""
+        follows = any(name == "padding" for name, _ in self.amounts.at(node))
+        return c.bordered or follows or self.has_profile(c.input)
 
     def plain(self, value: Value) -> Tensor:
         """Return the array of a value for ops that do not keep a common map: what is not zero varies then."""

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.analysis.amounts import Place, amounts_of
 from engine.analysis.constraints import Constraint, NonEmpty
 from engine.analysis.slots import FROZEN, Slots
 from engine.errors import RuleError
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
-from engine.program.graph import Graph, Value
+from engine.program.graph import Graph, Node, Value
 from engine.rule import Registry
 
 __all__ = ["Labels", "is_made_of"]
@@ -80,6 +81,13 @@ class Labels:
                     self.slots.union(found, row)
                 found = row
         return found
+
+    def amounts(self, node: Node) -> frozenset[Place]:
+        """Return where the arguments of a node hold numbers that follow a size which is no channel."""
+        return amounts_of(node, self._is_channel)
+
+    def _is_channel(self, value: Value, dim: int) -> bool:
+        return any(dim in support(layer) and self.can_go(layer) for layer in self.layers(value))
 
     def can_go(self, layer: Tensor) -> bool:
         """Whether some of the slots are outputs of a contraction so far; nothing else is ever removed."""

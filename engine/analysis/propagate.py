@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engine.analysis.amounts import Amounts
 from engine.analysis.constraints import Constraint
 from engine.analysis.labels import Labels, is_made_of
 from engine.analysis.layers import Layers
@@ -63,6 +64,15 @@ class Structure:
                     layer = layer if other == dim else layer.narrow(other, 0, 1)
                 return layer.reshape(-1)
         return None
+
+    @functools.cached_property
+    def amounts(self) -> Amounts:
+        """The numbers among arguments that follow a size which is no number of a layer's outputs."""
+        return Amounts.of(self.graph, self._is_channel)
+
+    def _is_channel(self, value: Value, dim: int) -> bool:
+        slots = self.along(value, dim)
+        return slots is not None and bool(self.born[slots].any())
 
     def free(self) -> Tensor:
         """Return a bool per slot: a representative that may go as far as the structure is concerned."""

@@ -66,7 +66,7 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
     """
     graph.check_fresh(model)
     structure = structure_of(graph, rules)
-    constants = Constants(graph, rules, canonical_tensors(model, graph), masks)
+    constants = Constants(graph, rules, canonical_tensors(model, graph), masks, amounts=structure.amounts)
     kept = decide(structure, constants, Use(structure, constants))
     if kept.pins and not graph.explored:  # what only runs at another resolution has to be pinned as well
         return analyse(model, graph.derived("explored", functools.partial(_explored, model, graph)), rules, masks)
@@ -93,7 +93,7 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     ):
         return False
     stored = canonical_tensors(model, graph)
-    constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants)
+    constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants, amounts=structure.amounts)
     zeros = [*only_zeros(structure, constants, kept.use)]
     zeros += [(slots, known) for _, slots, known in refilled(structure, constants, kept.use)]
     if any((known != 0)[~keep[slots]].any() for slots, known in zeros):

@@ -182,7 +182,7 @@ def known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
     links, varies = constants.links(c), np.isnan(x)
     constant = np.zeros_like(varies)
     if not constants.only_zeros(c.input):
-        if c.bordered or constants.has_profile(c.input):
+        if constants.bordered(node, c):
             varies = x != 0
         constant = (x != 0) & ~varies
     unknown = links.reached(varies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from engine.analysis.propagate import Labels
 from engine.analysis.slots import FROZEN
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain
-from engine.program.arrays import support
+from engine.program.arrays import support, uniform
 from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample
 
@@ -95,7 +96,12 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     for value, array in zip(parts, arrays, strict=True):
         shape[dim] = 1 if node.op == "stack" else value.shape[dim]
         pieces.append(array.expand(shape))
-    return [torch.cat(pieces, dim)]
+    joined = torch.cat(pieces, dim)
+    for value, array in zip(parts, arrays, strict=True):
+        empty = node.op == "cat" and not value.shape[dim] and array.size(dim)
+        if empty and not constants.amounts.is_channel(node.output, dim):
+            joined = torch.where(joined == uniform(array, [dim]), joined, math.nan)  # another size may have some
+    return [joined]
 
 
 def _use(node: Node, use: Use) -> None:
@@ -103,6 +109,8 @@ def _use(node: Node, use: Use) -> None:
     for value in _parts(node):
         size = 1 if node.op == "stack" else value.shape[dim]
         if not size:
+            if used.size(dim) == 1:  # at another size there may be some
+                use.add(value, used)
             continue
         part = used if used.size(dim) == 1 else used.narrow(dim, start, size)
         use.add(value, part.any(dim) if node.op == "stack" else part)

@@ -98,7 +98,7 @@ def _use(move: Move) -> Callable[[Node, Use], None]:
     def use(node: Node, use: Use) -> None:
         source = source_of(node)
         shape = tuple(use.shape(source))
-        if math.prod(shape) == 1:  # whatever is moved, if any of it is used, it was used
+        if math.prod(shape) == 1 or 0 in source.shape:  # whatever is moved, if any of it is used, it was used
             used_at_all = any(bool(use[value].numpy().any()) for value in node.outputs)
             use.add(source, torch.full(shape, used_at_all))
             return
@@ -195,6 +195,8 @@ def _view_labels(node: Node, labels: Labels) -> None:
     """
     source, target = source_of(node), node.output
     labels.claim(source)
+    if 0 in source.shape:
+        labels.freeze(source, f"{node!r} moves what is empty at the example's size")
     moved = [(layer, _view(node, layer, 0)) for layer in labels.layers(source)]
     for position, (layer, array) in enumerate(moved):
         dims = set(support(array))

@@ -59,6 +59,12 @@ def _window_labels(node: Node, labels: Labels) -> None:
     move_labels(_windows)(node, labels)
 
 
+def _freeze_following(node: Node, labels: Labels) -> None:
+    """Where an axis is cut at a place that follows the size of the input, another size cuts it elsewhere."""
+    if labels.amounts(node):
+        labels.without(source_of(node), [_dim(node)], f"{node!r} cuts it at what follows the size of the input")
+
+
 def _piece_labels(node: Node, labels: Labels) -> None:
     """Pieces of one size keep equally many; pieces of several sizes, unless each is given, pin the axis.
 
@@ -66,6 +72,7 @@ def _piece_labels(node: Node, labels: Labels) -> None:
     """
     source, dim = source_of(node), _dim(node)
     labels.claim(source)
+    _freeze_following(node, labels)
     even = len({v.shape[dim] for v in node.outputs}) == 1 and "indices" not in node.args
     for layer in labels.layers(source):
         if dim not in support(layer) or len(node.outputs) == 1:
@@ -102,6 +109,7 @@ def _picked_labels(node: Node, labels: Labels) -> None:
 def _slice_labels(node: Node, labels: Labels) -> None:
     source = source_of(node)
     labels.claim(source)
+    _freeze_following(node, labels)
     if node.args.get("step", 1) != 1:
         _step_labels(node, labels)
     for layer in labels.layers(source):

@@ -91,7 +91,11 @@ def _pad_labels(node: Node, labels: Labels) -> None:
     """Channels that are added have a number written in the code: they stay; those in the middle may go."""
     source = node.inputs[0]
     labels.claim(source)
+    follows = {node.output.ndim - 1 - place // 2 for name, place in labels.amounts(node) if name == "pad"}
     for layer in labels.layers(source):
+        if follows & set(support(layer)):
+            labels.slots.freeze(layer, f"{node!r} pads it by what follows the size of the input")
+            continue
         along = [p for p in _pads(node) if layer.size(p[0]) > 1]
         adds = all(before >= 0 and after >= 0 for _, before, after in along)
         if along and not (_mode(node) == "constant" and adds and len(support(layer)) == 1):

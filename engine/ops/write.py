@@ -13,7 +13,7 @@ from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
 from engine.ops import shape, slicing
 from engine.ops.shape import through
-from engine.program.arrays import support
+from engine.program.arrays import support, uniform
 from engine.program.graph import Node, Value
 from engine.recording.recorder import WRITE
 from engine.rule import Rule, Sample
@@ -62,8 +62,12 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     value = _uniform(seen, new, index.numel()).view(index.shape)
     whole = (count == math.prod(base.shape) // index.numel()).view(index.shape)
     kept = old.expand(index.shape)
-    value = torch.where(whole | (kept == value), value, math.nan)
-    return [torch.where((count == 0).view(index.shape), kept, value)]
+    follows = any(constants.amounts.at(view) for view, _ in node.args["chain"])
+    value = torch.where(whole & (not follows) | (kept == value), value, math.nan)
+    result = torch.where((count == 0).view(index.shape), kept, value)
+    if follows:  # at another size it covers more, or less
+        return [uniform(result, [d for d in range(base.ndim) if not constants.amounts.is_channel(node.output, d)])]
+    return [result]
 
 
 def _nowhere(written: Value) -> bool:

@@ -138,8 +138,8 @@ def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
         [0, 0, 1, 1, 2, 2, 3, 3]
     """
     source, target = list(array.shape), [1] * len(new)
-    if 0 in old:  # nothing is anywhere in it
-        return array.new_zeros(target)
+    if 0 in old:  # nothing is anywhere in it, so where it would go is not known
+        return array.new_full(target, math.nan if array.is_floating_point() else 0)
     for left, right in _view_groups(tuple(old), tuple(new)):
         if any(array.size(d) > 1 for d in left):
             for d in left:

@@ -188,6 +188,7 @@ class Graph:
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
         written: names of what is stored and written to while the model runs.
+        varying: numbers among arguments, by index of the node and place, that were others at another size.
 
     Raises:
         TraceError: by `verify`, where it is broken.
@@ -224,6 +225,7 @@ class Graph:
     guards: tuple[Any, ...] = ()
     written: frozenset[str] = frozenset()
     exits: Mapping[int, str] = field(default_factory=dict)
+    varying: frozenset[tuple[int, tuple[str, int]]] = frozenset()
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -122,7 +122,7 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
         used = torch.from_numpy(constants.links(c).feeding(wanted.numpy()).reshape(-1))
         if used.any():
             known = constants.along(c.input, c.input_dim)
-            bordered = c.bordered or constants.has_profile(c.input)
+            bordered = constants.bordered(node, c)
             found.append(Consumer(node, c, slots, known, used, bordered, homes.foldable(c), homes.sink(c)))
     return tuple(_merged(found))
 

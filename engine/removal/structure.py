@@ -108,7 +108,9 @@ def _not_zero(structure: Structure, keep: Tensor) -> Found:
         name: nn.Parameter(torch.empty(value.shape, device="meta"), requires_grad=False)
         for name, value in structure.graph.stored.items()
     }
-    constants = Constants(structure.graph, structure.rules, stored, _masks(structure, keep), repaired=True)
+    constants = Constants(
+        structure.graph, structure.rules, stored, _masks(structure, keep), repaired=True, amounts=structure.amounts
+    )
     for node, span, slots in readers_of_zeros(structure):
         gone = slots[~keep[slots] & (constants.along(span.input, span.dim) != 0)]
         if len(gone):
