@@ -108,7 +108,9 @@ class _Problem:
         graph, rules = structure.graph, structure.rules
         self.structure = structure
         self.masks = masks
-        self.constants = Constants(graph, rules, canonical_tensors(model, graph), masks, repaired=True, amounts=structure.amounts)
+        self.constants = Constants(
+            graph, rules, canonical_tensors(model, graph), masks, repaired=True, amounts=structure.amounts
+        )
         use = Use(self.structure, self.constants)
         self.needed = alive(self.structure, consumers(self.structure, self.constants, use), use)
         slots = len(self.structure.roots)

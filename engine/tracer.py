@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -37,11 +37,13 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.around import around
+from engine.recording.axes import axes_of, resized
 from engine.recording.closed import ClosedRecorder
 from engine.recording.evaluation import evaluation
 from engine.recording.fakes import Fakes
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import readers_of_training, watched
+from engine.recording.other_sizes import reads_sizes
 from engine.recording.process import EXCLUSIVE
 from engine.recording.recorder import Recorder
 from engine.source.integers import tagged
@@ -229,24 +231,57 @@ def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[st
 
 
 def _record(
-    model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], fake: bool, entries: Sequence[Entry] = ()
+    model: nn.Module,
+    inputs: list[tuple[Any, Any]],
+    opaque: Collection[str],
+    fake: bool,
+    dynamic_dims: Any,
+    entries: Sequence[Entry] = (),
 ) -> ClosedRecorder:
     recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL)
+    start = recorder.mark()
     readers = readers_of_training(model)
     with watched(readers) as seen:
         _run(recorder, model, opaque, *inputs[0], [], "eval")
-    more = [(*inputs[0], readers, "train")] if any(id(m) in seen for m in readers) else []
-    for args, kwargs, train, path in [*more, *((*other, [], "other") for other in inputs[1:])]:
+    first = recorder.since(start)
+    if any(id(m) in seen for m in readers):
         mark = recorder.mark()
         try:
-            _run(recorder, model, opaque, args, kwargs, train, path)
-            recorder.drop_if_repeated(mark, shapes=path == "train")
+            _run(recorder, model, opaque, *inputs[0], readers, "train")
+            recorder.drop_if_repeated(mark, shapes=True)
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
-            recorder.notes.append(f"{_UNSEEN[path]} {error}")
+            recorder.notes.append(f"{_UNSEEN['train']} {error}")
+    _record_others(recorder, functools.partial(_run, recorder, model, opaque), inputs, first, dynamic_dims)
     for entry in entries:
         _run_entry(recorder, model, opaque, entry)
     return recorder
+
+
+def _record_others(
+    recorder: ClosedRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
+) -> None:
+    """Record what runs at other sizes; a run on data is one at these sizes only."""
+
+    def record(args: Any, kwargs: Any) -> TraceError | None:
+        mark = recorder.mark()
+        try:
+            run(args, kwargs, [], "other")
+        except TraceError as error:
+            recorder.others.reject(recorder.since(mark)[1])
+            recorder.drop(mark)
+            return error
+        if not recorder.others.add(*recorder.since(mark)):
+            recorder.drop(mark)
+        return None
+
+    recorder.others.start(*first)
+    rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
+    recorder.notes += [f"{_UNSEEN['other']} {error}" for error in rejected]
+    if reads_sizes(first[1]):
+        axes = axes_of(*inputs[0], dynamic_dims)
+        larger = len(inputs) > 1 and not rejected
+        recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
 
 
 def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -260,18 +295,22 @@ def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _recorded(
-    model: nn.Module, inputs: list[tuple[Any, Any]], opaque: Collection[str], entries: Sequence[Entry]
+    model: nn.Module,
+    inputs: list[tuple[Any, Any]],
+    opaque: Collection[str],
+    dynamic_dims: Any,
+    entries: Sequence[Entry],
 ) -> tuple[ClosedRecorder, bool]:
     """Record without data, or with data where the model decides by them; return whether it took data.
 
     Ops that run may still reject tensors without data, for their dtype say: then data tell what they do.
     """
     try:
-        recorder = _record(model, inputs, opaque, fake=True)
+        recorder = _record(model, inputs, opaque, True, dynamic_dims)
     except (*_NEEDS_DATA, TraceError):
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
-            return _record(model, inputs, opaque, fake=False, entries=entries), True
+            return _record(model, inputs, opaque, False, dynamic_dims, entries), True
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -286,6 +325,7 @@ def trace(
     model: nn.Module,
     example_inputs: Any,
     *,
+    dynamic_dims: Any = None,
     entries: Mapping[str, Any] | Sequence[Any] | None = None,
     explore: bool = False,
     opaque: Collection[str] = (),
@@ -296,6 +336,10 @@ def trace(
     Args:
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        dynamic_dims: which dimensions of the inputs are sizes, which differ from input to input, as `torch.export` is
+            told: for each argument, by position (a tuple or list) or by name (a mapping), a set of dimensions, or a
+            dictionary from dimensions to names, where those of one name are of one size; None for an argument of one
+            size. By default all that the model accepts at another size.
         entries: further ways in which the model is run (a training step, a method that users call, a penalty over
             parameters), by name: each an `engine.Entry`, a callable, or a tuple ``(callable, args, kwargs)``. What an
             entry reads stays, or follows; the certificate compares what it returns.
@@ -308,7 +352,7 @@ def trace(
         The recorded program. Auxiliary branches that run in train mode only are part of it.
 
     Raises:
-        InputError: where the model is no module, or the example inputs hold no tensor.
+        InputError: where the model is no module, or the example inputs hold no tensor, or have no such dimension.
         TraceError: where the model rejects the example inputs, or an entry cannot be recorded; it is named.
 
     Example:
@@ -319,14 +363,16 @@ def trace(
     check_model(model)
     args, kwargs = resolve_inputs(example_inputs)
     further = entries_of(entries)
+    axes_of(args, kwargs, dynamic_dims)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with EXCLUSIVE, apart(model, spread or {}):
-        recorder, decided = _recorded(model, inputs, opaque, further)
+        recorder, decided = _recorded(model, inputs, opaque, dynamic_dims, further)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(
         graph,
         explored=explore,
+        dynamic_dims=dynamic_dims,
         decided=decided,
         entries=further,
         on_data=frozenset(recorder.on_data),

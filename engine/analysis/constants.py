@@ -112,7 +112,13 @@ class Constants:
         for other in other_amounts(node, places):
             try:
                 found = agreed(found, constants(other, self))
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # no such call: nothing is known
+            except (
+                ArithmeticError,
+                LookupError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ):  # no such call: nothing is known
                 return None
         return found
 
@@ -165,7 +171,7 @@ class Constants:
             data = data.to("cpu", torch.float64)
             mask = None if self._masks is None else self._masks.get(value.name)
             return data if mask is None else data * mask.to("cpu", torch.float64)
-        if value.data is not None and not value.data.is_meta:
+        if value.data is not None and not value.data.is_meta and value.index not in self.graph.resized:
             return compact(value.data.to("cpu", torch.float64))
         return _varies(value)
 

@@ -75,8 +75,9 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
 
 def _explored(model: nn.Module, graph: Graph) -> Graph:
     """Record a model again, at a larger resolution as well."""
-    example = graph.kwargs or graph.args
-    return trace(model, example, entries=graph.entries, explore=True, opaque=graph.opaque, spread=graph.spread)
+    example, dims = graph.kwargs or graph.args, graph.dynamic_dims
+    options = {"dynamic_dims": dims, "entries": graph.entries, "opaque": graph.opaque, "spread": graph.spread}
+    return trace(model, example, explore=True, **options)
 
 
 def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Tensor] | None) -> bool:
@@ -93,7 +94,9 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     ):
         return False
     stored = canonical_tensors(model, graph)
-    constants = Constants(graph, structure.rules, stored, masks, training=True, known=kept.constants, amounts=structure.amounts)
+    constants = Constants(
+        graph, structure.rules, stored, masks, training=True, known=kept.constants, amounts=structure.amounts
+    )
     zeros = [*only_zeros(structure, constants, kept.use)]
     zeros += [(slots, known) for _, slots, known in refilled(structure, constants, kept.use)]
     if any((known != 0)[~keep[slots]].any() for slots, known in zeros):

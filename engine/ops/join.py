@@ -98,10 +98,16 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
         pieces.append(array.expand(shape))
     joined = torch.cat(pieces, dim)
     for value, array in zip(parts, arrays, strict=True):
-        empty = node.op == "cat" and not value.shape[dim] and array.size(dim)
-        if empty and not constants.amounts.is_channel(node.output, dim):
-            joined = torch.where(joined == uniform(array, [dim]), joined, math.nan)  # another size may have some
+        if _may_have_some(node, value, array, constants):
+            joined = torch.where(joined == uniform(array, [dim]), joined, math.nan)
     return [joined]
+
+
+def _may_have_some(node: Node, value: Value, array: Tensor, constants: Constants) -> bool:
+    """Whether a part is empty at the example's size, and need not be at another."""
+    dim = _dim(node)
+    empty = node.op == "cat" and not value.shape[dim] and array.size(dim) > 0
+    return empty and not constants.amounts.is_channel(node.output, dim)
 
 
 def _use(node: Node, use: Use) -> None:

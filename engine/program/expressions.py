@@ -61,11 +61,14 @@ class Guard:
         expr: what is compared.
         outcome: what came out.
         place: file and line.
+        decides: whether it is one; False for a number that torch took and that no op was given, as a slice that covers
+            a whole tensor is none: what runs may differ at another size all the same.
     """
 
     expr: Apply
     outcome: bool
     place: str
+    decides: bool = True
 
     def __str__(self) -> str:
         return f"{describe(self.expr)} ({self.place})"

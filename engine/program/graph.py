@@ -189,6 +189,8 @@ class Graph:
         guards: comparisons of sizes in the model's code, which have to come out as they did.
         written: names of what is stored and written to while the model runs.
         varying: numbers among arguments, by index of the node and place, that were others at another size.
+        resized: indices of captured constants that were others at another size.
+        dynamic_dims: which dimensions of the inputs are sizes, as `engine.trace` was told; None where it was not.
 
     Raises:
         TraceError: by `verify`, where it is broken.
@@ -226,6 +228,8 @@ class Graph:
     written: frozenset[str] = frozenset()
     exits: Mapping[int, str] = field(default_factory=dict)
     varying: frozenset[tuple[int, tuple[str, int]]] = frozenset()
+    resized: frozenset[int] = frozenset()
+    dynamic_dims: Any = None
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -26,6 +26,7 @@ from engine.program.trees import map_tensors, tensors_in
 from engine.recording.escapes import outliving
 from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
+from engine.recording.other_sizes import OtherSizes
 from engine.recording.overwritten import Overwritten
 from engine.source.integers import integers
 from engine.source.provenance import Provenance
@@ -85,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self._written: set[str] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
+        self.others = OtherSizes()
         self._stack, self._path = [""], "eval"
         self._provenance = Provenance(self._peek, self._assign)
         self._forget()
@@ -120,9 +122,8 @@ class Recorder(TorchDispatchMode):
                 out = call(args, kwargs)
         finally:
             self._overwritten.restore()
+            self._guards += self._provenance.taken()
         self._leave_with(out)
-        self._guards += self._provenance.guards.values()
-        self._provenance.guards.clear()
 
     def _leave_with(self, out: Any) -> None:
         """Note as outputs what is returned, what else outlives the call, and what was written to from outside."""
@@ -155,6 +156,10 @@ class Recorder(TorchDispatchMode):
         if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
             self.drop(mark)
 
+    def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
+        """Return the calls and decisions that were recorded since ``mark``."""
+        return self._nodes[mark[0] :], self._guards[mark[4] :]
+
     def drop(self, mark: tuple[int, int, int, int, int]) -> None:
         """Forget what was recorded since ``mark``."""
         nodes, values, inputs, outputs, guards = mark
@@ -179,8 +184,10 @@ class Recorder(TorchDispatchMode):
             args=args,
             kwargs=kwargs,
             notes=tuple(self.notes),
-            guards=tuple(self._guards),
+            guards=tuple(g for g in self._guards if g.decides),
             written=frozenset(self._written),
+            varying=frozenset(self.others.varying),
+            resized=frozenset(self.others.resized),
         )
 
     # ------------------------------------------------------------------ an op

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from engine.analysis.slots import FROZEN
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Node, Value
 from engine.removal.shrink import Shrunk
-from engine.rule import Demand
+from engine.rule import Demand, Shapes
 from engine.source.pins import Pin, is_pinned, pin_of
 
 __all__ = ["Settled", "Unmet", "asked_numbers", "one_number", "settle"]
@@ -202,7 +202,9 @@ def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator
     """Yield the comparisons that would come out differently: the code would go another way, or raise."""
     structure = shrunk.structure
     for guard in structure.graph.guards:
-        if evaluate(guard.expr, shrunk.shape, attribute) is guard.outcome:
+        if evaluate(guard.expr, shrunk.shape, attribute) is guard.outcome and _holds_at_all_sizes(
+            guard, shrunk, attribute
+        ):
             continue
         values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
         layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
@@ -210,6 +212,45 @@ def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator
         # Else the code has changed one of its attributes since.
         if _sets(shrunk, guard.expr) or not shrunk.keep[slots].all():
             yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
+
+
+_SIZES = (1, 2, 3, 5, 7, 8, 12, 16, 31, 32, 49, 64, 100, 196, 224, 333, 512, 1024, 2049, 4096, 10007, 65536)
+"""Sizes that a comparison of channels with positions is held against, beside those next to the numbers of channels."""
+
+
+def _holds_at_all_sizes(guard: Guard, shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> bool:
+    """Whether a comparison of channels with another size comes out the same before and after, whatever that size."""
+    structure = shrunk.structure
+    shapes = [leaf for leaf in leaves(guard.expr) if isinstance(leaf, ShapeOf)]
+    sizes = {(leaf.value.index, leaf.dim) for leaf in shapes if not structure.amounts.is_channel(leaf.value, leaf.dim)}
+    if not sizes or len(sizes) == len({(leaf.value.index, leaf.dim) for leaf in shapes}):
+        return True
+    channels = {shape(leaf.value)[leaf.dim] for leaf in shapes for shape in (shrunk.shape, _recorded)}
+    near = {max(n + step, 1) for n in channels for step in (-1, 0, 1)}
+    for size in sorted({*_SIZES, *near}):
+        for places in (sizes, *({place} for place in sizes)):
+            before = evaluate(guard.expr, _with_size(_recorded, places, size), _attribute_of(structure))
+            after = evaluate(guard.expr, _with_size(shrunk.shape, places, size), attribute)
+            if before is not after:
+                return False
+    return True
+
+
+def _recorded(value: Value) -> tuple[int, ...]:
+    return value.shape
+
+
+def _attribute_of(structure: Structure) -> Callable[[AttributeOf], int]:
+    return lambda expr: structure.graph.attributes[expr.module][expr.name]
+
+
+def _with_size(shape: Shapes, places: Collection[tuple[int, int]], size: int) -> Shapes:
+    """Return shapes with another size at some (index of the value, dimension)."""
+
+    def other(value: Value) -> tuple[int, ...]:
+        return tuple(size if (value.index, d) in places else n for d, n in enumerate(shape(value)))
+
+    return other
 
 
 def _sets(shrunk: Shrunk, expr: Expr) -> bool:

@@ -128,14 +128,17 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
 
 
 def _merged(found: list[Consumer]) -> Iterator[Consumer]:
-    """A weight that is called several times is used where any of the calls uses it."""
+    """A weight that is called several times is used where any of the calls uses it, and carries where any has to."""
     used: dict[tuple[int, bool], Tensor] = {}
+    bordered: set[tuple[int, bool]] = set()
     for consumer in found:
         key = consumer.key
         used[key] = consumer.used | used[key] if key in used else consumer.used
+        bordered |= {key} if consumer.bordered else set()
     for consumer in found:
-        alike = used[consumer.key]
-        yield consumer if alike is consumer.used else replace(consumer, used=alike)
+        alike, carries = used[consumer.key], consumer.key in bordered
+        same = alike is consumer.used and carries == consumer.bordered
+        yield consumer if same else replace(consumer, used=alike, bordered=carries)
 
 
 def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:

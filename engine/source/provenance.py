@@ -86,7 +86,8 @@ class Provenance(TorchFunctionMode):
         assign: is told of ``tensor.data = other``, which no op shows, and carries it out.
     """
 
-    _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "size", "numel"})
+    _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "nelement", "numel", "size"})
+    _data: ClassVar[frozenset[str]] = frozenset({"as_tensor", "asarray", "new_tensor", "tensor"})
 
     def __init__(
         self, value_of: Callable[[Tensor], Value | None], assign: Callable[[Tensor, Tensor], None] = _assign
@@ -116,13 +117,16 @@ class Provenance(TorchFunctionMode):
         if name == "__set__" and func.__self__ is Tensor.data:
             return self._assign(*args)
         if name not in self._plain:
+            if name in self._data:  # numbers that become entries of a tensor
+                tell_numbers(numbers_in((args, kwargs)))
+            self._leave(self.numbers)
             self.numbers = list(numbers_in((args, kwargs)))
             self.site = user_site(name, _take_reflected(self.numbers))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Size):
             return self._tag(args[0], result)
-        if name == "numel":
+        if name in ("nelement", "numel"):
             return self._tag(args[0], args[0].size()).numel()
         if name == "__len__":  # a plain number is all that it may return
             self._counted(args[0], result)
@@ -143,6 +147,21 @@ class Provenance(TorchFunctionMode):
             expr = Apply("==", ShapeOf(value, 0), length)
             self.guards.setdefault(expr, Guard(expr, True, str(user_site("len"))))
 
+    def _leave(self, numbers: Iterable[int | float]) -> None:
+        """Note numbers that torch took and that no op was given: a slice that covers a whole tensor is no op."""
+        for number in numbers:
+            if is_tagged(number):
+                expr = Apply("for", expression(number), 0)
+                self.guards.setdefault(expr, Guard(expr, True, str(self.site), decides=False))
+
+    def taken(self) -> list[Guard]:
+        """Return the decisions of the run, and forget them."""
+        self._leave(self.numbers)
+        guards = list(self.guards.values())
+        self.guards.clear()
+        self.numbers = []
+        return guards
+
     @property
     def tagged(self) -> bool:
         """Whether any of the running function's numbers came from a shape or an attribute."""
@@ -152,6 +171,7 @@ class Provenance(TorchFunctionMode):
         """Return the expression of a number that reached the op, and forget it and what came before it."""
         for position, candidate in enumerate(self.numbers):
             if candidate == number:
+                self._leave(self.numbers[:position])
                 del self.numbers[: position + 1]
                 return expression(candidate)
         return number

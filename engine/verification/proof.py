@@ -299,7 +299,8 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
     """
     graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
     try:
-        small = trace(model, graph.kwargs or graph.args, entries=graph.entries, opaque=graph.opaque)
+        example = graph.kwargs or graph.args
+        small = trace(model, example, dynamic_dims=(), entries=graph.entries, opaque=graph.opaque)
     except TraceError as error:
         raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
     if graph.decided:

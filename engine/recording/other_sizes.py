@@ -1,0 +1,194 @@
+"""What a model does with inputs of other sizes: recorded wherever its code reads a size that is no channel.
+
+Code that decides by a size (``if pad > 0``, ``window >= size``), or passes one on in a form that remembers nothing
+(``int(size / 2)``), may go another way for other inputs. So it is run at other sizes until each decision has come out
+both ways, or no more sizes are left to try; what ran differently becomes part of the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from engine.program.expressions import Guard, ShapeOf, describe, leaves
+from engine.program.graph import Node, Value
+from engine.recording.axes import Axis, larger, odd, smaller
+from engine.source.sizes import numbers_in
+
+__all__ = ["OtherSizes", "reads_sizes"]
+
+Key = tuple[str, str, str]
+"""Where code decides, by what comparison, of what: the same for all modules of a class."""
+
+_NUMBERS = 4
+
+_MODULES = re.compile(r"[\w.]+\.(?=\w)")
+Accepts = Callable[[Mapping[Axis, int]], bool]
+"""Runs a model at other sizes; returns whether it accepts them."""
+
+
+def reads_sizes(guards: Iterable[Guard]) -> bool:
+    """Whether code decides by the size of something that is computed."""
+    return any(True for guard in guards for _ in _sizes_of(guard))
+
+
+def _sizes_of(guard: Guard) -> Iterator[ShapeOf]:
+    return (leaf for leaf in leaves(guard.expr) if isinstance(leaf, ShapeOf) and not leaf.value.stored)
+
+
+class OtherSizes:
+    """Runs of one model at sizes other than the example's.
+
+    Attributes:
+        varying: numbers among arguments that were others at another size, by the node's index and place.
+        resized: indices of captured constants that were others.
+    """
+
+    def __init__(self) -> None:
+        self.varying: set[tuple[int, tuple[str, int]]] = set()
+        self.resized: set[int] = set()
+        self._calls: dict[tuple[Any, ...], Node] = {}
+        self._outcomes: dict[Key, set[tuple[int | float, bool]]] = {}
+        self._sizes: dict[Key, set[tuple[int, ...]]] = {}
+        self._steps: set[tuple[Any, ...]] = set()
+        self._guards: dict[Key, Guard] = {}
+
+    def start(self, nodes: Sequence[Node], guards: Sequence[Guard]) -> None:
+        """Begin with the run on the example.
+
+        Args:
+            nodes, guards: what was recorded.
+        """
+        self._calls, self._steps = _by_call(nodes), _steps(nodes)
+        self._note(guards)
+
+    def _note(self, guards: Iterable[Guard]) -> None:
+        for guard in guards:
+            sizes = tuple(leaf.value.shape[leaf.dim] for leaf in _sizes_of(guard))
+            if sizes:
+                right = guard.expr.right
+                key = (guard.place, guard.expr.symbol, _MODULES.sub("", describe(guard.expr.left)))
+                self._sizes.setdefault(key, set()).add(sizes)
+                number = right if isinstance(right, (int, float)) else 0
+                number = number if guard.decides else len(self._sizes[key])
+                self._outcomes.setdefault(key, set()).add((number, guard.outcome))
+                self._guards.setdefault(key, guard)
+
+    def undecided(self) -> list[Guard]:
+        """Return decisions by sizes that were others in some run and came out the same in all.
+
+        A number that forgets where it is from has to be seen at several sizes.
+        """
+        return [
+            self._guards[key]
+            for key, seen in self._outcomes.items()
+            if len(self._sizes[key]) > 1 and len(seen) < (2 if len({yes for _, yes in seen}) > 1 else _NUMBERS)
+        ]
+
+    def explore(self, axes: Sequence[Axis], accepts: Accepts, larger_pictures: bool) -> None:
+        """Try other sizes until each decision has come out both ways.
+
+        Args:
+            axes: what may have another size.
+            accepts: records a run at other sizes; whether the model takes them.
+            larger_pictures: whether larger pictures were recorded already.
+        """
+        sides = [axis for axis in axes if axis.picture]
+        groups = [[axis] for axis in axes if not axis.picture and axis.size]
+        taken = [sides] if sides and (larger_pictures or self._first(sides, accepts)) else []
+        taken += [group for group in groups if self._first(group, accepts)]
+        rest = [axis for group in taken for axis in group if not axis.batch]
+        tries: list[dict[Axis, int]] = [
+            {axis: smaller(axis.size) for axis in rest},
+            {axis: odd(axis.size, k) for k, axis in enumerate(rest)},
+            *({axis: other(axis.size)} for axis in rest if len(rest) > 1 for other in (larger, smaller)),
+        ]
+        for sizes in tries:
+            if not self.undecided():
+                return
+            if sizes:
+                accepts(sizes)
+
+    def _first(self, group: Sequence[Axis], accepts: Accepts) -> bool:
+        if group[0].batch:
+            return accepts({axis: 1 if axis.size > 1 else 3 for axis in group})
+        return accepts({axis: larger(axis.size) for axis in group}) or accepts(
+            {axis: odd(axis.size, k) for k, axis in enumerate(group)}
+        )
+
+    def add(self, nodes: Sequence[Node], guards: Sequence[Guard]) -> bool:
+        """Compare a run with those before; return whether it is to be kept, as code ran that had not.
+
+        Args:
+            nodes, guards: of that run.
+        """
+        self._note(guards)
+        steps = _steps(nodes)
+        new = bool(steps - self._steps)
+        for call, node in _by_call(nodes).items():
+            known = self._calls.get(call)
+            if known is not None:
+                self._compare(known, node, both=new)
+            elif new:
+                self._calls[call] = node
+        self._steps |= steps
+        return new
+
+    def reject(self, guards: Iterable[Guard]) -> None:
+        """Note the decisions of a run that the model broke off: what it decided there leads to no output.
+
+        Args:
+            guards: up to the error.
+        """
+        self._note(guards)
+
+    def _compare(self, one: Node, other: Node, both: bool) -> None:
+        """Mark the numbers, and the captured constants, that two calls from one place have not in common.
+
+        Args:
+            one: a call that is part of the program.
+            other: one from the same place.
+            both: whether the other is part of it as well.
+        """
+        for name, value in one.args.items():
+            theirs = other.args.get(name)
+            if isinstance(value, Value) or isinstance(theirs, Value) or "dim" in name:
+                continue
+            numbers = list(numbers_in(value)), list(numbers_in(theirs))
+            for position, pair in enumerate(zip(*numbers, strict=False)):
+                if pair[0] != pair[1]:
+                    self.varying |= {(node.index, (name, position)) for node in ((one, other) if both else (one,))}
+        for mine, same in zip(one.inputs, other.inputs, strict=False):
+            if mine.data is not None and not _same_data(mine, same):
+                self.resized |= {mine.index, same.index} if both else {mine.index}
+
+
+def _same_data(one: Value, other: Value) -> bool:
+    if one.data is None or other.data is None or one.shape != other.shape:
+        return False
+    return one.data is other.data or one.data.is_meta or torch.equal(one.data, other.data)
+
+
+def _by_call(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
+    """Return calls by the place in the code, and by how often that has run in the module before."""
+    counts: dict[tuple[Any, ...], int] = {}
+    table: dict[tuple[Any, ...], Node] = {}
+    for node in nodes:
+        place = (node.module, node.op, None if node.site is None else (node.site.code, node.site.line))
+        counts[place] = counts.get(place, -1) + 1
+        table[(place, counts[place])] = node
+    return table
+
+
+def _steps(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
+    """Return which call follows which in each module: a loop that runs longer takes no other steps."""
+    last: dict[str, tuple[Any, ...]] = {}
+    found: set[tuple[Any, ...]] = set()
+    for node in nodes:
+        step = (node.op, None if node.site is None else (node.site.code, node.site.line))
+        found.add((node.module, last.get(node.module), step))
+        last[node.module] = step
+    return found

@@ -1,0 +1,93 @@
+"""Tests of runs at sizes other than the example's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engine
+from engine.program.expressions import Apply, Guard, ShapeOf
+from engine.program.graph import Graph, Value
+from engine.recording.axes import axes_of
+from engine.recording.other_sizes import OtherSizes, reads_sizes
+
+
+class _Through(nn.Module):
+    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(self.stem(x))
+
+
+def _graph(f: Callable[[Tensor], Tensor]) -> Graph:
+    return engine.trace(_Through(f), torch.zeros(2, 3, 8, 8))
+
+
+def test_nothing_is_run_again_without_need() -> None:
+    """Code that reads no size does the same at all of them."""
+    graph = _graph(lambda x: F.max_pool2d(x, 2).flatten(2))
+    assert {node.path for node in graph.nodes} == {"eval"} and not graph.varying
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.relu() if x.shape[-1] > 8 else x,
+        lambda x: x.relu() if x.shape[-1] % 2 else x,
+        lambda x: x.relu() if x.shape[0] == 1 else x,
+        lambda x: x.relu() if x.shape[-2] > x.shape[-1] else x,
+        lambda x: x.relu() if x.shape[-1] < 8 else x,
+    ],
+)
+def test_a_branch_of_another_size_is_recorded(f: Callable[[Tensor], Tensor]) -> None:
+    """Larger, odd, batch 1, one side alone, smaller."""
+    graph = _graph(f)
+    assert [node.path for node in graph.nodes if node.op == "relu"] == ["other"]
+
+
+def test_numbers_that_forget_vary() -> None:
+    """``int`` drops what a size remembers; what the op is given differs from run to run."""
+    graph = _graph(lambda x: F.pad(x, (0, int(x.shape[-1] / 4) * 4 - x.shape[-1] + 4)))
+    [pad] = [node.index for node in graph.nodes if node.op == "pad" and node.path == "eval"]
+    assert (pad, ("pad", 1)) in graph.varying or ("pad", 1) in graph.nodes[pad].sizes
+
+
+def test_captured_constants_vary() -> None:
+    """A tensor that is made of a size is another one at another size."""
+    graph = _graph(lambda x: x / torch.tensor(float(x.shape[-1])))
+    [divide] = [node for node in graph.nodes if node.op == "div" and node.path == "eval"]
+    assert divide.inputs[1].index in graph.resized
+
+
+def test_sizes_that_are_said_are_the_only_ones() -> None:
+    """A model that is only given one size is not run at others."""
+    model = _Through(lambda x: x.relu() if x.shape[-1] > 8 else x)
+    graph = engine.trace(model, torch.zeros(2, 3, 8, 8), dynamic_dims=({0},))
+    assert {node.path for node in graph.nodes} == {"eval"}
+
+
+def test_decisions_come_out_both_ways_or_are_named() -> None:
+    """What is never decided otherwise is left over."""
+    x = Value(0, (2, 3, 8, 8), torch.float32)
+    wide = Value(0, (2, 3, 8, 16), torch.float32)
+    guards = [Guard(Apply(">", ShapeOf(value, 3), 100), False, "net.py:1") for value in (x, wide)]
+    others = OtherSizes()
+    others.start([], guards[:1])
+    assert reads_sizes(guards) and not others.undecided()
+    assert not others.add([], guards[1:])
+    assert [str(guard) for guard in others.undecided()] == ["(shape[3] > 100) (net.py:1)"]
+    tried: list[dict[int, int]] = []
+
+    def accepts(sizes: object) -> bool:
+        tried.append({min(axis.places)[1]: size for axis, size in sizes.items()})  # type: ignore[attr-defined]
+        return True
+
+    others.explore(axes_of((torch.zeros(2, 3, 8, 8),), {}), accepts, larger_pictures=False)
+    assert {2: 16, 3: 16} in tried and {0: 1} in tried and {3: 5} in tried
