@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.compaction.build import Analysis, analyse, exact_in_train
+from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
 from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
 from engine.compaction.history import certify
@@ -19,6 +19,8 @@ from engine.errors import InputError, VerificationError
 from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph
+from engine.removal.finite import check_finite
+from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.tracer import check_model, trace
 from engine.verification.certify import Certificate
@@ -208,6 +210,7 @@ class ModelSpeedup:
     def _analysed(self) -> Analysis:
         """Analyse the model; once more where layers are worth being set apart from what their output is added to."""
         graph = self._graph
+        check_finite(structure_of(graph, self._rules), canonical_tensors(self._model, graph), self._masks or {})
         found = analyse(self._model, graph, self._rules, self._masks)
         spread = candidates(found) if self._reindex else {}
         if not spread:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
-from engine.program.arrays import along, compact
+from engine.program.arrays import along, compact, is_finite
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.rule import Registry
@@ -68,6 +68,9 @@ class Constants:
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         self._zeros: dict[int, bool] = {}
         self._tidy: set[int] = set()  # identities of arrays that are kept below
+        self._infinite: set[int] = set()  # values of which something is known not to be finite
+        bits = (torch.finfo(v.dtype).bits for v in graph.stored.values() if v.dtype.is_floating_point)
+        self._bits = min(bits, default=0)  # of the narrowest floating dtype that anything is stored in
         self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large, and seldom asked for
         if known is None:
             for node in graph.nodes:
@@ -99,7 +102,7 @@ class Constants:
     def _evaluate(self, node: Node, rules: Registry) -> None:
         found = self._steady(node, rules.rule(node.op).constants)
         for position, value in enumerate(node.outputs):
-            self._arrays[value.index] = _varies(value) if found is None else self._cleaned(found[position])
+            self._arrays[value.index] = _varies(value) if found is None else self._held(found[position], value)
         if self._asked:
             self._asking.add(node.index)
 
@@ -138,11 +141,39 @@ class Constants:
                 self._arrays[value.index] = known._arrays[value.index]
                 if value.index in known._profiles:
                     self._profiles.add(value.index)
+                if value.index in known._infinite:
+                    self._infinite.add(value.index)
 
     def _differs(self, index: int, other: Constants) -> bool:
         same = (index in self._profiles) == (index in other._profiles)
         mine, theirs = self._arrays[index].numpy(), other._arrays[index].numpy()
         return not (same and np.array_equal(mine, theirs, equal_nan=True))
+
+    def _held(self, array: Tensor, value: Value) -> Tensor:
+        """What is known of a value: where its dtype cannot hold the number, nothing is.
+
+        What is stored may be rounded like everything that is computed with it; where the code converts to less than
+        that, to whole numbers or to truth values, a constant that is computed in float64 would be another one.
+        """
+        if array.isinf().any():
+            self._infinite.add(value.index)
+        array = self._cleaned(array)
+        if value.dtype.is_complex or (value.dtype.is_floating_point and torch.finfo(value.dtype).bits >= self._bits):
+            return array
+        same = array.nan_to_num().to(value.dtype).double() == array
+        return array if same.logical_or(array.isnan()).all() else compact(torch.where(same, array, math.nan))
+
+    def finite(self, value: Value) -> bool:
+        """Whether nothing stored, or computed from constants, tells that a value is not finite somewhere.
+
+        Zero times what varies counts as zero; zero times an infinity that is there for all inputs is none.
+        """
+        if value.index in self._infinite:
+            return False
+        if value.origin is not None:
+            return self.finite(value.origin.inputs[0])
+        data = value.data if value.name is None else self._stored[value.name].detach()
+        return data is None or is_finite(data)
 
     def _cleaned(self, array: Tensor) -> Tensor:
         """What a rule passes on as it got it is clean already."""
@@ -168,11 +199,14 @@ class Constants:
             data = self._stored[value.name].detach()
             if data.is_meta:
                 return torch.where(self.zero(value), 0.0, math.nan).double()
+            if data.is_complex():  # of complex numbers only zeros are known
+                data = torch.where(data == 0, 0.0, math.nan)
             data = data.to("cpu", torch.float64)
             mask = None if self._masks is None else self._masks.get(value.name)
             return data if mask is None else data * mask.to("cpu", torch.float64)
-        if value.data is not None and not value.data.is_meta and value.index not in self.graph.resized:
-            return compact(value.data.to("cpu", torch.float64))
+        data = value.data
+        if data is not None and not (data.is_meta or data.is_complex() or value.index in self.graph.resized):
+            return compact(data.to("cpu", torch.float64))
         return _varies(value)
 
     def along(self, value: Value, dim: int) -> Tensor:

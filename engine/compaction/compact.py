@@ -22,6 +22,7 @@ from engine.errors import PlanError
 from engine.ops.heads import headwise_for_good
 from engine.ops.spread import Spread, spread_out
 from engine.ops.wide import Widening, widen
+from engine.program.arrays import is_finite
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.source.integers import with_integers
 from engine.source.pins import Pin, pinned_class
@@ -265,6 +266,12 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
         new = new * mask.to(new.device)
     for fold in folds:
         new = fold.apply(new)
+    if folds and not is_finite(new):
+        raise PlanError(
+            f"{name!r} cannot take up the constants that removed channels leave: the sum is beyond {new.dtype} "
+            f"({torch.finfo(new.dtype).max:.3g}), or not a number. Mask their norms and biases too "
+            "(`fix_mask_conflict`), or compact the model in a wider dtype."
+        )
     return new
 
 

@@ -54,7 +54,10 @@ def _labels(node: Node, labels: Labels) -> None:
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """``β`` where ``γ = 0``, or where a batch-statistics norm sees a constant; else the affine map of a constant."""
     a = node.args
-    easy = _of_zeros(node, constants) if constants.only_zeros(a["input"]) else None
+    batch = a["training"] or constants.training or a["running_mean"] is None
+    variance = torch.ones(1, dtype=torch.float64) if batch else constants[a["running_var"]] + a["eps"]
+    sound = not (variance <= 0).any()  # else zero is divided by zero
+    easy = _of_zeros(node, constants) if sound and constants.only_zeros(a["input"]) else None
     if easy is not None:
         return [easy]
     x = constants.along(a["input"], 1)
@@ -64,15 +67,16 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     def stored(name: str, default: float) -> Tensor:
         return torch.tensor([default], dtype=torch.float64) if a[name] is None else constants[a[name]]
 
-    if a["training"] or constants.training or a["running_mean"] is None:
+    if batch:
         normed = torch.where(x.isnan(), x, 0.0)
     else:
-        normed = (x - stored("running_mean", 0.0)) / (stored("running_var", 1.0) + a["eps"]).sqrt()
+        normed = (x - stored("running_mean", 0.0)) / variance.sqrt()
     gamma = stored("weight", 1.0)
     dead = torch.zeros(1, dtype=torch.bool) if a["weight"] is None else constants.zero(a["weight"])
     result = torch.where(dead, 0.0, normed * gamma) + stored("bias", 0.0)
     if constants.repaired:  # repair masks γ and β of what arrives as zero, and β of what has no γ
         result = torch.where(dead | (x == 0), 0.0, result)
+    result = result if sound else torch.where(variance <= 0, torch.nan, result)
     return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
 
 

@@ -19,10 +19,10 @@ from engine.analysis.constants import Constants, varies_where
 from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain, residual
-from engine.ops.shape import expanded, shape_rule, size_demands, through
+from engine.ops.shape import expanded, shape_rule, through
 from engine.program.arrays import align, support
 from engine.program.graph import Node, Value
-from engine.rule import Demand, Rule, Sample, Shapes
+from engine.rule import Rule, Sample
 
 __all__ = ["RULES", "broadcast_labels"]
 
@@ -40,7 +40,7 @@ COMBINING = """
     subtract xlogy
 """.split()
 
-# Zero where either factor is zero, whatever the other is (it is finite).
+# Zero where either factor is zero, whatever the other is, unless that is known not to be finite.
 PRODUCTS = "mul multiply".split()
 
 # Zero where the dividend is zero, whatever the divisor is, unless that is known to be zero.
@@ -52,6 +52,9 @@ OPAQUE = """
     isinf isnan le logical_and logical_not logical_or logical_xor lt masked_fill ne where
 """.split()
 
+
+# What they are at zero depends on its sign, which nobody knows.
+SIGNED = "atan2 copysign".split()
 
 # The identity in eval mode. In train mode zero stays zero, anything else is scaled or replaced at random.
 DROPOUT = "dropout feature_dropout".split()
@@ -143,19 +146,29 @@ def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
         return [varies_where((x, weight), torch.where(x > 0, x, x * weight))]
     if node.op == "rrelu" and node.args["training"]:
         return [torch.full([1] * node.output.ndim, math.nan)]
-    return [varies_where(list(arrays.values()), _functional(node, arrays))]
+    found = varies_where(list(arrays.values()), _functional(node, arrays))
+    for operand in arrays.values() if node.op in SIGNED else ():
+        found = torch.where(operand == 0, math.nan, found)
+    return [found]
 
 
 def _zero_with(node: Node, constants: Constants, factors: Sequence[Value]) -> Sequence[Tensor]:
-    if factors and len(factors) == len(node.inputs) and all(map(constants.only_zeros, factors)):
+    absorbed = [value for value in factors if _beside_finite(node, value, constants)]
+    if absorbed and len(absorbed) == len(node.inputs) and all(map(constants.only_zeros, factors)):
         zeros = [_lift(node, value, constants[value]) == 0 for value in node.inputs]
         return [torch.where(functools.reduce(torch.logical_or, zeros), 0.0, math.nan)]
     arrays = _arrays(node, constants)
     result = varies_where(list(arrays.values()), _functional(node, arrays))
-    for value in factors:
+    for value in absorbed:
         zero = _lift(node, value, constants.zero(value))
         result = torch.where(zero, 0.0, result)
     return [result]
+
+
+def _beside_finite(node: Node, value: Value, constants: Constants) -> bool:
+    """Whether nothing that a value meets is known to be infinite: zero times that is not zero."""
+    numbers = [item for item in node.args.values() if isinstance(item, (int, float))]
+    return all(map(math.isfinite, numbers)) and all(constants.finite(v) for v in node.inputs if v is not value)
 
 
 def _product(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -208,6 +221,8 @@ def _product_used(node: Node, use: Use) -> None:
     """A factor is used where the result is and the other factor is not zero."""
     used = use[node.output]
     for value in node.inputs:
+        if not use.constants.finite(value):
+            use.add(value, used)
         for other in node.inputs:
             if other is not value:
                 used_here = used & ~_lift(node, other, use.constants.zero(other))
@@ -238,33 +253,6 @@ def _glu_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 def _glu_used(node: Node, use: Use) -> None:
     used, dim = use[node.output], node.args["dim"] % node.output.ndim
     use.add(node.inputs[0], torch.cat([used, used], dim) if used.size(dim) > 1 else used)
-
-
-def _filled(node: Node, constants: Constants) -> Sequence[Tensor]:
-    fill = node.args.get("value", node.args.get("fill_value", 1.0 if "ones" in node.op else 0.0))
-    if isinstance(fill, Value):
-        return [align(constants.plain(fill), node.output.ndim)]
-    return [torch.full([1] * node.output.ndim, float(fill), dtype=torch.float64)]
-
-
-def _like_labels(node: Node, labels: Labels) -> None:
-    labels.pass_on(node.inputs[0], node.output)
-
-
-def _unused(node: Node, use: Use) -> None:
-    """The tensor lends its shape only; a value to fill with is used."""
-    for value in node.inputs[1:]:
-        use.add_all(value)
-
-
-def _factory_labels(node: Node, labels: Labels) -> None:
-    """A tensor made at a size that follows from a shape: it takes the slots that it meets."""
-    for layer in labels.fresh(node.output, range(node.output.ndim)):
-        labels.add(node.output, layer)
-
-
-def _sized(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
-    return size_demands("size", node, shapes)
 
 
 def _copied(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -306,12 +294,6 @@ def _choices(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(larger, x, y).masked_fill(x > 0.5, 0.25)
 
 
-def _constant_tensors(x: Tensor) -> Tensor:
-    made = torch.zeros(x.shape) + torch.ones(x.shape) + torch.full(x.shape, 0.5) + torch.full_like(x, 0.5)
-    made = made.to(x) + x.new_zeros(x.shape) + x.new_full(x.shape, 0.25) + torch.ones_like(x)
-    return torch.multiply(x, made) + (x * 1).zero_()
-
-
 def _unary_samples() -> Iterable[Sample]:
     yield through("every function of one tensor", _every_unary)
     for f in (F.relu, torch.sigmoid, F.gelu, F.hardswish, torch.cos, F.softplus):
@@ -351,19 +333,9 @@ def _dropout_samples() -> Iterable[Sample]:
 
 
 def _product_samples() -> Iterable[Sample]:
-    yield through("tensors of one number", _constant_tensors)
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), _gate(), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), "gate")
     yield through("square", lambda x: x * x)
     yield through("glu", lambda x: F.glu(x, 1), after=4)
-    yield through("filled", lambda x: x + torch.zeros_like(x).fill_(2.0) * x.new_ones(x.shape[1], 1, 1))
-    yield through("written later", _written_later)
-
-
-def _written_later(x: Tensor) -> Tensor:
-    like, new = torch.empty_like(x), x.new_empty(x.shape) + torch.empty(x.shape).to(x)
-    like.copy_(x)
-    new[:, :, :2], new[:, :, 2:] = x[:, :, :2], 1.0
-    return like + new
 
 
 def _gate() -> nn.Module:
@@ -379,16 +351,6 @@ RULES = [
     Rule(tuple(OPAQUE), _choice_labels, use=_choice_used, elementwise=1, samples=_opaque_samples),
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used, samples=_dropout_samples),
     Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),
-    Rule(("fill", "zero", "zeros_like", "ones_like", "full_like"), _like_labels, _filled, _unused),
-    Rule(
-        ("new_full", "new_ones", "new_zeros", "full", "ones", "zeros"),
-        _factory_labels,
-        _filled,
-        _unused,
-        demands=_sized,
-    ),
-    Rule(("empty_like",), _like_labels, use=_unused),  # what lies in memory varies; it is written to later
-    Rule(("new_empty", "empty"), _factory_labels, use=_unused, demands=_sized),
     Rule(("copy",), broadcast_labels, _copied, _copy_used),
     shape_rule(["expand_as"], expanded, broadcast_labels),  # as if the tensor that gives the size were added
 ]

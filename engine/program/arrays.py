@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["align", "along", "any_over", "compact", "reduce_to", "support", "uniform", "view_array"]
+__all__ = ["align", "along", "any_over", "compact", "is_finite", "reduce_to", "support", "uniform", "view_array"]
 
 
 def support(array: Tensor) -> tuple[int, ...]:
@@ -61,6 +61,24 @@ def _alike(array: npt.NDArray[Any], first: npt.NDArray[Any], dim: int) -> bool:
     if array.dtype.kind == "f":
         same |= np.isnan(array) & np.isnan(first)
     return bool(same.all())
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite; of meta tensors nothing else is known.
+
+    A sum takes one look at the memory and makes nothing as large.
+
+    Example:
+        >>> is_finite(torch.ones(3)), is_finite(torch.tensor([1.0, float("inf"), float("-inf")]))
+        (True, False)
+    """
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 16:
+        tensor = tensor.float()  # nothing is computed in these
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())  # a sum may overflow
 
 
 def align(array: Tensor, ndim: int) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from engine.errors import VerificationError
 from engine.ops import convolving, products
 from engine.ops.heads import headwise
 from engine.program.signature import signature
@@ -36,7 +35,7 @@ from engine.verification.rounding import unrounded
 from engine.verification.way import Way
 from engine.verification.witness import Look, Witness
 
-__all__ = ["Certificate", "Observation", "compare", "observe"]
+__all__ = ["Certificate", "Observation", "observe"]
 
 
 @dataclass(frozen=True)
@@ -274,10 +273,17 @@ class _Observer(TorchDispatchMode):
         self._found.shapes[position] = tuple(out.shape)
         look = self._looks[position]
         if look is not None and look.fits(out):
+            out = _summable(out)
             for d, index in look.others:
                 out = out.index_select(d, index.to(out.device))
             norms = None if self._decisions.repeats else channel_norms(out, look.dim)
             self._found.note(position, self._directions.project(out, look.dim), norms)
+
+
+def _summable(tensor: Tensor) -> Tensor:
+    """Return a tensor in a dtype that sums of its squares are in the range of."""
+    narrow = tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 32
+    return tensor.float() if narrow else tensor
 
 
 def observe(
@@ -341,51 +347,3 @@ def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = others.get(id(buffer), buffer).clone()  # a forward may write into it
-
-
-def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
-    """Return the largest relative error between two observations, and where it is.
-
-    Raises:
-        VerificationError: where the runs did not make the same calls, or the reference is not finite.
-    """
-    if reference.runs != compacted.runs or [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
-        raise VerificationError("The compacted model takes another path through its code than the masked one.")
-    worst, where = 0.0, "the output"
-    for old, new in zip(reference.outputs, compacted.outputs, strict=True):
-        scale = float(old.abs().max()) if old.numel() else 0.0
-        if not math.isfinite(scale):
-            raise VerificationError("The masked model's own output is not finite on random inputs; nothing to compare.")
-        worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
-    for position, count in reference.counts.items():
-        if compacted.counts.get(position) != count:
-            raise VerificationError(
-                f"The compacted model does not reach {witness.nodes[position]!r} as the masked one does."
-            )
-    if reference.table.numel():
-        error, position = _inner_error(reference, compacted, tolerance)
-        if error > worst:
-            worst, where = error, repr(witness.nodes[position])
-    return worst, where
-
-
-def _relative(difference: float, scale: float) -> float:
-    if not math.isfinite(difference):
-        return math.inf
-    return difference / scale if scale > 0 else (0.0 if difference == 0 else math.inf)
-
-
-def _inner_error(reference: Observation, compacted: Observation, tolerance: float) -> tuple[float, int]:
-    """Return the largest relative error of a channel, and the position of its node.
-
-    What is so small that rounding hides it is measured against the node's largest channel.
-    """
-    resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
-    counts = reference.counts
-    nodes = torch.arange(len(counts)).repeat_interleave(torch.tensor(list(counts.values())))
-    peaks = reference.norms.new_zeros(len(counts)).scatter_reduce(0, nodes, reference.norms, "amax")
-    floors = (100 * resolution / tolerance * peaks).clamp(min=1e-300)[nodes]
-    errors = (reference.table - compacted.at(counts)).abs().amax(0) / reference.norms.maximum(floors)
-    errors = errors.where(errors.isfinite(), math.inf)
-    worst = int(errors.argmax())
-    return float(errors[worst]), list(counts)[int(nodes[worst])]

@@ -16,7 +16,8 @@ from engine.program.graph import Graph, Node
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.tracer import trace
-from engine.verification.certify import Certificate, Observation, compare, observe
+from engine.verification.certify import Certificate, Observation, observe
+from engine.verification.comparison import compare
 from engine.verification.memory import give_back
 from engine.verification.tensors import Recipe, given, masked_recipes, same_entries, small_recipes
 from engine.verification.trials import Trial, agree, not_compared, random_inputs, sample_bytes

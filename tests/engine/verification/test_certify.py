@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import engine
 from engine.compaction import folds
 from engine.errors import VerificationError
-from engine.verification.certify import Certificate, Observation, compare, observe
+from engine.verification.certify import Certificate, Observation, observe
+from engine.verification.comparison import compare
 from engine.verification.witness import Witness
 from tests.engine.exactness import KINDS, masked, randomised
 from tests.engine.nets import analysis_of, dead, image, plain, residual_net, snapshot, unchanged

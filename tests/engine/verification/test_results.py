@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.verification.certify import Observation, compare
+from engine.verification.certify import Observation
+from engine.verification.comparison import compare
 from engine.verification.results import attributes, results_of
 from engine.verification.witness import Witness
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.verification.certify import compare, observe
+from engine.verification.certify import observe
+from engine.verification.comparison import compare
 from engine.verification.witness import Channels, Witness
 from tests.engine.attentions import Sized
 from tests.engine.exactness import check_exact, randomised

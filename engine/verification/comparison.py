@@ -1,0 +1,73 @@
+"""Compare what two models computed, channel by channel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.errors import VerificationError
+from engine.verification.certify import Observation
+from engine.verification.witness import Witness
+
+__all__ = ["compare"]
+
+
+def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
+    """Return the largest relative error between two observations, and where it is.
+
+    Raises:
+        VerificationError: where the runs did not make the same calls, or the reference is not finite.
+    """
+    if reference.runs != compacted.runs or [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
+        raise VerificationError("The compacted model takes another path through its code than the masked one.")
+    worst, where = 0.0, "the output"
+    for place, (old, new) in enumerate(zip(reference.outputs, compacted.outputs, strict=True)):
+        scale = float(old.abs().max()) if old.numel() else 0.0
+        if not math.isfinite(scale):
+            raise _not_finite(f"output {place} " if place else "output ")
+        worst = max(worst, _relative(float((old.double() - new.double()).abs().max()) if old.numel() else 0.0, scale))
+    for position, count in reference.counts.items():
+        if compacted.counts.get(position) != count:
+            raise VerificationError(
+                f"The compacted model does not reach {witness.nodes[position]!r} as the masked one does."
+            )
+    if reference.table.numel():
+        error, position = _inner_error(reference, compacted, witness, tolerance)
+        if error > worst:
+            worst, where = error, repr(witness.nodes[position])
+    return worst, where
+
+
+def _not_finite(place: str) -> VerificationError:
+    return VerificationError(
+        f"The masked model's own {place} is not finite on random inputs; nothing to compare. Look for inf and NaN "
+        "among its parameters and buffers, or for divisions by zero."
+    )
+
+
+def _relative(difference: float, scale: float) -> float:
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / scale if scale > 0 else (0.0 if difference == 0 else math.inf)
+
+
+def _inner_error(
+    reference: Observation, compacted: Observation, witness: Witness, tolerance: float
+) -> tuple[float, int]:
+    """Return the largest relative error of a channel, and the position of its node.
+
+    What is so small that rounding hides it is measured against the node's largest channel.
+    """
+    resolution = torch.finfo(torch.float64).eps if tolerance < 1e-6 else torch.finfo(torch.float32).eps
+    counts = reference.counts
+    broken = (~reference.norms.isfinite()).nonzero()[:, 0]
+    nodes = torch.arange(len(counts)).repeat_interleave(torch.tensor(list(counts.values())))
+    if len(broken):
+        raise _not_finite(repr(witness.nodes[list(counts)[int(nodes[broken[0]])]]))
+    peaks = reference.norms.new_zeros(len(counts)).scatter_reduce(0, nodes, reference.norms, "amax")
+    floors = (100 * resolution / tolerance * peaks).clamp(min=1e-300)[nodes]
+    errors = (reference.table - compacted.at(counts)).abs().amax(0) / reference.norms.maximum(floors)
+    errors = errors.where(errors.isfinite(), math.inf)
+    worst = int(errors.argmax())
+    return float(errors[worst]), list(counts)[int(nodes[worst])]
