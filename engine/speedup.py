@@ -133,8 +133,9 @@ class ModelSpeedup:
         self._functions = check_functions(customized_replace_func)
         opaque = opaque_names(model, self._functions)
         if graph is None or set(graph.opaque) != set(opaque):
-            example, entries = (dummy_input, ()) if graph is None else (graph.kwargs or graph.args, graph.entries)
-            graph = trace(model, example, entries=entries, opaque=opaque)
+            example = dummy_input if graph is None else graph.kwargs or graph.args
+            ways: Any = {} if graph is None else {"constants": graph.constants, "entries": graph.entries}
+            graph = trace(model, example, opaque=opaque, **ways)
         self._graph = graph
         self._rules: Registry = rules_of(graph) if rules is None else rules
         self._done: Plan | None = None
@@ -215,9 +216,8 @@ class ModelSpeedup:
         spread = candidates(found) if self._reindex else {}
         if not spread:
             return found
-        graph = trace(
-            self._model, graph.kwargs or graph.args, entries=graph.entries, opaque=graph.opaque, spread=spread
-        )
+        ways: Any = {"constants": graph.constants, "entries": graph.entries}
+        graph = trace(self._model, graph.kwargs or graph.args, opaque=graph.opaque, spread=spread, **ways)
         other = analyse(self._model, graph, self._rules, self._masks)
         costs = zip(self._costs(other), self._costs(found), strict=True)
         return other if all(new <= old for new, old in costs) else found

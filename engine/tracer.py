@@ -38,6 +38,7 @@ from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.around import around
 from engine.recording.axes import axes_of, resized
+from engine.recording.changing import Changing
 from engine.recording.closed import ClosedRecorder
 from engine.recording.evaluation import evaluation
 from engine.recording.fakes import Fakes
@@ -234,11 +235,12 @@ def _record(
     model: nn.Module,
     inputs: list[tuple[Any, Any]],
     opaque: Collection[str],
+    changing: Changing,
     fake: bool,
     dynamic_dims: Any,
     entries: Sequence[Entry] = (),
 ) -> ClosedRecorder:
-    recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL)
+    recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL, changing)
     start = recorder.mark()
     readers = readers_of_training(model)
     with watched(readers) as seen:
@@ -294,10 +296,27 @@ def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
     return map_tensors(args, grown), map_tensors(kwargs, grown)
 
 
+def _settled(
+    model: nn.Module,
+    inputs: list[tuple[Any, Any]],
+    opaque: Collection[str],
+    constants: Collection[str] | None,
+    dynamic_dims: Any,
+    entries: Sequence[Entry],
+) -> tuple[ClosedRecorder, bool]:
+    """Record, and once more where a run writes to what was taken for constant."""
+    changing = Changing(model, inputs[0], constants)
+    recorder, decided = _recorded(model, inputs, opaque, changing, dynamic_dims, entries)
+    return (
+        _recorded(model, inputs, opaque, changing, dynamic_dims, entries) if recorder.missed() else (recorder, decided)
+    )
+
+
 def _recorded(
     model: nn.Module,
     inputs: list[tuple[Any, Any]],
     opaque: Collection[str],
+    changing: Changing,
     dynamic_dims: Any,
     entries: Sequence[Entry],
 ) -> tuple[ClosedRecorder, bool]:
@@ -306,11 +325,11 @@ def _recorded(
     Ops that run may still reject tensors without data, for their dtype say: then data tell what they do.
     """
     try:
-        recorder = _record(model, inputs, opaque, True, dynamic_dims)
+        recorder = _record(model, inputs, opaque, changing, True, dynamic_dims)
     except (*_NEEDS_DATA, TraceError):
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
-            return _record(model, inputs, opaque, False, dynamic_dims, entries), True
+            return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -325,6 +344,7 @@ def trace(
     model: nn.Module,
     example_inputs: Any,
     *,
+    constants: Collection[str] | None = None,
     dynamic_dims: Any = None,
     entries: Mapping[str, Any] | Sequence[Any] | None = None,
     explore: bool = False,
@@ -336,6 +356,8 @@ def trace(
     Args:
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        constants: names of buffers and attributes, or patterns of them (``"*.scale"``), that may be taken for constant
+            though code may write to them, or they look as if somebody set them later.
         dynamic_dims: which dimensions of the inputs are sizes, which differ from input to input, as `torch.export` is
             told: for each argument, by position (a tuple or list) or by name (a mapping), a set of dimensions, or a
             dictionary from dimensions to names, where those of one name are of one size; None for an argument of one
@@ -366,12 +388,13 @@ def trace(
     axes_of(args, kwargs, dynamic_dims)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with EXCLUSIVE, apart(model, spread or {}):
-        recorder, decided = _recorded(model, inputs, opaque, dynamic_dims, further)
+        recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(
         graph,
         explored=explore,
+        constants=None if constants is None else tuple(constants),
         dynamic_dims=dynamic_dims,
         decided=decided,
         entries=further,

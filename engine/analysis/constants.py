@@ -195,6 +195,8 @@ class Constants:
         self._sources[value.index] = array
 
     def _source(self, value: Value) -> Tensor:
+        if value.name in self.graph.changing:
+            return _varies(value)
         if value.name is not None:
             data = self._stored[value.name].detach()
             if data.is_meta:
@@ -221,7 +223,7 @@ class Constants:
         if value.name in self._parameters and self._masks is not None:
             mask = self._masks.get(value.name)
             return torch.zeros([1] * value.ndim, dtype=torch.bool) if mask is None else (mask == 0).cpu()
-        if data.is_meta:
+        if data.is_meta or value.name in self.graph.changing:
             return torch.zeros([1] * value.ndim, dtype=torch.bool)
         return (data == 0).cpu()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
 def _explored(model: nn.Module, graph: Graph) -> Graph:
     """Record a model again, at a larger resolution as well."""
     example, dims = graph.kwargs or graph.args, graph.dynamic_dims
-    options = {"dynamic_dims": dims, "entries": graph.entries, "opaque": graph.opaque, "spread": graph.spread}
+    options: Any = {"constants": graph.constants, "dynamic_dims": dims, "entries": graph.entries}
+    options |= {"opaque": graph.opaque, "spread": graph.spread}
     return trace(model, example, explore=True, **options)
 
 

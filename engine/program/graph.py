@@ -188,6 +188,8 @@ class Graph:
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
         written: names of what is stored and written to while the model runs.
+        changing: names of buffers whose numbers are known of no call but the recorded one.
+        constants: what was declared to be constant.
         varying: numbers among arguments, by index of the node and place, that were others at another size.
         resized: indices of captured constants that were others at another size.
         dynamic_dims: which dimensions of the inputs are sizes, as `engine.trace` was told; None where it was not.
@@ -227,6 +229,8 @@ class Graph:
     guards: tuple[Any, ...] = ()
     written: frozenset[str] = frozenset()
     exits: Mapping[int, str] = field(default_factory=dict)
+    changing: frozenset[str] = frozenset()
+    constants: tuple[str, ...] | None = None
     varying: frozenset[tuple[int, tuple[str, int]]] = frozenset()
     resized: frozenset[int] = frozenset()
     dynamic_dims: Any = None

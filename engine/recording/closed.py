@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.changing import Changing
 from engine.recording.fakes import Fakes
 from engine.recording.gradients import GRADIENT, GradientRequests
 from engine.recording.overwritten import Overwritten
@@ -25,17 +26,19 @@ class ClosedRecorder(Recorder):
     entry differentiates is an output; what it writes outside of the model is taken back.
 
     Args:
-        model, fakes: as those of a `Recorder`.
+        model, fakes, changing: as those of a `Recorder`.
         literal: the op that makes a tensor of numbers in the code.
 
     Attributes:
         on_data: names of the entries that were recorded on data.
     """
 
-    def __init__(self, model: nn.Module, fakes: Fakes | None, literal: Any = None) -> None:
+    def __init__(
+        self, model: nn.Module, fakes: Fakes | None, literal: Any = None, changing: Changing | None = None
+    ) -> None:
         self._closed, self._literal = False, literal
         self.on_data: set[str] = set()
-        super().__init__(model, fakes)
+        super().__init__(model, fakes, changing)
         self._fake_maker = fakes
         self._gradients = GradientRequests(self._leave, self._derive)
 

@@ -23,6 +23,7 @@ from engine.program.graph import Graph, Node, Origin, Value, map_values, walk_va
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.changing import Changing
 from engine.recording.escapes import outliving
 from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
@@ -64,11 +65,12 @@ class Recorder(TorchDispatchMode):
     Args:
         model: gives the names of parameters and buffers, which are known by identity.
         fakes: substitutes tensors without data, or None to run on the real ones.
+        changing: the tensors about whose numbers nothing is known beforehand; none by default.
     """
 
-    def __init__(self, model: nn.Module, fakes: Fakes | None) -> None:
+    def __init__(self, model: nn.Module, fakes: Fakes | None, changing: Changing | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._maker = fakes
+        self._maker, self._changing = fakes, changing
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         self._tensors = stored_tensors(model)
@@ -168,6 +170,10 @@ class Recorder(TorchDispatchMode):
         del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
         del self._guards[guards:]
 
+    def missed(self) -> set[str]:
+        """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
+        return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
+
     def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
         """Return what was recorded."""
         modules = distinct_modules(model)
@@ -186,6 +192,7 @@ class Recorder(TorchDispatchMode):
             notes=tuple(self.notes),
             guards=tuple(g for g in self._guards if g.decides),
             written=frozenset(self._written),
+            changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
         )
@@ -199,7 +206,7 @@ class Recorder(TorchDispatchMode):
         if what.writes and self._maker is None:
             self._overwritten.keep(what.bind(args, kwargs)[name] for name in what.writes)
         if not what.recorded or not self._relevant(what, func, args, kwargs):
-            return self._aside(func(*args, **kwargs))
+            return self._beside(self._aside(func(*args, **kwargs)), args, kwargs)
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
@@ -255,6 +262,18 @@ class Recorder(TorchDispatchMode):
     def _aside(self, out: Any) -> Any:
         return out
 
+    def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an op gives that is no part of the program; what it makes of what may change may change too."""
+        if self._changing is not None and any(map(self._may_change, tensors_in((args, kwargs)))):
+            self._changing.follow(tensors_in(out))
+        return out
+
+    def _may_change(self, tensor: Tensor) -> bool:
+        """Whether nothing is known of the numbers in a real tensor."""
+        if self._changing is None:
+            return False
+        return tensor in self._changing or self._names.get(id(tensor)) in self._changing.names
+
     def _varies(self, tensor: Tensor) -> bool:
         return False
 
@@ -300,7 +319,7 @@ class Recorder(TorchDispatchMode):
     def _constants(self, tensor: Tensor, fake: Tensor) -> None:
         """A real tensor that no module registers: keep its data with the value."""
         self._leaves.add(id(fake))
-        self._current[id(fake)] = self._value(fake, data=tensor.detach())
+        self._current[id(fake)] = self._value(fake, data=None if self._may_change(tensor) else tensor.detach())
         self._place(fake)
 
     def _add(
@@ -381,7 +400,7 @@ class Recorder(TorchDispatchMode):
             raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
         name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
         if name is None:
-            varies = isinstance(tensor, FakeTensor) or self._varies(tensor)
+            varies = isinstance(tensor, FakeTensor) or self._varies(tensor) or self._may_change(tensor)
             value = self._value(tensor, data=None if varies else tensor.detach())
             self._leaves.add(id(tensor))
         elif name in self._stored:

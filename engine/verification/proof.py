@@ -300,8 +300,8 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
     """
     graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
     try:
-        example = graph.kwargs or graph.args
-        small = trace(model, example, dynamic_dims=(), entries=graph.entries, opaque=graph.opaque)
+        ways: Any = {"constants": graph.constants, "dynamic_dims": (), "entries": graph.entries}
+        small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque, **ways)
     except TraceError as error:
         raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
     if graph.decided:

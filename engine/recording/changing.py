@@ -1,0 +1,160 @@
+"""Which buffers and other tensors that a model holds may be others at its next call: these are inputs, not constants.
+
+A tensor's numbers are constant where no code writes to it, and nothing suggests that somebody outside sets it: a single
+number is a coefficient, a flag or a counter, and a tensor of one number throughout waits for others (a gate that is
+closed, a queue that is empty). Statistics of batch norms and masks of `torch.nn.utils.prune` are what they are taken
+for, and parameters are the masks' and the optimizer's matter.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import types
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import InputError
+from engine.program.stored import modules_of, parameters_of, stored_tensors
+from engine.recording.memos import spaces_of
+from engine.source.writers import EVERYTHING, written_attributes
+
+__all__ = ["Changing"]
+
+_STATISTICS = ("running_mean", "running_var")
+_MOST = 5_000
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+class Changing:
+    """The tensors of a model whose numbers may change between calls.
+
+    Args:
+        model: the model, which is only read.
+        arguments: what it is called with; tensors inside of objects among them are inputs as well.
+        constants: names, or patterns of names, of buffers and attributes that may be taken for constant all the same.
+
+    Attributes:
+        names: those that are registered, by every name.
+
+    Raises:
+        InputError: where a pattern matches nothing.
+
+    Example:
+        >>> model = nn.Module()
+        >>> model.register_buffer("table", torch.arange(4.0))
+        >>> model.register_buffer("gate", torch.zeros(1))
+        >>> sorted(Changing(model).names), sorted(Changing(model, constants=["gate"]).names)
+        (['gate'], [])
+    """
+
+    def __init__(self, model: nn.Module, arguments: Any = (), constants: Collection[str] | None = None) -> None:
+        self._written = written_attributes(model)
+        self._constants = tuple(constants or ())
+        self._matched: set[str] = set()
+        self._tensors: dict[int, Tensor] = {}
+        self.names: set[str] = set()
+        self._fixed = set(parameters_of(model))
+        for prefix, module in modules_of(model):
+            self._look_at_buffers(f"{prefix}." if prefix else "", module)
+            self._look_at_attributes(f"{prefix}." if prefix else "", module)
+        everywhere = frozenset[str]().union(*self._written.values())
+        for space in spaces_of(model):
+            for name, value in list(space.items()):
+                if name in everywhere:
+                    self._add(_held([value]))
+        self._add(_held(arguments))
+        stored = {id(t) for t in stored_tensors(model).values()}
+        self._tensors = {k: t for k, t in self._tensors.items() if k not in stored}
+        unknown = [pattern for pattern in self._constants if pattern not in self._matched]
+        if unknown:
+            raise InputError(f"`constants` names {unknown[0]!r}; the model has no such buffer or attribute.")
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._tensors
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """Say that tensors are made of others that may change."""
+        self._add(tensors)
+
+    def missed(self, written: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
+        """Return those of the names, which a run wrote to, that were taken for constant, and take them so no more."""
+        new = {name for name in written if name not in self.names and name not in self._fixed}
+        new |= {name for name, canonical in aliases.items() if canonical in new and name not in self._fixed}
+        self.names |= new
+        return new
+
+    def _add(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors.update((id(t), t) for t in tensors)
+
+    def _declared(self, name: str) -> bool:
+        matching = [pattern for pattern in self._constants if fnmatch.fnmatchcase(name, pattern)]
+        self._matched.update(matching)
+        return bool(matching)
+
+    def _look_at_buffers(self, prefix: str, module: nn.Module) -> None:
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if self._declared(prefix + name) or _is_understood(module, name, self._written[type(module)]):
+                self._fixed.add(prefix + name)
+            elif self._may_change(module, name) or _suggests_change(buffer, name in module._non_persistent_buffers_set):
+                self.names.add(prefix + name)
+
+    def _look_at_attributes(self, prefix: str, module: nn.Module) -> None:
+        for name, value in vars(module).items():
+            if name in _OF_EVERY_MODULE or isinstance(value, _PLAIN):
+                continue
+            tensors = list(_held([value]))
+            if tensors and not self._declared(prefix + name):
+                may_change = self._may_change(module, name)
+                self._add(t for t in tensors if may_change or _suggests_change(t, False))
+
+    def _may_change(self, module: nn.Module, name: str) -> bool:
+        written = self._written[type(module)]
+        return name in written or (EVERYTHING in written and name in module._buffers)
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
+
+
+def _is_understood(module: nn.Module, name: str, written: Collection[str]) -> bool:
+    """Whether a buffer is a statistic of a batch norm, or a mask of `torch.nn.utils.prune`."""
+    if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in module._parameters:
+        return True
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return name not in written
+    statistics = all(module._buffers.get(key) is not None for key in _STATISTICS)
+    return statistics and not written & {*_STATISTICS, name} and EVERYTHING not in written
+
+
+def _suggests_change(tensor: Tensor, derived: bool) -> bool:
+    """Whether somebody outside may set it, as far as its numbers show; ``derived``: whether no checkpoint holds it."""
+    if tensor.numel() <= 1:
+        return True
+    if derived or tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    with torch.no_grad():
+        return bool((tensor == tensor.reshape(-1)[0]).all())
+
+
+def _held(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors that lie in values: in containers, and in objects that are no modules."""
+    seen: set[int] = set()
+    waiting = deque(values.values() if isinstance(values, dict) else values)
+    while waiting and len(seen) < _MOST:
+        value = waiting.popleft()
+        if isinstance(value, (*_PLAIN, nn.Module)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            waiting.extend(dict.values(value))
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            waiting.extend(list(value))
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            waiting.extend(vars(value).values())

@@ -1,0 +1,213 @@
+"""Which attributes a model's code writes to, once it is built: read from the code, whether or not it runs.
+
+What a method assigns (``self.step += 1``), fills (``self.queue[i] = x``, ``self.scale.copy_(s)``) or puts something in
+(``self.cache.append(x)``) is another thing at the next call. Code that builds, converts or loads a model is left out.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from engine.program.stored import modules_of
+
+__all__ = ["EVERYTHING", "written_attributes"]
+
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
+EVERYTHING = "*"
+"""Stands for all buffers, where code goes through ``buffers()`` and writes to them."""
+
+_BUILDS = (
+    *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
+    *("_load", "load", "from_", "convert", "_convert", "build", "_build", "make", "create", "_make", "_create"),
+    *("half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input", "test_", "copy_"),
+)
+"""How functions begin that build a model, or change its form."""
+
+_FILLS = frozenset(
+    ["add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "popitem", "put", "remove"]
+    + ["setdefault", "update", "__setitem__"]
+)
+_ALL_BUFFERS = frozenset(["buffers", "named_buffers", "state_dict"])
+
+
+class _Names(NamedTuple):
+    """Attributes that code writes to.
+
+    Attributes:
+        own: those of ``self``.
+        others: those of other objects.
+    """
+
+    own: frozenset[str]
+    others: frozenset[str]
+
+
+def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
+    """Return, for each class of a model's modules, the names of the attributes that some code writes to.
+
+    Code is that of these classes, and whatever lies in the same Python modules: a callback, or a function that sets a
+    coefficient.
+
+    Example:
+        >>> class Gate(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.alpha, self.scale = 0.0, 2.0
+        ...     def anneal(self):
+        ...         self.alpha += 0.1
+        >>> written = written_attributes(nn.Sequential(Gate()))[Gate]
+        >>> "alpha" in written, "scale" in written
+        (True, False)
+    """
+    kinds = {type(module) for _, module in modules_of(model)}
+    classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
+    anywhere = frozenset().union(*(_of_module(cls.__module__) for cls in classes)) if classes else frozenset()
+    found = {}
+    for kind in kinds:
+        own = [_of_class(base) for base in kind.__mro__ if not _is_torch(base)]
+        found[kind] = anywhere.union(*(names.own | names.others for names in own))
+    return found
+
+
+def _is_torch(cls: type) -> bool:
+    return cls is object or cls.__module__.startswith("torch.nn")
+
+
+@functools.cache
+def _of_class(cls: type) -> _Names:
+    return _union(_names(code) for name, code in _functions(cls) if not name.startswith(_BUILDS))
+
+
+@functools.cache
+def _of_module(name: str) -> frozenset[str]:
+    """Return the attributes of other objects that code of a Python module writes to."""
+    found: set[str] = set()
+    space = vars(sys.modules[name]) if name in sys.modules else {}
+    for key, item in list(space.items()):
+        if isinstance(item, FunctionType) and item.__module__ == name and not key.startswith(_BUILDS):
+            found |= _names(item.__code__).others
+        elif isinstance(item, type) and item.__module__ == name:
+            found |= _of_class(item).others
+    return frozenset(found)
+
+
+def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:
+    """Yield the functions of a class: methods, properties, and what decorators wrap."""
+    for name, item in vars(cls).items():
+        inner = [getattr(item, part, None) for part in ("fget", "fset", "__func__")] if not callable(item) else [item]
+        for function in (*inner, getattr(item, "__wrapped__", None)):
+            if isinstance(function, FunctionType):
+                yield name, function.__code__
+
+
+def _union(parts: Iterable[_Names]) -> _Names:
+    own, others = set[str](), set[str]()
+    for part in parts:
+        own |= part.own
+        others |= part.others
+    return _Names(frozenset(own), frozenset(others))
+
+
+@functools.cache
+def _names(code: CodeType) -> _Names:
+    """Return what a function writes to, and what those do that it defines."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return _union([_direct(code), *inner])
+
+
+class _Step(NamedTuple):
+    """An instruction.
+
+    Attributes:
+        kind: its name.
+        about: a name, an operator, or the names of keyword arguments.
+        effect: how many values more there are on the stack afterwards.
+    """
+
+    kind: str
+    about: Any
+    effect: int
+
+
+def _direct(code: CodeType) -> _Names:
+    own, others = set[str](), set[str]()
+    first = code.co_varnames[0] if code.co_argcount else None
+    lines = list(_lines(code))
+    targets = [[step for target in _targets(line) for step in target] for line in lines]
+    filled = {step.about for target in targets for step in target if step.kind == "LOAD_FAST"}
+    filled |= {step.about for line in lines if _adds(line) for step in line if step.kind == "STORE_FAST"}
+    filled -= {first}
+    for line, target in zip(lines, targets, strict=True):
+        for place, (kind, name, _) in enumerate(line):
+            if kind in ("STORE_ATTR", "DELETE_ATTR") and name not in ("data", "grad"):
+                (own if line[place - 1][:2] == ("LOAD_FAST", first) else others).add(name)
+            if kind == "STORE_GLOBAL":
+                others.add(name)
+        aliases = any(step.kind == "STORE_FAST" and step.about in filled for step in line)
+        loaded = _loaded([*target, *(line if aliases else ())])
+        others |= loaded
+        if loaded & _ALL_BUFFERS:
+            others.add(EVERYTHING)
+        if any(step.about == "setattr" for step in line):
+            others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
+    return _Names(frozenset(own), frozenset(others))
+
+
+def _loaded(steps: Iterable[_Step]) -> set[str]:
+    return {name for kind, name, _ in steps if kind in _LOADS and not _is_write(name)}
+
+
+def _lines(code: CodeType) -> Iterator[list[_Step]]:
+    """Yield the instructions of each line."""
+    line: list[_Step] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line is not None and line:
+            yield line
+            line = []
+        arg = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
+        effect = dis.stack_effect(instruction.opcode, arg, jump=False)
+        line.append(_Step(instruction.opname, _operand(instruction, code), effect))
+    yield line
+
+
+def _operand(instruction: dis.Instruction, code: CodeType) -> Any:
+    if instruction.opname == "KW_NAMES":
+        return code.co_consts[instruction.arg or 0]
+    return instruction.argrepr if instruction.opname == "BINARY_OP" else instruction.argval
+
+
+def _targets(line: list[_Step]) -> Iterator[list[_Step]]:
+    """Yield the expressions of what a line writes into: ``self.queue`` of ``self.queue[i] = x``."""
+    for place, (kind, name, _) in enumerate(line):
+        if kind in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            yield line[slice(*_before(line, _before(line, place)[0]))]
+        elif name == "data" if kind in ("STORE_ATTR", "DELETE_ATTR") else kind in _LOADS and _is_write(name):
+            yield line[slice(*_before(line, place))]
+        elif kind == "KW_NAMES" and "out" in name:
+            yield line
+
+
+def _before(line: list[_Step], end: int) -> tuple[int, int]:
+    """Return from where to where the expression goes that is on top of the stack at a place."""
+    depth, start = 0, end
+    while depth < 1 and start > 0:
+        start -= 1
+        depth += line[start].effect
+    return start, end
+
+
+def _adds(line: list[_Step]) -> bool:
+    """Whether a line changes a name in place (``x += y``)."""
+    return any(step.kind == "BINARY_OP" and step.about.endswith("=") for step in line)
+
+
+def _is_write(name: Any) -> bool:
+    in_place = isinstance(name, str) and name.endswith("_") and not name.endswith("__") and hasattr(Tensor, name)
+    return name in _FILLS or (in_place and name != "requires_grad_")

@@ -1,0 +1,91 @@
+"""Which tensors of a model may be others at its next call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torchvision.ops import FrozenBatchNorm2d
+
+import engine
+from engine.recording.changing import Changing
+
+
+class Queue(nn.Module):
+    """A queue, its pointer, and a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.randn(4, 2))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("table", torch.arange(4.0))
+        self.register_buffer("gate", torch.ones(4))
+        self.register_buffer("empty", torch.zeros(4), persistent=False)
+        self.plain, self.cache = torch.randn(3), {"key": torch.randn(3)}
+
+    def enqueue(self, x: Tensor) -> None:
+        """Store a sample."""
+        self.queue[int(self.pointer)] = x
+        self.cache["key"] = x
+
+
+def test_what_may_change() -> None:
+    """What code writes to, single numbers and uniform ones; tables do not, nor what no checkpoint holds."""
+    model = Queue()
+    changing = Changing(model)
+    assert changing.names == {"queue", "pointer", "gate"}
+    assert model.cache["key"] in changing and model.plain not in changing
+
+
+def test_what_is_understood() -> None:
+    """Statistics of norms and masks of pruning are constants."""
+    pruned = nn.Conv2d(2, 2, 1)
+    prune.ln_structured(pruned, "weight", 0.5, 1, 0)
+    prune.identity(pruned, "bias")
+    model = nn.Sequential(
+        pruned, nn.BatchNorm2d(2), FrozenBatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True)
+    )
+    assert not Changing(model).names
+
+
+def test_arguments() -> None:
+    """What lies in an object that is passed in varies."""
+    cache = SimpleNamespace(keys=[torch.randn(2)])
+    assert cache.keys[0] in Changing(nn.ReLU(), ((cache,), {}))
+
+
+@pytest.mark.parametrize("constants", [["queue", "pointer", "gate"], ["*"]])
+def test_a_declaration(constants: list[str]) -> None:
+    """Names and patterns."""
+    assert not Changing(Queue(), constants=constants).names
+
+
+def test_a_declaration_of_nothing() -> None:
+    """A name that the model does not have."""
+    with pytest.raises(engine.errors.InputError, match="gates"):
+        engine.trace(nn.Linear(2, 2), torch.zeros(1, 2), constants=["gates"])
+
+
+class Written(nn.Module):
+    """Writes to a buffer in a way that its own code does not show."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.body, self.write = nn.Linear(2, 4), write
+        self.register_buffer("scale", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features, and keep their mean."""
+        out = self.body(x) * self.scale
+        self.write(self.scale, out)
+        return out
+
+
+def test_a_write_that_runs() -> None:
+    """It is seen where it runs, and the buffer is read again as one that changes."""
+    model = Written(lambda buffer, x: buffer.copy_(x.mean(0)))
+    assert engine.trace(model, torch.zeros(3, 2)).changing == {"scale"}
