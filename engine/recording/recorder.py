@@ -203,8 +203,9 @@ class Recorder(TorchDispatchMode):
         """Run an op; record it where it touches the inputs, a parameter or something made from them."""
         kwargs = kwargs or {}
         what = signature(func)
-        if what.writes and self._maker is None:
-            self._overwritten.keep(what.bind(args, kwargs)[name] for name in what.writes)
+        if what.writes:
+            written = [what.bind(args, kwargs)[name] for name in what.writes]
+            self._overwritten.keep(t for t in written if not isinstance(t, FakeTensor))
         if not what.recorded or not self._relevant(what, func, args, kwargs):
             return self._beside(self._aside(func(*args, **kwargs)), args, kwargs)
         if self._inside is not None:
