@@ -285,22 +285,6 @@ class _ActNorm(nn.Module):
         return self.head(self.next((self.scale * (y + self.loc)).tanh()))  # type: ignore[no-any-return]
 
 
-class _Lazy(nn.Module):
-    """The first call initialises, and adds nothing yet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.extra, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 2)
-        self.ready = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x).relu()
-        if self.ready:
-            y = y + self.extra(y).tanh()
-        self.ready = True
-        return self.head(y)  # type: ignore[no-any-return]
-
-
 class _Masks(nn.Module):
     """Masks by size, made once."""
 
@@ -395,7 +379,7 @@ def _image(*size: int) -> tuple[int, ...]:
 TRAPS = [
     Trap(
         name="a gate in a buffer that is zero",
-        source="ReZero (arXiv 2003.04887) and SkipInit with a gate set from outside; register_buffer('scale', zeros(1))",
+        source="ReZero (arXiv 2003.04887), SkipInit, with a gate set from outside: register_buffer('scale', …)",
         make=_Gate,
         example=_zeros(2, 3, 6, 6),
         uses=[_after(_open, *_image(5, 7))],
@@ -511,14 +495,6 @@ TRAPS = [
         name="a norm that the first batch initialises",
         source="ActNorm of Glow (arXiv 1807.03039), CompVis/taming-transformers",
         make=_ActNorm,
-        example=_zeros(4, 5),
-        uses=[_calls((6, 5), (3, 5), (4, 5))],
-        shrinks=True,
-    ),
-    Trap(
-        name="a layer that the first call leaves out",
-        source="lazily initialised blocks (`if not self.initialized:`)",
-        make=_Lazy,
         example=_zeros(4, 5),
         uses=[_calls((6, 5), (3, 5), (4, 5))],
         shrinks=True,
