@@ -305,11 +305,10 @@ def _settled(
     entries: Sequence[Entry],
 ) -> tuple[ClosedRecorder, bool]:
     """Record, and once more where a run writes to what was taken for constant."""
-    changing = Changing(model, inputs[0], constants)
-    recorder, decided = _recorded(model, inputs, opaque, changing, dynamic_dims, entries)
-    return (
-        _recorded(model, inputs, opaque, changing, dynamic_dims, entries) if recorder.missed() else (recorder, decided)
-    )
+    changing = Changing(model, inputs[0], constants, opaque)
+    recorded = functools.partial(_recorded, model, inputs, opaque, changing, dynamic_dims, entries)
+    recorder, decided = recorded()
+    return recorded() if recorder.missed() else (recorder, decided)
 
 
 def _recorded(

@@ -36,6 +36,7 @@ class Changing:
         model: the model, which is only read.
         arguments: what it is called with; tensors inside of objects among them are inputs as well.
         constants: names, or patterns of names, of buffers and attributes that may be taken for constant all the same.
+        opaque: modules that a user's function makes smaller; it answers for their buffers.
 
     Attributes:
         names: those that are registered, by every name.
@@ -51,13 +52,20 @@ class Changing:
         (['gate'], [])
     """
 
-    def __init__(self, model: nn.Module, arguments: Any = (), constants: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: Any = (),
+        constants: Collection[str] | None = None,
+        opaque: Collection[str] = (),
+    ) -> None:
         self._written = written_attributes(model)
         self._constants = tuple(constants or ())
         self._matched: set[str] = set()
         self._tensors: dict[int, Tensor] = {}
         self.names: set[str] = set()
-        self._fixed = set(parameters_of(model))
+        inside = tuple(f"{name}." for name in opaque)
+        self._fixed = {*parameters_of(model), *(name for name in stored_tensors(model) if name.startswith(inside))}
         for prefix, module in modules_of(model):
             self._look_at_buffers(f"{prefix}." if prefix else "", module)
             self._look_at_attributes(f"{prefix}." if prefix else "", module)
@@ -99,7 +107,8 @@ class Changing:
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
-            if self._declared(prefix + name) or _is_understood(module, name, self._written[type(module)]):
+            declared = self._declared(prefix + name) or prefix + name in self._fixed
+            if declared or _is_understood(module, name, self._written[type(module)]):
                 self._fixed.add(prefix + name)
             elif self._may_change(module, name) or _suggests_change(buffer, name in module._non_persistent_buffers_set):
                 self.names.add(prefix + name)
@@ -128,7 +137,7 @@ def _is_understood(module: nn.Module, name: str, written: Collection[str]) -> bo
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return name not in written
     statistics = all(module._buffers.get(key) is not None for key in _STATISTICS)
-    return statistics and not written & {*_STATISTICS, name} and EVERYTHING not in written
+    return statistics and not {*_STATISTICS, name, EVERYTHING}.intersection(written)
 
 
 def _suggests_change(tensor: Tensor, derived: bool) -> bool:
