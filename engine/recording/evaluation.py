@@ -6,7 +6,7 @@ import collections.abc
 import copy
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -20,24 +20,24 @@ from engine.recording.opaque import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
-__all__ = ["State", "evaluation"]
+__all__ = ["evaluation"]
 
 
 @contextmanager
-def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = ()) -> Iterator[State]:
+def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = ()) -> Iterator[None]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
     Modes, module attributes and what lies in containers and objects among them, in the ``arguments``, and in the
     classes, closures and Python modules of the model's code; buffers' identity, the memory that parameters and buffers
     stand for (``self.weight.data = …``), random states and flags of the process are restored. One thread runs it at a
-    time. What is given to the body knows whether a call has left something behind.
+    time.
 
     Raises:
         TraceError: where an attribute is an iterator that cannot be copied, once the body advances it.
     """
     with EXCLUSIVE:
         modules = list(distinct_modules(model).values())
-        state = State(model, modules, arguments)
+        state = _State(model, modules, arguments)
         devices = {p.device for m in modules for p in _parameters(m) if p is not None and p.device.type == "cuda"}
         with (
             torch.random.fork_rng(devices=[d.index for d in devices]),
@@ -51,12 +51,12 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any
                 for m in modules:
                     m.training = id(m) in training
                 state.lend_iterators()
-                yield state
+                yield
             finally:
                 state.restore()
 
 
-class State:
+class _State:
     """What a model is before it runs."""
 
     def __init__(self, model: nn.Module, modules: list[nn.Module], arguments: Any) -> None:
@@ -83,17 +83,6 @@ class State:
             for name, value in before.items():
                 if type(value).__module__ in _MODULES and isinstance(value, collections.abc.Iterator):
                     table[name] = _copied(value, f"{owner}.{name}")
-
-    def watch(self) -> None:
-        """Note what there is before a call."""
-        self._before = [(table, dict(table)) for m, _, _ in self._modules for table in (vars(m), m._buffers)]
-
-    def left_behind(self) -> bool:
-        """Whether a call since `watch` has left another attribute, buffer or entry of a container; tensors aside."""
-        tables = [*self._before, *((vars(cls), before) for cls, before in self._classes)]
-        if any(_differ(table, before) for table, before in tables):
-            return True
-        return any(_rebound(space, names) for space, names in self._names) or self._contents.changed()
 
     def restore(self) -> None:
         """Put back what changed."""
@@ -170,18 +159,6 @@ def _restore_table(table: dict[str, Any], before: dict[str, Any]) -> None:
     if len(table) != len(before) or any(a is not c or b is not d for (a, b), (c, d) in pairs):
         table.clear()
         table.update(before)
-
-
-def _differ(table: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    if len(table) - ("training" in table) != len(before) - (
-        "training" in before
-    ):  # a class is watched for who reads it
-        return True
-    return any(table.get(n, _EMPTY) is not value for n, value in before.items() if n != "training")
-
-
-def _rebound(space: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    return any(space.get(n) is not value and _is_state(value) for n, value in before.items())
 
 
 def _restore_class(cls: type, before: dict[str, Any]) -> None:

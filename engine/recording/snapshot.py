@@ -83,10 +83,6 @@ class Snapshot:
             if not same(holder, content):
                 write(holder, content)
 
-    def changed(self) -> bool:
-        """Whether anything changed."""
-        return any(not same(holder, content) for holder, content, same, _ in self._kept)
-
     def _look_into(self, value: Any) -> Iterable[Any]:
         """Keep what is in a value, and return what to look into next."""
         for kind, read, same, write in _KINDS:
