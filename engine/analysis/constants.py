@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
+from engine.analysis.uncertain import agreeing
 from engine.program.arrays import along, compact, is_finite
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
@@ -100,7 +101,11 @@ class Constants:
             self._evaluate(node, rules)
 
     def _evaluate(self, node: Node, rules: Registry) -> None:
-        found = self._steady(node, rules.rule(node.op).constants)
+        rule, numbers = rules.rule(node.op).constants, self.graph.uncertain.get(node.index)
+        if numbers is None:
+            found = self._steady(node, rule)
+        else:
+            found = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
         for position, value in enumerate(node.outputs):
             self._arrays[value.index] = _varies(value) if found is None else self._held(found[position], value)
         if self._asked:

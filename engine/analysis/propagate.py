@@ -14,6 +14,7 @@ from engine.analysis.constraints import Constraint
 from engine.analysis.labels import Labels, is_made_of
 from engine.analysis.layers import Layers
 from engine.analysis.slots import Slots
+from engine.analysis.uncertain import amounts, place_of
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
@@ -186,6 +187,16 @@ def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
     return [(container, key) for container, key in found if container in containers]
 
 
+def _hold_amounts(node: Node, labels: Labels) -> None:
+    """Keep whole what a node takes an amount of that may follow from data."""
+    dim, reason = place_of(node), f"{node!r} takes an amount of it that may follow from what the code reads"
+    for value in (*node.inputs, *node.outputs):
+        if dim is None or value.ndim != node.inputs[0].ndim:
+            labels.freeze(value, reason)
+        elif (row := labels.along(value, dim)) is not None:
+            labels.slots.freeze(row, reason)
+
+
 def propagate(graph: Graph, rules: Registry) -> Structure:
     """Derive the structure of a graph.
 
@@ -207,6 +218,8 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
     labels = Labels(graph, rules)
     for node in graph.nodes:
         rules.rule(node.op).labels(node, labels)
+        if amounts(node, graph.uncertain.get(node.index, ())):
+            _hold_amounts(node, labels)
     for value in graph.outputs:
         labels.freeze(value, graph.exits.get(value.index, "is an output of the model"))
     for node, missed in _beside_missed(graph):

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from engine.analysis.constants import Constants
 from engine.analysis.propagate import Structure
+from engine.analysis.uncertain import amounts, widened
 from engine.program.arrays import reduce_to
-from engine.program.graph import Value
+from engine.program.graph import Node, Value
 
 __all__ = ["Use"]
 
@@ -33,6 +34,16 @@ class Use:
         for node in reversed(structure.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):
                 structure.rules.rule(node.op).use(node, self)
+                self._widen(node)
+
+    def _widen(self, node: Node) -> None:
+        """Say what is used at other data, where a node takes an amount that may follow from them."""
+        if amounts(node, self.structure.graph.uncertain.get(node.index, ())):
+            for value, used in widened(node, self.__getitem__):
+                if used is None:
+                    self.add_all(value)
+                else:
+                    self.add(value, used)
 
     def _is_used(self, value: Value) -> bool:
         found = self._arrays.get(value.index)

@@ -171,6 +171,8 @@ class Graph:
         inputs: values of the example inputs.
         outputs: values that the model returns, of all paths, and whatever else leaves a run.
         exits: of outputs that no forward returns, by index: how they leave.
+        decisions: where the code read numbers from tensors: what runs afterwards may be decided by them.
+        uncertain: numbers among the arguments of nodes that may follow from what was read, by index of the node.
         stored: parameters and buffers that the program reads, by canonical name.
         aliases: every name of a parameter or buffer -> its canonical name (tied weights).
         attributes: per module the integers among its attributes.
@@ -234,6 +236,8 @@ class Graph:
     varying: frozenset[tuple[int, tuple[str, int]]] = frozenset()
     resized: frozenset[int] = frozenset()
     dynamic_dims: Any = None
+    decisions: tuple[Any, ...] = ()
+    uncertain: Mapping[int, tuple[int | float, ...]] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:

@@ -84,13 +84,15 @@ class Recorder(TorchDispatchMode):
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
         self._exits: dict[int, str] = {}
+        self._decisions: dict[Any, None] = {}
+        self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
         self._written: set[str] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self.others = OtherSizes()
         self._stack, self._path = [""], "eval"
-        self._provenance = Provenance(self._peek, self._assign)
+        self._provenance = Provenance(self._peek, self)
         self._forget()
 
     # ------------------------------------------------------------------ a run
@@ -148,6 +150,24 @@ class Recorder(TorchDispatchMode):
             self._exits[value.index] = how + maker
             self._outputs.append(value)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is part of the program, and no module that is not looked into runs."""
+        key = id(tensor)
+        tables = (self._current, self._fakes, self._names, self._owned)
+        return self._inside is None and any(key in table for table in tables)
+
+    def read(self, tensor: Tensor) -> None:
+        """Note that Python gets at the numbers in a tensor: all of it counts, and what follows is no constant."""
+        site = self._provenance.site
+        self._provenance.reads = True
+        self._decisions.setdefault(site, None)
+        self._exit(tensor if self._maker is None else self._substitute(tensor), f"is read by the code ({site})")
+
+    def adopt(self, tensor: Tensor) -> None:
+        """Take up a tensor that Python made of numbers which may follow from what was read: it varies."""
+        self._current[id(tensor)] = self._value(tensor)
+        self._place(tensor)
+
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""
         return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
@@ -167,6 +187,7 @@ class Recorder(TorchDispatchMode):
         nodes, values, inputs, outputs, guards = mark
         self._stored = {name: v for name, v in self._stored.items() if v.index < values}
         self._exits = {index: how for index, how in self._exits.items() if index < values}
+        self._uncertain = {index: numbers for index, numbers in self._uncertain.items() if index < nodes}
         del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
         del self._guards[guards:]
 
@@ -183,6 +204,8 @@ class Recorder(TorchDispatchMode):
             inputs=tuple(self._inputs),
             outputs=tuple(self._outputs),
             exits=dict(self._exits),
+            decisions=tuple(self._decisions),
+            uncertain=dict(self._uncertain),
             stored=self._stored,
             aliases=self._aliases,
             attributes={name: integers(m) for name, m in modules.items()},
@@ -303,14 +326,15 @@ class Recorder(TorchDispatchMode):
                     self._constants(tensor, fake)
         return fake
 
-    def _assign(self, tensor: Tensor, data: Tensor) -> None:
+    def assign(self, tensor: Tensor, data: Tensor) -> None:
         """Carry out ``tensor.data = data``: from now on a tensor stands for other memory, and so for another value.
 
         A real one that has a substitute keeps its own, or the model would lose what it has learned.
         """
         self._written.update(filter(None, [self._names.get(id(tensor))]))
         if self._maker is None or isinstance(tensor, FakeTensor):
-            tensor.data = data
+            with _disable_current_modes():  # torch asks whether they are compatible
+                tensor.data = data
             self._current[id(tensor)] = self._read(data)
             self._place(tensor)
         else:
@@ -335,6 +359,8 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
+        for tensor in () if outputs else tensors_in(bound):
+            self.read(tensor)
         for tensor, value in zip(written, outputs, strict=False):
             self._write(tensor, value)
         parents = {storage_of(t): id(t) for t in reversed(list(tensors_in(bound)))}
@@ -356,6 +382,8 @@ class Recorder(TorchDispatchMode):
         site = self._provenance.site
         node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site)
         self._nodes.append(node)
+        if self._provenance.uncertain:
+            self._uncertain[node.index] = tuple(self._provenance.uncertain)
         return node
 
     def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
@@ -454,7 +482,9 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
         outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), origin=None) for v in outputs)
         self._values += outputs
-        self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
+        again = self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
+        if node.index in self._uncertain:
+            self._uncertain[again.index] = self._uncertain[node.index]
         return outputs[position]
 
 

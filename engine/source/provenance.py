@@ -5,18 +5,35 @@ from __future__ import annotations
 import builtins
 import functools
 import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from types import FrameType
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from engine.program.expressions import Apply, Expr, Guard, ShapeOf
 from engine.program.graph import Value
+from engine.program.trees import tensors_in
+from engine.source.literals import unsettled
 from engine.source.sites import Site, user_site
-from engine.source.sizes import LISTENING, Scalar, Shape, Size, expression, is_tagged, numbers_in, tell_numbers
+from engine.source.sizes import (
+    LISTENING,
+    Scalar,
+    Shape,
+    Size,
+    expression,
+    is_tagged,
+    numbers_in,
+    tell_numbers,
+    truths_in,
+)
 
 __all__ = ["Provenance"]
 
@@ -72,8 +89,60 @@ def _remembering() -> Iterator[None]:
         vars(math).update(_MATH)
 
 
-def _assign(tensor: Tensor, data: Tensor) -> None:
-    tensor.data = data
+class Program(Protocol):
+    """What the torch functions that run belong to."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is part of the program."""
+
+    def assign(self, tensor: Tensor, data: Tensor) -> None:
+        """Carry out ``tensor.data = data``, which no op shows."""
+
+    def read(self, tensor: Tensor) -> None:
+        """Note that Python gets at the numbers in a tensor."""
+
+    def adopt(self, tensor: Tensor) -> None:
+        """Note that a tensor is made of numbers that may follow from what was read."""
+
+
+# Functions of a tensor that give neither tensors nor its numbers; so do all whose names start with ``is_``.
+_DESCRIBING = frozenset(
+    """can_cast dense_dim dim dim_order element_size get_device has_names has_torch_function ndimension nelement
+    promote_types register_hook register_post_accumulate_grad_hook result_type sparse_dim storage_offset storage_type
+    stride sym_numel sym_size sym_storage_offset sym_stride type __dir__ __hash__ __len__ _is_view""".split()
+)
+_WRAPPERS = tuple(
+    os.path.join(os.path.dirname(torch.__file__), *path)
+    for path in (("_tensor.py",), ("functional.py",), ("overrides.py",), ("nn", "functional.py"), ("_jit_internal.py",))
+)
+_LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PLAIN_ARGUMENTS = (
+    *(type(None), bool, int, float, complex, str, slice, type(Ellipsis), torch.Generator),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+def _describes(name: str) -> bool:
+    """Whether a function that gives no tensor tells nothing of the numbers in one, or is the engine's own call."""
+    if name.startswith("is_") or name in _DESCRIBING:
+        return True
+    return _caller().f_code.co_filename.startswith(_PACKAGE)
+
+
+def _is_plain(argument: Any) -> bool:
+    """Whether an argument hides no numbers, as an array does."""
+    if isinstance(argument, (list, tuple)):
+        return all(map(_is_plain, argument))
+    return isinstance(argument, (Tensor, *_PLAIN_ARGUMENTS))
+
+
+def _caller() -> FrameType:
+    """Return the frame that calls the running torch function: of the user's code, or of torch's own layers."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename in (*_WRAPPERS, __file__):
+        frame = frame.f_back
+    return frame
 
 
 class Provenance(TorchFunctionMode):
@@ -83,18 +152,25 @@ class Provenance(TorchFunctionMode):
 
     Args:
         value_of: gives the recorded value of a tensor, or None where the tensor is not part of the program.
-        assign: is told of ``tensor.data = other``, which no op shows, and carries it out.
+        program: is told of what no op shows.
+
+    Attributes:
+        numbers: those that the running function was called with.
+        uncertain: those of them that may follow from what Python has read.
+        site: where it was called.
+        guards: comparisons of sizes.
+        reads: whether Python has read the numbers in a tensor.
     """
 
     _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "nelement", "numel", "size"})
     _data: ClassVar[frozenset[str]] = frozenset({"as_tensor", "asarray", "new_tensor", "tensor"})
 
-    def __init__(
-        self, value_of: Callable[[Tensor], Value | None], assign: Callable[[Tensor, Tensor], None] = _assign
-    ) -> None:
+    def __init__(self, value_of: Callable[[Tensor], Value | None], program: Program) -> None:
         super().__init__()
-        self._value_of, self._assign = value_of, assign
+        self._value_of, self._program = value_of, program
         self.numbers: list[int | float] = []
+        self.uncertain: list[int | float] = []
+        self.reads = False
         self.site: Site | None = None
         self.guards: dict[Apply, Guard] = {}
 
@@ -102,6 +178,7 @@ class Provenance(TorchFunctionMode):
         self._scope = ExitStack()
         self._scope.enter_context(_remembering())
         LISTENING.append(self.guards)
+        self.reads = False
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -115,14 +192,18 @@ class Provenance(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__set__" and func.__self__ is Tensor.data:
-            return self._assign(*args)
+            return self._program.assign(*args)
         if name not in self._plain:
             if name in self._data:  # numbers that become entries of a tensor
                 tell_numbers(numbers_in((args, kwargs)))
             self._leave(self.numbers)
             self.numbers = list(numbers_in((args, kwargs)))
             self.site = user_site(name, _take_reflected(self.numbers))
-            return func(*args, **kwargs)
+            self.uncertain = self._uncertain((args, kwargs)) if self.reads else []
+            result = func(*args, **kwargs)
+            if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
+                self._follow(name, func, (*args, *kwargs.values()), result)
+            return result
         result = func(*args, **kwargs)
         if isinstance(result, torch.Size):
             return self._tag(args[0], result)
@@ -134,6 +215,33 @@ class Provenance(TorchFunctionMode):
             dim = args[1] if len(args) > 1 else kwargs["dim"]
             return self._tag(args[0], args[0].size())[dim]
         return result
+
+    def _uncertain(self, arguments: Any) -> list[int | float]:
+        """Return the numbers among the arguments that may follow from what was read."""
+        plain = [number for number in self.numbers if not is_tagged(number)]
+        if not any(map(self._program.holds, tensors_in(arguments))):
+            plain += truths_in(arguments)
+        caller = _caller() if plain else None
+        if caller is None or caller.f_code.co_filename.startswith(_LAYERS):  # attributes of torch's own layers
+            return []
+        return unsettled(plain, caller)
+
+    def _follow(self, name: str, func: Any, arguments: Any, result: Any) -> None:
+        """Note what Python gets to see of the arguments, and a tensor that is made of numbers which were read."""
+        results = list(tensors_in(result))
+        if not results and result is not None and not _describes(name):
+            for tensor in filter(self._program.holds, tensors_in(arguments)):
+                if isinstance(tensor, FakeTensor) and not isinstance(result, str):
+                    raise DataDependentOutputException(func)  # there are no numbers to be read: record with data
+                self._program.read(tensor)
+        listed = [t for item in arguments if isinstance(item, (list, tuple)) for t in tensors_in(item)]
+        inner = [t for t in listed if self._program.holds(t)]
+        hidden = self.uncertain or not all(map(_is_plain, arguments)) or isinstance(func, OpOverload)
+        for tensor in results:
+            if (inner or self.reads and hidden) and not self._program.holds(tensor):
+                for part in inner:
+                    self._program.read(part)
+                self._program.adopt(tensor)
 
     def _tag(self, tensor: Tensor, sizes: torch.Size) -> Shape:
         value = self._value_of(tensor)

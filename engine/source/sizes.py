@@ -15,7 +15,7 @@ from typing import Any
 from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr, Guard
 from engine.source.sites import is_library
 
-__all__ = ["LISTENING", "Scalar", "Shape", "Size", "expression", "is_tagged", "numbers_in", "tell_numbers"]
+__all__ = ["LISTENING", "Scalar", "Shape", "Size", "expression", "is_tagged", "numbers_in", "tell_numbers", "truths_in"]
 
 
 class Size(int):
@@ -211,3 +211,12 @@ def numbers_in(tree: Any) -> Iterator[int | float]:
             yield from numbers_in(item)
         elif not isinstance(item, bool):
             yield item
+
+
+def truths_in(tree: Any) -> Iterator[bool]:
+    """Yield the truth values in nested arguments, in order."""
+    for item in (tree,) if isinstance(tree, bool) else _parts(tree):
+        if isinstance(item, bool):
+            yield item
+        else:
+            yield from truths_in(item)

@@ -1,0 +1,122 @@
+"""Ops with numbers that may follow from data: what holds of them whatever these numbers are.
+
+Once code has read a tensor, ``x * n`` or ``x[:, :n]`` may take another number at the next input. What is known of the
+result is what comes out for very different numbers alike; and along a dimension of which another amount may be taken,
+everything is used and nothing goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.program.graph import Node, Value
+
+__all__ = ["agreeing", "amounts", "place_of", "widened"]
+
+Numbers = Sequence[int | float]
+
+_OTHERS: tuple[Callable[[float], float], ...] = (
+    lambda n: 2.9 * n + 0.7,
+    lambda n: -0.37 * n - 1.3,
+    lambda n: 1e3,
+    lambda n: -1e3,
+    lambda n: 1e-3,
+)
+
+
+def _typed(node: Node, kinds: Sequence[str]) -> Iterator[str]:
+    """Yield the names of a node's arguments of some types."""
+    schema = getattr(node.target, "_schema", None)
+    for argument in () if schema is None else schema.arguments:
+        kind = str(argument.type)
+        if any(word in kind for word in kinds) and argument.name in node.args:
+            yield argument.name
+
+
+def _scalars(node: Node, numbers: Numbers) -> list[str]:
+    """Return the arguments with which a node computes, and which hold one of the numbers."""
+    # where a tensor is expected a number may stand, too
+    values = {name: node.args[name] for name in _typed(node, ("number", "float", "Scalar", "complex", "Tensor"))}
+    return [n for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and v in numbers]
+
+
+def amounts(node: Node, numbers: Numbers) -> list[str]:
+    """Return the arguments that say how many, how far or which, and which hold one of the numbers.
+
+    Args:
+        node: of a graph.
+        numbers: those that may follow from data.
+    """
+    found = []
+    for name in _typed(node, ("int", "Int")):
+        value = node.args[name]
+        items = value if isinstance(value, (list, tuple)) else [value]
+        places = [p for p, item in enumerate(items) if isinstance(item, int) and item in numbers]
+        if "dim" not in name and any((name, place) not in node.sizes for place in places):
+            found.append(name)
+    return found
+
+
+def place_of(node: Node) -> int | None:
+    """Return the one dimension of a node's input that its amounts are taken along, or None."""
+    dim = node.args.get("dim")
+    return dim % node.inputs[0].ndim if isinstance(dim, int) and node.inputs and node.inputs[0].ndim else None
+
+
+def agreeing(
+    node: Node,
+    numbers: Numbers,
+    compute: Callable[[Node], Sequence[Tensor] | None],
+    known: Callable[[Value], Tensor],
+) -> Sequence[Tensor] | None:
+    """Return what is known of a node's outputs whatever the numbers are, NaN where it depends on them.
+
+    Args:
+        node: of a graph.
+        numbers: those that may follow from data.
+        compute: what is known for one choice of numbers.
+        known: what is known of its inputs.
+    """
+    dim = place_of(node)
+    if amounts(node, numbers) and (dim is None or known(node.inputs[0]).size(dim) > 1):
+        return None
+    found = compute(node)
+    for other in _others(node, numbers) if found is not None else ():
+        try:
+            again = compute(other)
+        except (ArithmeticError, RuntimeError, ValueError):  # the op takes no such number
+            again = None
+        if again is None:
+            return None
+        found = [torch.where(a == b, a, math.nan) for a, b in zip(found or (), again, strict=True)]
+    return found
+
+
+def _others(node: Node, numbers: Numbers) -> Iterator[Node]:
+    names = _scalars(node, numbers)
+    for change in _OTHERS if names else ():
+        changed: dict[str, Any] = {name: change(float(node.args[name])) for name in names}
+        yield replace(node, args={**node.args, **changed})
+
+
+def widened(node: Node, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value, Tensor | None]]:
+    """Yield inputs of a node that takes other amounts at other data, with what is used of each; None for all.
+
+    Args:
+        node: of a graph.
+        used: which entries of its outputs are used.
+    """
+    dim, source = place_of(node), node.inputs[0]
+    for value in node.outputs:
+        if dim is not None and value.ndim == source.ndim:
+            yield source, used(value).any(dim, keepdim=True)
+        elif dim is not None and value.ndim == source.ndim - 1:
+            yield source, used(value).unsqueeze(dim)
+        else:
+            yield from ((other, None) for other in node.inputs)

@@ -1,0 +1,233 @@
+"""Which numbers of a call the source itself fixes: literals, globals, attributes that no method but ``__init__`` sets.
+
+Once code has read a number from a tensor, a number that it passes to an op may be computed from that one, or chosen by
+it. What stands in the source of the call as a literal, or as an attribute that nothing changes, is neither.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+__all__ = ["unsettled"]
+
+Span = tuple[int, int, int, int]
+
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+}
+_SETUP = ("__init__", "__new__", "__post_init__", "reset_parameters")
+
+
+class _Unsettled(Exception):
+    """An expression whose value the source does not fix."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """The syntax of a file.
+
+    Attributes:
+        places: expressions and augmented assignments by where they stand.
+        functions: definitions by their first line, decorators included.
+        stored: names of attributes that are set outside of constructors.
+    """
+
+    places: Mapping[Span, ast.AST]
+    functions: Mapping[int, ast.FunctionDef | ast.AsyncFunctionDef]
+    stored: frozenset[str]
+
+
+def unsettled(numbers: Sequence[Any], frame: FrameType) -> list[Any]:
+    """Return those of the numbers that are passed by a call which its source does not fix.
+
+    Args:
+        numbers: that reach a function or an operator.
+        frame: which is making the call.
+    """
+    place = _place(frame)
+    settled: Counter[Any] = Counter()
+    for expr in _operands(place):
+        try:
+            settled.update(_flat(_value(expr, frame)))
+        except _Unsettled:
+            continue
+    left = []
+    for number in numbers:
+        if settled[number] > 0:
+            settled[number] -= 1
+        else:
+            left.append(number)
+    return left
+
+
+def _place(frame: FrameType) -> ast.AST | None:
+    """Return the expression that a frame is evaluating; None where the source is not there, or too old a Python."""
+    code = frame.f_code
+    spans = _spans(code)
+    span = spans[frame.f_lasti // 2] if frame.f_lasti // 2 < len(spans) else None
+    return None if span is None else _file(code.co_filename).places.get(span)
+
+
+@functools.cache
+def _spans(code: CodeType) -> list[Span | None]:
+    if not hasattr(code, "co_positions"):
+        return []
+    spans = ((line, column, end, last) for line, end, column, last in code.co_positions())
+    return [None if None in span else span for span in spans]  # type: ignore[misc]
+
+
+@functools.cache
+def _file(name: str) -> _File:
+    try:
+        tree = ast.parse("".join(linecache.getlines(name)))
+    except SyntaxError:
+        return _File({}, {}, frozenset())
+    kinds = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.AugAssign)
+    places = {
+        (node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0): node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+    }
+    functions = {
+        min([node.lineno, *(d.lineno for d in node.decorator_list)]): node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    stored = {name for f in functions.values() if f.name not in _SETUP for name in _attributes_set(f)}
+    return _File(places, functions, frozenset(stored))
+
+
+def _attributes_set(function: ast.AST) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            yield node.attr
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+
+
+def _operands(place: ast.AST | None) -> list[ast.expr]:
+    """Return the expressions that a call, an operator or a subscript takes."""
+    if isinstance(place, ast.Call):
+        own = place.func.value if isinstance(place.func, ast.Attribute) else None
+        found = [*place.args, *(keyword.value for keyword in place.keywords), *([own] if own else [])]
+    elif isinstance(place, ast.BinOp):
+        found = [place.left, place.right]
+    elif isinstance(place, ast.UnaryOp):
+        found = [place.operand]
+    elif isinstance(place, ast.Compare):
+        found = [place.left, *place.comparators]
+    elif isinstance(place, ast.AugAssign):
+        found = [place.value, *(_operands(place.target) if isinstance(place.target, ast.Subscript) else [])]
+    else:
+        found = [place.slice] if isinstance(place, ast.Subscript) else []
+    return [part for expr in found for part in _parts(expr)]
+
+
+def _parts(expr: ast.expr) -> list[ast.expr]:
+    """Return the elements of a tuple, a list or a slice, and any other expression itself."""
+    if isinstance(expr, (ast.Tuple, ast.List)):
+        return [part for element in expr.elts for part in _parts(element)]
+    if isinstance(expr, ast.Slice):
+        bounds = [bound for bound in (expr.lower, expr.upper, expr.step) if bound is not None]
+        return [part for bound in bounds for part in _parts(bound)]
+    return [expr]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (bool, int, float)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+
+
+def _value(expr: ast.expr, frame: FrameType) -> Any:
+    """Return what an expression is now, where the source fixes it.
+
+    Raises:
+        _Unsettled: where it does not.
+    """
+    if isinstance(expr, ast.Constant):
+        return expr.value
+    if isinstance(expr, (ast.UnaryOp, ast.BinOp)) and type(expr.op) in _OPERATORS:
+        sides = [expr.operand] if isinstance(expr, ast.UnaryOp) else [expr.left, expr.right]
+        values = [_value(side, frame) for side in sides]
+        if all(isinstance(value, (bool, int, float)) for value in values):
+            return _OPERATORS[type(expr.op)](*values)
+    if isinstance(expr, (ast.Tuple, ast.List)):
+        return [_value(element, frame) for element in expr.elts]
+    if isinstance(expr, ast.Attribute):
+        return _attribute(_owner(expr.value, frame), expr.attr, frame)
+    if isinstance(expr, ast.Name):
+        return _local(expr.id, frame) if expr.id in frame.f_code.co_varnames else _global(expr.id, frame)
+    raise _Unsettled
+
+
+def _owner(expr: ast.expr, frame: FrameType) -> Any:
+    """Return the object whose attribute is read: ``self`` or a module of Python, or what is theirs."""
+    if isinstance(expr, ast.Attribute):
+        return _attribute(_owner(expr.value, frame), expr.attr, frame)
+    code = frame.f_code
+    if isinstance(expr, ast.Name) and code.co_argcount and expr.id == code.co_varnames[0] and expr.id in frame.f_locals:
+        return frame.f_locals[expr.id]
+    if isinstance(expr, ast.Name) and expr.id not in code.co_varnames:
+        return _global(expr.id, frame)
+    raise _Unsettled
+
+
+def _attribute(owner: Any, name: str, frame: FrameType) -> Any:
+    """Return an attribute that no method but a constructor of the file sets, without running any code."""
+    if name in _file(frame.f_code.co_filename).stored and not isinstance(owner, ModuleType):
+        raise _Unsettled
+    own = getattr(owner, "__dict__", {})
+    for table in (own, own.get("_modules", {})):
+        if name in table:
+            return table[name]
+    value = inspect.getattr_static(owner, name, None)
+    if value is None or hasattr(value, "__get__"):
+        raise _Unsettled
+    return value
+
+
+def _global(name: str, frame: FrameType) -> Any:
+    for space in (frame.f_globals, frame.f_builtins):
+        if name in space:
+            return space[name]
+    raise _Unsettled  # a variable of an enclosing function
+
+
+def _local(name: str, frame: FrameType) -> Any:
+    """Return a variable whose only assignments are unconditional, and of what the source fixes."""
+    function = _file(frame.f_code.co_filename).functions.get(frame.f_code.co_firstlineno)
+    if function is None or name not in frame.f_locals:
+        raise _Unsettled
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    bindings = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and _binds(n)]
+    assigned = [s.value for s in function.body if isinstance(s, ast.Assign) and all(t in bindings for t in s.targets)]
+    if any(argument.arg == name for argument in arguments) or not assigned or len(assigned) != len(bindings):
+        raise _Unsettled
+    for value in assigned:
+        _value(value, frame)
+    return frame.f_locals[name]
+
+
+def _binds(name: ast.Name) -> bool:
+    return not isinstance(name.ctx, ast.Load)

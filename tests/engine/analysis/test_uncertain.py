@@ -1,0 +1,61 @@
+"""What is known of an op whatever the numbers are that it was given after a read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engine
+from engine.analysis.constants import Constants
+from engine.analysis.propagate import propagate
+from engine.analysis.uncertain import amounts
+from engine.program.stored import stored_tensors
+from tests.engine.nets import Net
+
+
+def traced(step: Callable[[Tensor, float], Tensor]) -> tuple[nn.Module, Any]:
+    """Return a network whose first two channels are 0 and 1, and its graph."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return step(m.layer(x), x.max().item())
+
+    net = Net(forward, layer=nn.Linear(3, 4)).double()
+    with torch.no_grad():
+        net.layer.weight[:2] = 0
+        net.layer.bias[:2] = torch.tensor([0.0, 1.0])
+    return net, engine.trace(net, torch.full((2, 3), 0.75, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (lambda h, n: h * n, [True, False]),
+        (lambda h, n: h + n, [False, False]),
+        (lambda h, n: F.leaky_relu(h, n), [True, True]),
+        (lambda h, n: h.clamp(max=n), [False, False]),
+        (lambda h, n: h * 0.75, [True, True]),
+        (lambda h, n: torch.maximum(h, torch.full_like(h, n)), [False, False]),
+    ],
+    ids=["times", "plus", "slope", "limit", "a literal", "filled"],
+)
+def test_what_holds_for_all_numbers(step: Callable[[Tensor, float], Tensor], expected: list[bool]) -> None:
+    """Zero times anything is zero, and a slope is none for what is positive."""
+    net, graph = traced(step)
+    constants = Constants(graph, engine.RULES, stored_tensors(net))
+    row = constants.along(graph.nodes[-1].output, 1)
+    assert (~row[:2].isnan()).tolist() == expected and row[2:].isnan().all()
+
+
+@pytest.mark.parametrize(("dim", "frozen"), [(0, False), (1, True)], ids=["batch", "channels"])
+def test_amounts_hold_their_dimension(dim: int, frozen: bool) -> None:
+    """Channels of which a data-dependent number is taken stay; a slice of the batch holds none."""
+    net, graph = traced(lambda h, n: (h[: int(n) + 1] if dim == 0 else h[:, : int(n) + 1]).tanh().sum(1))
+    [node] = [n for n in graph.nodes if amounts(n, graph.uncertain.get(n.index, ()))]
+    structure = propagate(graph, engine.RULES)
+    row = structure.along(node.inputs[0], 1)
+    assert row is not None and bool(structure.slots.frozen(row).all()) == frozen
