@@ -105,6 +105,8 @@ def survivors(groups: Sequence[Group], model: nn.Module, cuts: Mapping[nn.Parame
 
 
 def _survivors(group: Group, model: nn.Module, cuts: Mapping[nn.Parameter, Slice]) -> Tensor:
+    if not group.members:  # entries of buffers alone, of which none goes
+        return torch.ones(group.size, dtype=torch.bool)
     member = group.members[0]
     cut = cuts.get(model.get_parameter(member.parameter))
     left = member.units if cut is None else cut.apply_compact(member.units)

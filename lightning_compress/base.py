@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from lightning_compress.averages import follow_loading
 from lightning_compress.loading import follow_checkpoints
 from lightning_compress.packages import LIGHTNING_MODULES, Callback, MisconfigurationException, isolate_rng
+from lightning_compress.steps import cannot_follow, forget_steps, same_order, step_entries
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -166,7 +167,7 @@ def first_batch(trainer: Trainer) -> Any:
             "There is no example input: the LightningModule has no `example_input_array`, and there is no single train "
             "dataloader to take a batch from. Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`."
         )
-    with isolate_rng():
+    with isolate_rng(), same_order(loader):
         for batch in loader:
             return batch
     raise MisconfigurationException("There is no example input: the train dataloader is empty.")
@@ -237,6 +238,7 @@ class CompressionCallback(Callback):
         if stage == "fit":
             check_strategy(trainer)
             follow_loading(pl_module)
+            forget_steps(pl_module)
             self._example = None
 
     def compacted(
@@ -249,6 +251,27 @@ class CompressionCallback(Callback):
             pl_module: the LightningModule.
             cuts: what stays of each parameter that got smaller; whatever has a parameter's shape is cut like it.
         """
+
+    def steps(self) -> Sequence[str]:
+        """Names of the LightningModule's steps that what this callback does must not change."""
+        return ()
+
+    def trace(self, trainer: Trainer, pl_module: LightningModule) -> engine.Graph:
+        """Record the model, and the steps that a callback of the Trainer must not change.
+
+        Raises:
+            MisconfigurationException: where a step cannot be recorded.
+        """
+        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
+        callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
+        kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
+        entries = step_entries(trainer, pl_module, kinds)
+        try:
+            return engine.trace(model, example, entries=entries)
+        except EngineError as error:
+            if entries:
+                raise cannot_follow(error) from error
+            raise
 
     def target(self, pl_module: LightningModule) -> tuple[str, nn.Module]:
         """Path and module of the model, looked up anew: modules may be exchanged between the hooks."""

@@ -25,6 +25,7 @@ from lightning_compress.masking import MaskWatch, active_masks, holders
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.report import change
 from lightning_compress.shrinking import shrink
+from lightning_compress.steps import EVALUATING, TRAINING
 from lightning_compress.survey import check_runs, latency
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class ModelCompaction(CompressionCallback):
             smaller network is slower; 0: nothing is timed.
         reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
             contradict each other. What `ComplexityMonitor` predicts is without.
+        steps: whether what the LightningModule's steps read stays, or follows, and is verified, beside the model's
+            forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
+            of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
+            epoch.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
@@ -99,8 +104,10 @@ class ModelCompaction(CompressionCallback):
         save_weights_only: bool = True,
         latency_runs: int = 0,
         reindex: bool = False,
+        steps: bool = True,
     ) -> None:
         super().__init__(model, example_input)
+        self.follows_steps = steps
         check_runs(latency_runs)
         self.latency_runs, self.reindex = latency_runs, reindex
         self.when = _times(when)
@@ -146,9 +153,15 @@ class ModelCompaction(CompressionCallback):
             )
 
     @override
+    def steps(self) -> Sequence[str]:
+        if not self.follows_steps:
+            return ()
+        return EVALUATING if self.when is None else (TRAINING, *EVALUATING)
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # An example input that is missing or rejected is an error before the first epoch, not after the last.
-        self.example(trainer, pl_module)
+        # What is missing, rejected or cannot be recorded is an error before the first epoch, not after the last.
+        self.trace(trainer, pl_module)
         self._training = True
 
     @override
@@ -175,7 +188,8 @@ class ModelCompaction(CompressionCallback):
         masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
         if not masks:
             return 0.0
-        small = engine.count_flops_params(model, self.example(trainer, pl_module), verbose=False, masks=masks)[1]
+        example, graph = self.example(trainer, pl_module), self.trace(trainer, pl_module)
+        small = engine.count_flops_params(model, example, verbose=False, masks=masks, graph=graph)[1]
         return 1 - small / sum(parameter.numel() for parameter in model.parameters())
 
     @override
@@ -272,7 +286,7 @@ class ModelCompaction(CompressionCallback):
             trainer,
             pl_module,
             path,
-            example,
+            self.trace(trainer, pl_module),
             masks or None,
             confidence=self.confidence,
             reindex=self.reindex,

@@ -22,20 +22,23 @@ if TYPE_CHECKING:
 LATENCY = "latency/forward_ms"
 
 
-def measure(model: nn.Module, example: Any, masks: Masks | None = None) -> dict[str, int | float]:
+def measure(
+    model: nn.Module, example: Any, masks: Masks | None = None, graph: engine.Graph | None = None
+) -> dict[str, int | float]:
     """Costs of a model, now and after a compaction.
 
     Args:
         model: the model.
         example: what it takes.
         masks: masks relative to the model; ``None`` reads zeros from the weights.
+        graph: its trace, where there is one.
 
     Returns:
         ``complexity/macs`` and ``complexity/flops`` (two per multiply-accumulate) per sample, ``complexity/params``,
         the
         predicted ``…_compacted``, and as fractions ``sparsity/channels`` and ``sparsity/<group>``.
     """
-    graph = engine.trace(model, example)
+    graph = engine.trace(model, example) if graph is None else graph
     chosen = engine.ZEROS if masks is None else masks
     macs, params, _ = engine.count_flops_params(model, example, verbose=False, masks={}, graph=graph)
     small = engine.count_flops_params(model, example, verbose=False, masks=chosen, graph=graph)
@@ -129,7 +132,7 @@ class ComplexityMonitor(CompressionCallback):
         masks = active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
         if compacted or (masks is None and not trainer.global_step and holders(trainer)):
             masks = {}  # what is zero by itself before the first step (a ViT's head) has yet to learn
-        metrics = measure(model, self.example(trainer, pl_module), masks)
+        metrics = measure(model, self.example(trainer, pl_module), masks, self.trace(trainer, pl_module))
         # Right after the compaction no step has been made: one later, both can be seen in a chart.
         entry = {"step": trainer.global_step + compacted, **metrics}
         if self.history and {k: v for k, v in self.history[-1].items() if k != LATENCY} == entry:

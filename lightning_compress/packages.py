@@ -62,5 +62,16 @@ else:
     isolate_rng = classes("tree.utilities.seed", "isolate_rng")[0]
 
 LIGHTNING_MODULES = classes("tree", "LightningModule")
+DUMMY_LOGGER: Any = classes("tree.loggers.logger", "DummyLogger")[0]
+takes_argument: Any = classes("tree.utilities.signature_utils", "is_param_in_hook_signature")[0]
 
-__all__ = ["LIGHTNING_MODULES", "Callback", "MisconfigurationException", "classes", "isolate_rng", "joined"]
+__all__ = [
+    "DUMMY_LOGGER",
+    "LIGHTNING_MODULES",
+    "Callback",
+    "MisconfigurationException",
+    "classes",
+    "isolate_rng",
+    "joined",
+    "takes_argument",
+]

@@ -263,7 +263,7 @@ class ChannelPruning(MaskingCallback):
 
     def _subject(self, trainer: Trainer, pl_module: LightningModule) -> targets.Subject:
         model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
-        graph = engine.trace(model, example)
+        graph = self.trace(trainer, pl_module)
         groups = engine.dependency_groups(model, example, graph=graph)
         return targets.Subject(
             model, example, graph, groups, trainer.precision_plugin.forward_context, (trainer, *trainer.loggers)

@@ -77,7 +77,7 @@ class MaskConflictRepair(MaskingCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A wrong example input fails here, before the first epoch, and not at the first repair.
-        self.repaired({}, self.target(pl_module)[1], self.example(trainer, pl_module))
+        self._repaired_in({}, trainer, pl_module)
         self._repair_buffers(trainer, pl_module)
 
     @override
@@ -92,13 +92,17 @@ class MaskConflictRepair(MaskingCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._repair_buffers(trainer, pl_module)
 
+    def _repaired_in(self, masks: Masks, trainer: Trainer, pl_module: LightningModule) -> Masks:
+        graph = self.trace(trainer, pl_module)
+        return self.repaired(masks, self.target(pl_module)[1], self.example(trainer, pl_module), graph)
+
     def _repair_buffers(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = self.target(pl_module)[1]
         found = engine.read_masks(model)
         if not masks_anything(found) or same(found, self._repaired):
             return
         # What was repaired before stays masked: ModelPruning knows nothing of it.
-        masks = self.repaired(combine([found, self._masks]), model, self.example(trainer, pl_module))
+        masks = self._repaired_in(combine([found, self._masks]), trainer, pl_module)
         self.impose(pl_module, trainer.strategy.broadcast(to_device(masks, "cpu")))
         self._repaired = combine([engine.read_masks(model)])
         rank_zero_info(f"Mask conflicts repaired.\n{self.report}")

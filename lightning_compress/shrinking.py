@@ -34,7 +34,7 @@ def shrink(
     trainer: Trainer,
     pl_module: LightningModule,
     path: str,
-    example: Any,
+    graph: engine.Graph,
     masks: Masks | None,
     *,
     confidence: int,
@@ -48,7 +48,7 @@ def shrink(
         trainer: the Trainer.
         pl_module: the LightningModule.
         path: path of the model inside it.
-        example: what the model takes.
+        graph: the model as it is, with its entries.
         masks: masks relative to the model; ``None`` reads zeros from the weights.
         confidence: number of random samples to verify with.
         training: whether training goes on; then what goes must be exact in train mode, too.
@@ -60,7 +60,10 @@ def shrink(
     """
     model, callbacks = pl_module.get_submodule(path), trainer.callbacks  # type: ignore[attr-defined]
     copies = averages(callbacks, pl_module, path)
-    speedup = functools.partial(engine.ModelSpeedup, model, example, masks, confidence=confidence, reindex=reindex)
+    example = graph.kwargs or graph.args
+    speedup = functools.partial(
+        engine.ModelSpeedup, model, example, masks, confidence=confidence, graph=graph, reindex=reindex
+    )
     plan, certificate = _on_all_ranks(trainer, model, speedup, training, alone)
     if plan.is_empty:
         return plan, certificate

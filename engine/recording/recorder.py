@@ -140,8 +140,14 @@ class Recorder(TorchDispatchMode):
         for tensor in outliving(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins):
             if id(tensor) in self._hidden.keys() - self._current.keys():
                 raise TraceError("A tensor that a replaced module makes inside outlives the call; exclude the module.")
-            if id(tensor) in self._current and id(tensor) not in stored:
+            if id(tensor) in self._current and id(tensor) not in stored and not self._is_stored(self._read(tensor)):
                 self._exit(tensor, "outlives the call: something keeps it beside what forward returns")
+
+    def _is_stored(self, value: Value) -> bool:
+        """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
+        if value.producer is None:
+            return value.stored
+        return all(self._is_stored(v) for v in self._nodes[value.producer].inputs)
 
     def _exit(self, tensor: Tensor, how: str) -> None:
         value = self._read(tensor)

@@ -188,7 +188,7 @@ class EntryProof:
             outcome.random = _random_state()
             outcome.values = [t.detach().clone() for t in _returned(out)]
             if entry.training:
-                outcome.gradients = dict(_gradients(model, out))
+                outcome.gradients = {n: g for n, g in _gradients(model, out) if n in recipes}
             now = stored_tensors(model)
             outcome.written = {name: now[name].detach().clone() for name in self._written if name in now}
         return outcome
