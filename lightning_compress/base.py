@@ -18,7 +18,7 @@ from engine.errors import EngineError
 from lightning_compress.averages import follow_loading
 from lightning_compress.loading import follow_checkpoints
 from lightning_compress.packages import LIGHTNING_MODULES, Callback, MisconfigurationException, isolate_rng
-from lightning_compress.steps import cannot_follow, forget_steps, same_order, step_entries
+from lightning_compress.steps import TRAINING, cannot_follow, forget_steps, same_order, step_entries
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -256,8 +256,13 @@ class CompressionCallback(Callback):
         """Names of the LightningModule's steps that what this callback does must not change."""
         return ()
 
-    def trace(self, trainer: Trainer, pl_module: LightningModule) -> engine.Graph:
+    def trace(self, trainer: Trainer, pl_module: LightningModule, training: bool = True) -> engine.Graph:
         """Record the model, and the steps that a callback of the Trainer must not change.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            training: whether the training step is among them, as training goes on.
 
         Raises:
             MisconfigurationException: where a step cannot be recorded.
@@ -265,7 +270,7 @@ class CompressionCallback(Callback):
         model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
         callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
-        entries = step_entries(trainer, pl_module, kinds)
+        entries = step_entries(trainer, pl_module, [kind for kind in kinds if training or kind != TRAINING])
         try:
             return engine.trace(model, example, entries=entries)
         except EngineError as error:

@@ -286,7 +286,7 @@ class ModelCompaction(CompressionCallback):
             trainer,
             pl_module,
             path,
-            self.trace(trainer, pl_module),
+            self.trace(trainer, pl_module, training or not self.save_weights_only),
             masks or None,
             confidence=self.confidence,
             reindex=self.reindex,

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torchmetrics import Metric
 
 import engine
@@ -296,6 +297,10 @@ def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
     with ExitStack() as scope:
         for module in modules:
             scope.enter_context(_attached(vars(module), answers))
+        for module in pl_module.modules():
+            if isinstance(module, AveragedModel):  # it is cut along with the model, whatever it averages
+                averaged = {"update_parameters": _nothing, "forward": _not_read}
+                scope.enter_context(_attached(vars(module), averaged))
         if trainer.world_size > 1:  # the other ranks do not run this
             scope.enter_context(mock.patch("torch.distributed.is_initialized", lambda: False))
         yield told
@@ -316,6 +321,14 @@ def _attached(attributes: dict[str, Any], answers: Mapping[str, Any]) -> Iterato
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Do nothing."""
+
+
+def _not_read(*args: Any, **kwargs: Any) -> None:
+    """Refuse to run an average, whose channels are not masked."""
+    raise MisconfigurationException(
+        "It runs an `AveragedModel`, which loses the masked channels although its own are not zero there. Average with "
+        "a callback (`EMAWeightAveraging`), or keep a plain copy as teacher inside of the model that is compressed."
+    )
 
 
 def _gathered(data: Any, world_size: int) -> Any:

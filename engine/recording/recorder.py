@@ -147,7 +147,8 @@ class Recorder(TorchDispatchMode):
         """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
         if value.producer is None:
             return value.stored
-        return all(self._is_stored(v) for v in self._nodes[value.producer].inputs)
+        inputs = self._nodes[value.producer].inputs
+        return bool(inputs) and all(self._is_stored(v) for v in inputs)
 
     def _exit(self, tensor: Tensor, how: str) -> None:
         value = self._read(tensor)
