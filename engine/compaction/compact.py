@@ -20,6 +20,7 @@ from engine.compaction.replace import Replace, Replacement, places, replaced_by
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
 from engine.ops.heads import headwise_for_good
+from engine.ops.padding import unfused
 from engine.ops.spread import Spread, spread_out
 from engine.ops.wide import Widening, widen
 from engine.program.arrays import is_finite
@@ -89,6 +90,7 @@ class Compaction:
 
         for name in headwise:
             self._prepare_attention(name, self._module(name))
+        self._prepare_unfused([*(pin.module for pin in pins), *(norm.module for norm in widened), *headwise])
 
     def add_spread(self, layers: Sequence[Spread]) -> None:
         """Prepare layers that spread their output out.
@@ -100,6 +102,12 @@ class Compaction:
             redo, undo = spread_out(self._module(layer.module), layer)
             self._redo.append(redo)
             self._undo.append(undo)
+        self._prepare_unfused([layer.module for layer in layers])
+
+    def _prepare_unfused(self, exchanged: Sequence[str]) -> None:
+        """Prepare encoders of torch's own that hold modules of another class, which a fused op would read past."""
+        for module, kind, values in unfused(self._modules, exchanged) if exchanged else ():
+            self._prepare_outside(module, kind, values)
 
     def _prepare_attention(self, name: str, module: nn.Module) -> None:
         redo, undo = headwise_for_good(name, module)

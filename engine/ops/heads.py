@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeIs
 
 from engine.errors import PlanError
+from engine.ops.padding import PaddedEncoder, RecordedEncoder
 from engine.program.graph import Node
 from engine.program.stored import distinct_modules
 from engine.rule import Shapes
@@ -172,13 +173,19 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
 @contextmanager
 def headwise(model: nn.Module) -> Iterator[frozenset[str]]:
     """Exchange the class of all such modules for the length of the body; gives their names."""
-    found = {name: m for name, m in distinct_modules(model).items() if shape_free(m)}
+    modules = distinct_modules(model)
+    found = {name: m for name, m in modules.items() if shape_free(m)}
+    encoders = [(m, type(m)) for m in modules.values() if type(m) in (nn.TransformerEncoder, PaddedEncoder)]
     for module in found.values():
         module.__class__ = HeadwiseAttention
         vars(module)["scale"] = _scale(module)
+    for encoder, _ in encoders:
+        encoder.__class__ = RecordedEncoder
     try:
         yield frozenset(found)
     finally:
+        for encoder, kind in encoders:
+            encoder.__class__ = kind
         for module in found.values():
             module.__class__ = nn.MultiheadAttention
             del vars(module)["scale"]
