@@ -43,10 +43,11 @@ from engine.recording.closed import ClosedRecorder
 from engine.recording.evaluation import evaluation
 from engine.recording.fakes import Fakes
 from engine.recording.memos import sizes_anew
-from engine.recording.modes import readers_of_training, watched
+from engine.recording.modes import Calls, Switches, may_differ, watched
 from engine.recording.other_sizes import reads_sizes
 from engine.recording.process import EXCLUSIVE
 from engine.recording.recorder import Recorder
+from engine.recording.rehearsal import trained
 from engine.source.integers import tagged
 from engine.source.sizes import Size
 
@@ -215,7 +216,7 @@ def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[st
     Raises:
         TraceError: naming the entry, where it does not run.
     """
-    train = readers_of_training(model) if entry.training else []
+    train = may_differ(model) if entry.training else []
     arguments = (entry.args, dict(entry.kwargs))
     for fake in (True, False):
         mark = recorder.mark()
@@ -242,14 +243,17 @@ def _record(
 ) -> ClosedRecorder:
     recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL, changing)
     start = recorder.mark()
-    readers = readers_of_training(model)
-    with watched(readers) as seen:
+    candidates, switches, calls = may_differ(model), Switches(model), Calls()
+    with watched(candidates) as seen, switches.answering(), calls.of(candidates):
         _run(recorder, model, opaque, *inputs[0], [], "eval")
     first = recorder.since(start)
-    if any(id(m) in seen for m in readers):
+    train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls)
+    ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
+    for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()
         try:
-            _run(recorder, model, opaque, *inputs[0], readers, "train")
+            with switches.answering(otherwise=way.switch):
+                _run(recorder, model, opaque, *inputs[0], way.train, "train")
             recorder.drop_if_repeated(mark, shapes=True)
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
@@ -284,6 +288,14 @@ def _record_others(
         axes = axes_of(*inputs[0], dynamic_dims)
         larger = len(inputs) > 1 and not rejected
         recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """A run beside the first: the modules in train mode, and what is answered otherwise."""
+
+    train: list[nn.Module]
+    switch: str | None = None
 
 
 def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """`nn.TransformerEncoder` without torch's fused layers, which read the weights of a layer past its modules.
 
-With a padding mask, in eval mode and without gradients, torch's encoder packs the tokens, hands them to one fused op per
-layer, and gives out zeros in the place of padding. The fused op knows neither heads of another number nor norms that keep
-the statistics of removed channels. Once a layer holds such modules, the encoder runs its layers as they are written, and
-puts zeros where torch would.
+With a padding mask, in eval mode and without gradients, torch's encoder packs the tokens, hands them to one fused op
+per layer, and returns zeros in the place of padding. The fused op knows neither heads of another number nor norms that
+keep the statistics of removed channels. Once a layer holds such modules, the encoder runs its layers as they are
+written, and puts zeros where torch would.
 """
 
 from __future__ import annotations

@@ -1,51 +1,58 @@
-"""Train and eval mode: which modules take another path while training, and whether a run could have."""
+"""What the model's code asks about how it runs (train mode, gradients, autocast), and whether the answer matters.
+
+A run that never asks is the same either way. Where it asks, the other answer is recorded too: reads of ``training`` are
+watched for every module whose class is not torch's own, however the attribute is read, and the functions that tell
+whether gradients or autocast are on give the other answer in a run of their own.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from engine.program.stored import distinct_modules
+from engine.recording.memos import spaces_of
+from engine.source.sites import is_library
 
-__all__ = ["readers_of_training", "watched"]
+__all__ = ["Calls", "Switches", "may_differ", "watched"]
 
 
 @functools.cache
-def _reads_training(cls: type) -> bool:
-    """Whether the class's own Python code looks at ``self.training``; torch's own layers do so only for their op."""
-    for base in cls.__mro__:
-        if base is nn.Module or base.__module__.startswith("torch.nn.modules"):
-            continue
-        functions = (getattr(f, "__wrapped__", f) for f in vars(base).values())
-        if any("training" in f.__code__.co_names for f in functions if hasattr(f, "__code__")):
-            return True
-    return False
+def _is_torchs(cls: type) -> bool:
+    """Whether all of a class's code is torch's own layers', which look at ``self.training`` only for their op."""
+    return all(base in (nn.Module, object) or base.__module__.startswith("torch.nn.modules") for base in cls.__mro__)
 
 
-def readers_of_training(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose path may differ while training; leaves do not count: norms and dropout stay in eval."""
-    modules = distinct_modules(model).values()
-    return [m for m in modules if _has_parts(m) and _reads_training(type(m))]  # type: ignore[arg-type]
+@functools.cache
+def _names_training(cls: type) -> bool:
+    """Whether code of the class has the name as a string, with which it may look the attribute up unwatched."""
+    functions = [f for base in cls.__mro__ if not _is_torchs(base) for f in vars(base).values()]
+    codes = [getattr(getattr(f, "__wrapped__", f), "__code__", None) for f in functions]
+    return any("training" in code.co_consts for code in codes if code is not None)
 
 
-def _has_parts(module: nn.Module) -> bool:
-    return any(part is not None for part in module._modules.values())
+def may_differ(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose path may differ while training: all that have code beside torch's own layers'."""
+    return [m for m in distinct_modules(model).values() if not _is_torchs(type(m))]
 
 
 class _Watch:
     """Stands for ``training`` in a class, and notes the modules of which it is read."""
 
-    def __init__(self, seen: set[int]) -> None:
-        self._seen = seen
+    def __init__(self) -> None:
+        self.seen: list[set[int]] = []
 
     def __get__(self, module: Any, owner: Any = None) -> Any:
         if module is None:
             return self
-        self._seen.add(id(module))
+        for seen in self.seen:
+            seen.add(id(module))
         return vars(module)["training"]
 
     def __set__(self, module: Any, value: Any) -> None:
@@ -56,8 +63,8 @@ class _Watch:
 def watched(modules: Iterable[nn.Module]) -> Iterator[set[int]]:
     """Give the identities of those modules whose ``training`` is read while the body runs.
 
-    A run that never asks is the same in both modes. Classes that define ``training`` themselves, or are watched by
-    another thread, count as read.
+    A run that never asks is the same in both modes. Classes that define ``training`` themselves, or whose code has the
+    name as a string, count as read. Runs inside of each other watch together.
 
     Example:
         >>> layer, other = nn.Sequential(), nn.Sequential()
@@ -67,15 +74,116 @@ def watched(modules: Iterable[nn.Module]) -> Iterator[set[int]]:
         >>> "training" in vars(nn.Sequential)
         False
     """
-    given = list(modules)
+    inspected = list(modules)
     seen: set[int] = set()
-    classes = {type(m) for m in given}
-    own = {c for c in classes if any("training" in vars(base) for base in c.__mro__)}
-    seen |= {id(m) for m in given if type(m) in own}
+    classes = {type(m) for m in inspected}
+    attributes = {cls: [vars(base)["training"] for base in cls.__mro__ if "training" in vars(base)] for cls in classes}
+    own = {cls for cls, values in attributes.items() if any(not isinstance(value, _Watch) for value in values)}
+    seen |= {id(m) for m in inspected if type(m) in own or _names_training(type(m))}
+    watches = []
     for cls in classes - own:
-        cls.training = _Watch(seen)  # type: ignore[assignment]
+        if not isinstance(vars(cls).get("training"), _Watch):
+            cls.training = _Watch()  # type: ignore[assignment]
+        watches.append((cls, vars(cls)["training"]))
+        watches[-1][1].seen.append(seen)
     try:
         yield seen
     finally:
-        for cls in classes - own:
-            del cls.training
+        for cls, watch in watches:
+            watch.seen[:] = [other for other in watch.seen if other is not seen]
+            if not watch.seen:
+                del cls.training
+
+
+class Calls:
+    """The first call of each module without parts that the body makes; hooks are not called for a direct ``forward``.
+
+    Attributes:
+        arguments: by the module's identity, positional and keyword arguments.
+    """
+
+    def __init__(self) -> None:
+        self.arguments: dict[int, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+
+    @contextmanager
+    def of(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Note the calls of modules while the body runs."""
+        leaves = [m for m in modules if not any(part is not None for part in m._modules.values())]
+        hooks = [m.register_forward_pre_hook(self._note, with_kwargs=True) for m in leaves]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.arguments.setdefault(id(module), (args, dict(kwargs)))
+
+
+_SWITCHES: Mapping[str, bool] = {
+    "is_grad_enabled": True,
+    "is_inference_mode_enabled": False,
+    "is_autocast_enabled": True,
+}
+"""Functions of torch that say how code runs, and what they answer in the run that is recorded beside the first."""
+
+
+class Switches:
+    """Watches the model's code asking torch how it runs, and answers otherwise where that is wanted.
+
+    Torch's own code is told the truth. The functions are replaced in torch, and under every name in the Python modules
+    of the model's classes, for the length of the body.
+
+    Args:
+        model: whose code may ask.
+
+    Attributes:
+        asked: names of the functions that were called.
+
+    Example:
+        >>> switches = Switches(nn.ReLU())
+        >>> with switches.answering(otherwise="is_grad_enabled"), torch.no_grad():
+        ...     eval("torch.is_grad_enabled()", {"torch": torch})
+        True
+        >>> switches.asked
+        {'is_grad_enabled'}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.asked: set[str] = set()
+
+    @contextmanager
+    def answering(self, otherwise: str | None = None) -> Iterator[None]:
+        """Watch while the body runs.
+
+        Args:
+            otherwise: the function that gives the other answer, or None.
+        """
+        own = {name: getattr(torch, name) for name in _SWITCHES}
+        spaces = [vars(torch), *spaces_of(self._model)]
+        places = [
+            (space, key, name)
+            for space in spaces
+            for key, value in list(space.items())
+            for name, function in own.items()
+            if value is function
+        ]
+        answers = {name: self._answer(name, function, name == otherwise) for name, function in own.items()}
+        for space, key, name in places:
+            space[key] = answers[name]
+        try:
+            yield
+        finally:
+            for space, key, name in places:
+                space[key] = own[name]
+
+    def _answer(self, name: str, function: Callable[..., bool], otherwise: bool) -> Callable[..., bool]:
+        @functools.wraps(function)
+        def answer(*args: Any) -> bool:
+            if is_library(sys._getframe(1).f_code.co_filename):
+                return function(*args)
+            self.asked.add(name)
+            return _SWITCHES[name] if otherwise else function(*args)
+
+        return answer

@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, fakes: Fakes | None, changing: Changing | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._maker, self._changing = fakes, changing
+        self._model, self._maker, self._changing = model, fakes, changing
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         self._tensors = stored_tensors(model)
@@ -178,6 +178,10 @@ class Recorder(TorchDispatchMode):
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""
         return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
+
+    def another(self) -> Recorder:
+        """Return a recorder of the same model that has recorded nothing."""
+        return Recorder(self._model, self._maker, self._changing)
 
     def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
         """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""

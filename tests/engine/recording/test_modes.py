@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import is_grad_enabled as asked_by_name
 
 import engine
-from engine.recording.modes import readers_of_training, watched
+from engine.recording.modes import may_differ, watched
 
 
 class Block(nn.Module):
@@ -37,10 +40,70 @@ class Odd(nn.Module):
         self.child = nn.Identity()
 
 
-def test_readers_are_modules_with_children_whose_code_names_the_mode() -> None:
-    """Leaves keep their mode, so they do not count."""
-    model = nn.Sequential(Block(0.5), nn.BatchNorm2d(3), nn.Dropout())
-    assert readers_of_training(model) == [model[0]]
+class Leaf(nn.Module):
+    """Asks for its mode, and has no parts.
+
+    Args:
+        extra: whether it has a weight that only train mode reads.
+    """
+
+    def __init__(self, extra: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 1, 1)) if extra else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop whole samples while training, or scale channels."""
+        if not getattr(self, "training"):  # noqa: B009 - however it is read
+            return x
+        if self.weight is not None:
+            return x * self.weight
+        return x * x.new_empty([len(x), *[1] * (x.ndim - 1)]).bernoulli_(0.5)
+
+
+def test_layers_of_torch_do_not_count() -> None:
+    """Their mode changes their op alone."""
+    model = nn.Sequential(Block(0.5), nn.BatchNorm2d(3), nn.Dropout(), Leaf(False))
+    assert may_differ(model) == [model[0], model[3]]
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_a_leaf_is_run_alone(extra: bool) -> None:
+    """Stochastic depth says nothing of channels; what reads a weight does."""
+    graph = engine.trace(nn.Sequential(nn.Conv2d(3, 3, 1), Leaf(extra)), torch.zeros(2, 3, 4, 4))
+    assert ("1.weight" in graph.stored) == extra == any(node.path == "train" for node in graph.nodes)
+
+
+class Asking(nn.Module):
+    """Asks whether gradients are on.
+
+    Args:
+        ask: how.
+    """
+
+    def __init__(self, ask: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.ask = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take a second branch."""
+        y: Tensor = self.first(x)
+        return y + self.second(x) if self.ask() else y
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: torch.is_grad_enabled(),
+        lambda: not torch.is_inference_mode_enabled(),
+        lambda: torch.is_autocast_enabled(),
+        lambda: asked_by_name(),
+    ],
+)
+def test_the_other_answer_is_recorded(ask: Any) -> None:
+    """Under another name too; afterwards torch is as it was."""
+    graph = engine.trace(Asking(ask), torch.zeros(2, 3, 4, 4))
+    assert {"first.weight", "second.weight"} <= set(graph.stored)
+    assert torch.is_grad_enabled is asked_by_name is torch._C.is_grad_enabled
 
 
 @pytest.mark.parametrize("kind", [Block, Derived])
@@ -64,7 +127,9 @@ def test_classes_are_as_they_were() -> None:
 
 
 def test_what_cannot_be_watched_counts_as_read() -> None:
-    """A class with an attribute of its own, and one that another run watches already."""
+    """A class with an attribute of its own; runs inside of each other watch together."""
     odd, block = Odd(), Block(0.5)
     with watched([odd, block]) as outer, watched([block]) as inner:
-        assert outer == {id(odd)} and inner == {id(block)}
+        assert outer == {id(odd)} and inner == set()
+        assert block.training and outer == {id(odd), id(block)} and inner == {id(block)}
+    assert "training" not in vars(Block)
