@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.program.stored import distinct_modules
 from engine.recording.memos import spaces_of
@@ -39,7 +40,7 @@ def _names_training(cls: type) -> bool:
 
 def may_differ(model: nn.Module) -> list[nn.Module]:
     """Return the modules whose path may differ while training: all that have code beside torch's own layers'."""
-    return [m for m in distinct_modules(model).values() if not _is_torchs(type(m))]
+    return [m for m in distinct_modules(model).values() if not _is_torchs(type(m))]  # type: ignore[arg-type]
 
 
 class _Watch:
@@ -79,7 +80,7 @@ def watched(modules: Iterable[nn.Module]) -> Iterator[set[int]]:
     classes = {type(m) for m in inspected}
     attributes = {cls: [vars(base)["training"] for base in cls.__mro__ if "training" in vars(base)] for cls in classes}
     own = {cls for cls, values in attributes.items() if any(not isinstance(value, _Watch) for value in values)}
-    seen |= {id(m) for m in inspected if type(m) in own or _names_training(type(m))}
+    seen |= {id(m) for m in inspected if type(m) in own or _names_training(type(m))}  # type: ignore[arg-type]
     watches = []
     for cls in classes - own:
         if not isinstance(vars(cls).get("training"), _Watch):
@@ -98,12 +99,16 @@ def watched(modules: Iterable[nn.Module]) -> Iterator[set[int]]:
 class Calls:
     """The first call of each module without parts that the body makes; hooks are not called for a direct ``forward``.
 
-    Attributes:
-        arguments: by the module's identity, positional and keyword arguments.
+    Tensors are not kept alive: whatever keeps one is taken to let it outlive the call.
     """
 
     def __init__(self) -> None:
-        self.arguments: dict[int, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+        self._calls: dict[int, Any] = {}
+
+    def arguments(self, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return positional and keyword arguments of a module's call, or None where they are not to be had."""
+        call = self._calls.get(id(module))
+        return None if call is None else _mapped(call, lambda leaf: leaf() if isinstance(leaf, _Ref) else leaf)
 
     @contextmanager
     def of(self, modules: Iterable[nn.Module]) -> Iterator[None]:
@@ -117,7 +122,24 @@ class Calls:
                 hook.remove()
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.arguments.setdefault(id(module), (args, dict(kwargs)))
+        if id(module) not in self._calls:
+            self._calls[id(module)] = _mapped(
+                (args, kwargs), lambda leaf: _Ref(leaf) if isinstance(leaf, Tensor) else leaf
+            )
+
+
+_Ref = weakref.ref
+
+
+def _mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and dictionaries with other leaves; None where there is anything else in them."""
+    if isinstance(tree, dict):
+        values = {key: _mapped(value, leaf) for key, value in tree.items()}
+        return None if any(v is None and tree[k] is not None for k, v in values.items()) else values
+    if type(tree) in (tuple, list):
+        items = [_mapped(value, leaf) for value in tree]
+        return None if any(v is None and t is not None for v, t in zip(items, tree, strict=True)) else type(tree)(items)
+    return leaf(tree) if isinstance(tree, (Tensor, _Ref, int, float, str, torch.dtype, type(None))) else None
 
 
 _SWITCHES: Mapping[str, bool] = {

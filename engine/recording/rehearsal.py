@@ -22,6 +22,7 @@ from engine.recording.recorder import Recorder
 
 __all__ = ["trained"]
 
+_COPIES = frozenset({"detach", "clone", "to", "_to_copy", "contiguous", "alias"})
 _FACTORIES = ("new_", "empty", "zeros", "ones", "full", "rand")
 
 
@@ -34,13 +35,12 @@ def trained(recorder: Recorder, model: nn.Module, readers: list[nn.Module], call
         readers: the modules.
         calls: of those without parts.
     """
-    alone = [m for m in readers if id(m) in calls.arguments]
+    alone = [(m, arguments) for m in readers if (arguments := calls.arguments(m)) is not None]
     if not alone:
         return readers
     names, plain = {id(m): name for name, m in distinct_modules(model).items()}, set()
     with evaluation(model), torch.inference_mode():
-        for module in alone:
-            args, kwargs = calls.arguments[id(module)]
+        for module, (args, kwargs) in alone:
             if _alters_values_only(recorder, module, args, kwargs, names[id(module)]):
                 plain.add(id(module))
     return [m for m in readers if id(m) not in plain]
@@ -82,7 +82,7 @@ def _summary(node: Node) -> Any:
 
 def _is_entrywise(node: Node) -> bool:
     tags = getattr(node.target, "tags", ())
-    if torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags:
+    if node.op in _COPIES or torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags:
         return True
     one = all(n == 1 for v in node.outputs for n in v.shape[1:])
     return node.op.startswith(_FACTORIES) and (one or any(v.shape == node.output.shape for v in node.inputs))

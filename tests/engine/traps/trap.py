@@ -62,6 +62,8 @@ class Trap:
         seeds: for the masks.
         trace: keyword arguments for `engine.trace`.
         tolerance: relative error, in float64.
+        trains: runs in train mode, whose results have to agree where the certificate says that train mode is exact.
+        exact_in_train: what the certificate has to say of that; None where either is right.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Trap:
     seeds: Sequence[int] = (0, 1)
     trace: Callable[[nn.Module], dict[str, Any]] | None = None
     tolerance: float = TOLERANCE
+    trains: Sequence[Use] = ()
+    exact_in_train: bool | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -147,7 +151,9 @@ def _check_seed(trap: Trap, model: nn.Module, seed: int, repaired: bool) -> bool
         reasons = engine.not_safe_to_prune(model, trap.example(model), graph=None).reasons.values()
         told = "\n".join([*reasons, *speedup.plan.notes, *speedup.certificate.notes])
         assert re.search(trap.kept, told), f"no such reason: {told}"
-    for use in trap.uses:
+    exact = speedup.certificate.exact_in_train
+    assert trap.exact_in_train in (None, exact), f"exact in train: {exact}; {speedup.certificate.notes}"
+    for use in (*trap.uses, *(trap.trains if exact else ())):
         expected, actual = use(reference), use(compacted)
         error = difference(expected, actual)
         assert error <= trap.tolerance, f"{getattr(use, '__name__', use)}: {error:.1e}"
