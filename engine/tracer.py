@@ -25,6 +25,7 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.errors import InputError, TraceError
+from engine.ops.draws import entrywise
 from engine.ops.heads import headwise, shape_free
 from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
@@ -247,7 +248,7 @@ def _record(
     with watched(candidates) as seen, switches.answering(), calls.of(candidates):
         _run(recorder, model, opaque, *inputs[0], [], "eval")
     first = recorder.since(start)
-    train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls)
+    train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls, entrywise)
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()

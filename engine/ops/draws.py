@@ -15,12 +15,31 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.program.graph import Node
 from engine.program.signature import signature
 
-__all__ = ["EvenDraws"]
+__all__ = ["EvenDraws", "entrywise"]
 
+_COPIES = frozenset({"detach", "clone", "to", "_to_copy", "contiguous", "alias"})
+_FACTORIES = ("new_", "empty", "zeros", "ones", "full", "rand")
 _IN_PLACE = ("normal_", "uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_")
 _LIKE = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}
+
+
+def entrywise(node: Node) -> bool:
+    """Whether a call changes single entries, or makes a tensor to draw such changes into.
+
+    Args:
+        node: the call.
+
+    Returns:
+        Whether no channel meets another; a tensor that is made has the shape of another, or one entry per sample.
+    """
+    tags = getattr(node.target, "tags", ())
+    if node.op in _COPIES or torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags:
+        return True
+    one = all(n == 1 for v in node.outputs for n in v.shape[1:])
+    return node.op.startswith(_FACTORIES) and (one or any(v.shape == node.output.shape for v in node.inputs))
 
 
 class EvenDraws(TorchDispatchMode):

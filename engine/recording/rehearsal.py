@@ -7,7 +7,7 @@ that reads other parameters, or does anything else, is no such layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,11 +22,10 @@ from engine.recording.recorder import Recorder
 
 __all__ = ["trained"]
 
-_COPIES = frozenset({"detach", "clone", "to", "_to_copy", "contiguous", "alias"})
-_FACTORIES = ("new_", "empty", "zeros", "ones", "full", "rand")
 
-
-def trained(recorder: Recorder, model: nn.Module, readers: list[nn.Module], calls: Calls) -> list[nn.Module]:
+def trained(
+    recorder: Recorder, model: nn.Module, readers: list[nn.Module], calls: Calls, entrywise: Callable[[Node], bool]
+) -> list[nn.Module]:
     """Return those of the modules that asked for their mode whose train mode has to be recorded.
 
     Args:
@@ -34,6 +33,7 @@ def trained(recorder: Recorder, model: nn.Module, readers: list[nn.Module], call
         model: in which they are.
         readers: the modules.
         calls: of those without parts.
+        entrywise: whether a call changes single entries only.
     """
     alone = [(m, arguments) for m in readers if (arguments := calls.arguments(m)) is not None]
     if not alone:
@@ -41,13 +41,18 @@ def trained(recorder: Recorder, model: nn.Module, readers: list[nn.Module], call
     names, plain = {id(m): name for name, m in distinct_modules(model).items()}, set()
     with evaluation(model), torch.inference_mode():
         for module, (args, kwargs) in alone:
-            if _alters_values_only(recorder, module, args, kwargs, names[id(module)]):
+            if _alters_values_only(recorder, module, args, kwargs, names[id(module)], entrywise):
                 plain.add(id(module))
     return [m for m in readers if id(m) not in plain]
 
 
 def _alters_values_only(
-    recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
+    recorder: Recorder,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    name: str,
+    entrywise: Callable[[Node], bool],
 ) -> bool:
     """Whether what a module does in train mode alone is to change single entries by draws.
 
@@ -57,6 +62,7 @@ def _alters_values_only(
         args: of a call of it.
         kwargs: of that call.
         name: its name.
+        entrywise: whether a call changes single entries only.
     """
     mark = recorder.mark()
     try:
@@ -73,19 +79,11 @@ def _alters_values_only(
     if [_summary(n) for n in runs["eval"]] == [_summary(n) for n in runs["train"]]:
         return True
     stored = {v.name for n in runs["eval"] for v in n.inputs if v.stored}
-    return all(_is_entrywise(node) and _reads_only(node.inputs, stored) for node in runs["train"])
+    return all(entrywise(node) and _reads_only(node.inputs, stored) for node in runs["train"])
 
 
 def _summary(node: Node) -> Any:
     return node.op, [(v.shape, v.name) for v in node.inputs], [v.shape for v in node.outputs]
-
-
-def _is_entrywise(node: Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    if node.op in _COPIES or torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags:
-        return True
-    one = all(n == 1 for v in node.outputs for n in v.shape[1:])
-    return node.op.startswith(_FACTORIES) and (one or any(v.shape == node.output.shape for v in node.inputs))
 
 
 def _reads_only(values: Iterable[Value], stored: set[str | None]) -> bool:
