@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError
-from engine.files.atomic import replacing
+from engine.files.atomic import replacing, save, unwritable
 from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from lightning_compress.packages import LIGHTNING_MODULES
 
@@ -81,11 +81,14 @@ def write(checkpoint: Mapping[str, Any], path: Path) -> None:
         path: where to; its folder is made.
 
     Raises:
-        CheckpointError: if what was written does not read back as it is; ``path`` is then untouched.
+        CheckpointError: if it cannot be written, or does not read back as it is; ``path`` is then untouched.
     """
-    with replacing(path) as temporary:
-        torch.save(seal(checkpoint), temporary)
-        _check_written(temporary, path)
+    try:
+        with replacing(path) as temporary:
+            save(seal(checkpoint), temporary)
+            _check_written(temporary, path)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _check_written(temporary: Path, path: Path) -> None:

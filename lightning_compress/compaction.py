@@ -16,6 +16,7 @@ from typing_extensions import override
 import engine
 from engine.compaction.history import is_compacted
 from engine.errors import CheckpointError, EngineError, VerificationError
+from engine.files.atomic import check_writable, next_version
 from engine.files.checkpoint import KEY, content_of
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
@@ -54,7 +55,7 @@ class ModelCompaction(CompressionCallback):
 
     Args:
         dirpath: local folder of the checkpoint; by default the Trainer's log folder.
-        filename: its name, without ``.ckpt``.
+        filename: its name, without ``.ckpt``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
         confidence: number of random samples to verify with; 0 runs nothing.
         on_failure: what to do where the model cannot be compacted: ``"warn"`` leaves the masked model as it is and
             writes its checkpoint, ``"raise"`` raises.
@@ -143,6 +144,8 @@ class ModelCompaction(CompressionCallback):
         self._reset()
         # All ranks take part in finding the folder, so it cannot wait for an interrupt.
         self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+        if self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._check_writable(trainer)
 
     def _check_no_model_pruning(self, trainer: Trainer) -> None:
         names = {cls.__name__ for callback in trainer.callbacks for cls in type(callback).__mro__}  # type: ignore[attr-defined]
@@ -311,20 +314,32 @@ class ModelCompaction(CompressionCallback):
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
-        path = self._folder / f"{self.filename}.ckpt"
         # States that are spread over the ranks cannot be had by one that may be alone.
         weights_only = self.save_weights_only or (alone and trainer.world_size > 1)
         checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
-        failure: str | None = None
+        written: tuple[str | None, str | None] = None, None
         if trainer.is_global_zero:
+            path = next_version(self._folder / f"{self.filename}.ckpt")
             try:
                 files.write(checkpoint, path)
-            except (OSError, CheckpointError) as error:
-                failure = f"The compacted checkpoint could not be written to {path}: {error}"
-        failure = failure if alone else trainer.strategy.broadcast(failure)
+                written = str(path), None
+            except CheckpointError as error:
+                written = None, f"The model is compacted, and its checkpoint could not be written. {error}"
+        self.checkpoint_path, failure = written if alone else trainer.strategy.broadcast(written)
         if failure is not None:
             raise CheckpointError(failure)
-        self.checkpoint_path = str(path)
+
+    def _check_writable(self, trainer: Trainer) -> None:
+        """Refuse, on all ranks and before the fit, a file that could not be written after it."""
+        failure: str | None = None
+        if trainer.is_global_zero and self._folder is not None:
+            try:
+                check_writable(self._folder / f"{self.filename}.ckpt")
+            except CheckpointError as error:
+                failure = str(error)
+        failure = trainer.strategy.broadcast(failure)
+        if failure is not None:
+            raise MisconfigurationException(failure)
 
 
 def brief(plan: engine.Plan, before: int, after: int, told: Sequence[str] = ()) -> str:

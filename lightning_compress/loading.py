@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from typing_extensions import override
 from engine.compaction.follow import follow
 from engine.compaction.history import KEY, is_compacted
 from engine.errors import CheckpointError
+from engine.files.archive import check_archive
 from engine.files.checkpoint import content_of, is_compacted_file, read_checkpoint, told, with_metadata
-from lightning_compress.packages import LIGHTNING_MODULES
+from lightning_compress.packages import LIGHTNING_MODULES, classes
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -82,7 +84,10 @@ class Compactable(_Base):
 def follow_checkpoints(pl_module: LightningModule) -> LightningModule:
     """Let a LightningModule take the shapes of the checkpoints that a Trainer restores.
 
-    ``ModelCompaction`` does this in ``setup``, the mixin `Compactable` when it is built.
+    ``ModelCompaction`` does this in ``setup``, the mixin `Compactable` when it is built. From then on, ``ckpt_path=``
+    takes local files of plain values and tensors only, on every version of Lightning: no code in them runs. What else
+    such a file is to hold is declared with ``torch.serialization.add_safe_globals``, or vouched for, in Lightning from
+    2.6 on, with ``weights_only=False``.
 
     Args:
         pl_module: the LightningModule.
@@ -90,9 +95,31 @@ def follow_checkpoints(pl_module: LightningModule) -> LightningModule:
     Returns:
         The LightningModule.
     """
-    if not any(getattr(hook, "hook", None) is _restore for hook in pl_module._load_state_dict_pre_hooks.values()):
+    for connector in classes("tree.trainer.connectors.checkpoint_connector", "_CheckpointConnector"):
+        _check_first(connector)
+    if not _follows(pl_module):
         pl_module.register_load_state_dict_pre_hook(_restore)
     return pl_module
+
+
+def _follows(pl_module: LightningModule) -> bool:
+    return any(getattr(hook, "hook", None) is _restore for hook in pl_module._load_state_dict_pre_hooks.values())
+
+
+@functools.cache
+def _check_first(connector: Any) -> None:
+    """Let Lightning check a file before it unpickles it, which versions before 2.6 do whatever it holds."""
+    start = connector.resume_start
+
+    @functools.wraps(start)
+    def resume_start(self: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
+        vouched_for = False in (*args[:1], kwargs.get("weights_only"))
+        if checkpoint_path and not vouched_for and _follows(self.trainer.lightning_module):
+            if Path(checkpoint_path).is_file():
+                check_archive(checkpoint_path)
+        start(self, checkpoint_path, *args, **kwargs)
+
+    connector.resume_start = resume_start
 
 
 def _restore(

@@ -12,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 import engine
+from engine.files.atomic import next_version
 from engine.plots import channels_figure, dependency_figure
 from lightning_compress import loggers, page, terminal
 from lightning_compress.base import CompressionCallback, describe
@@ -49,7 +50,7 @@ class CompressionReport(CompressionCallback):
 
     Args:
         dirpath: local folder of the page; by default the Trainer's log folder.
-        filename: its name, without ``.html``.
+        filename: its name, without ``.html``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
         terminal: ``"rich"``, ``"plain"`` (which needs no other package), or ``"none"``.
         figures: whether to draw pictures for the loggers; that needs matplotlib.
         latency_runs: number of timed forward passes, before and after; 0: latency is not measured.
@@ -167,7 +168,7 @@ class CompressionReport(CompressionCallback):
             self.report = self._collect(trainer, pl_module, self._before)
         finally:
             pl_module.to(was)
-        self.path = self._folder / f"{self.filename}.html"
+        self.path = next_version(self._folder / f"{self.filename}.html")
         page.write(self.report, self.path)
         self._log(trainer, self.report)
         terminal.show(self.report, self.terminal)

@@ -121,11 +121,17 @@ def entries(content: Any) -> dict[str, Entry]:
             plans = [] if content["plan"] is None else [content["plan"]]
             return {str(content["target"]): {"plans": plans, "certificates": [content["certificate"]][: len(plans)]}}
         return {
-            str(path): {"plans": list(entry["plans"]), "certificates": list(entry["certificates"])}
+            str(path): {"plans": _listed(entry["plans"]), "certificates": _listed(entry["certificates"])}
             for path, entry in content["compacted"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"It is damaged: its compaction plan is incomplete ({error!s}).") from error
+
+
+def _listed(items: Any) -> list[Any]:
+    if not isinstance(items, (list, tuple)):  # a tensor of a billion entries, say
+        raise TypeError(f"a {type(items).__name__} in the place of a list")
+    return list(items)
 
 
 def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:

@@ -20,7 +20,7 @@ from engine.errors import CheckpointError
 from engine.files.records import Record, read_record, records_of
 from engine.files.unpickle import unpickled
 
-__all__ = ["read_archive"]
+__all__ = ["check_archive", "read_archive"]
 
 # What the objects of a file may take, and what its tensors may claim: a few views that repeat entries are common.
 _FREE = 20 * 2**20
@@ -44,12 +44,28 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
         CheckpointError: if there is no such file, or it is truncated, damaged, no file of ``torch.save``, holds other
             objects than primitives and tensors, or claims more memory than it holds.
     """
+    return _reading(path, map_location)
+
+
+def check_archive(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that `read_archive` would refuse, without reading its tensors.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: as `read_archive` does.
+    """
+    _reading(path, "cpu", with_data=False)
+
+
+def _reading(path: str | os.PathLike[str], map_location: Any, with_data: bool = True) -> Any:
     name = os.fspath(path)
     if not Path(path).is_file():
         raise CheckpointError(f"There is no checkpoint {name}.")
     try:
         with open(path, "rb") as file:
-            return _read(file, map_location)
+            return _read(file, map_location, with_data)
     except Exception as error:  # what a damaged file raises is not defined, nor what the user's own classes raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
@@ -58,7 +74,7 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
         ) from error
 
 
-def _read(file: BinaryIO, map_location: Any) -> Any:
+def _read(file: BinaryIO, map_location: Any, with_data: bool) -> Any:
     size, records = os.fstat(file.fileno()).st_size, records_of(file)
     pickled = records.get("data.pkl")
     if pickled is None or pickled.size > _LARGEST_PICKLE:
@@ -71,6 +87,8 @@ def _read(file: BinaryIO, map_location: Any) -> Any:
         record = records.get(f"data/{key}")
         if record is None or record.size != claimed:
             raise ValueError(f"its storage {key!r} has not the size of its record")
+        if not with_data:
+            return torch.UntypedStorage(record.size, device="meta")
         return _placed(_storage(file, record), location, map_location)
 
     return unpickled(read_record(file, pickled), load, _FREE + int(_OBJECTS * size), _FREE + _CLAIMS * size)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engine.compaction.history import KEY
 from engine.errors import CheckpointError, InputError
-from engine.files.atomic import replacing
+from engine.files.atomic import replacing, unwritable
 from engine.files.tensors import check_text, opened_tensors
 
-__all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors"]
+__all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write_safetensors", "write_tensors"]
 
 _TENSOR = "__tensor__"
 _PLAIN = torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -32,6 +32,7 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
     """Write the weights of a checkpoint, and what is under its own key; as a whole or not at all.
 
     Raises:
+        CheckpointError: where it cannot be written.
         InputError: where the package is missing, or the state dict holds something else than tensors.
     """
     weights = checkpoint["state_dict"]
@@ -41,8 +42,25 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
     header = {"format": "pt", KEY: to_json(checkpoint[KEY])}
     # Names that share memory are written one by one: the format has no ties.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    with replacing(path) as temporary:
-        tensors_package("torch").save_file(plain, temporary, header)
+    write_tensors(plain, path, header)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
+    """Write a file of safetensors, as a whole or not at all.
+
+    Raises:
+        CheckpointError: where it cannot be written; what was there is as it was.
+        InputError: where the package is missing.
+    """
+    package = tensors_package("torch")
+    try:
+        with replacing(path) as temporary:
+            try:
+                package.save_file(tensors, temporary, metadata)
+            except tensors_package().SafetensorError as error:  # what the disk says, as a text
+                raise OSError(str(error)) from error
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from engine.compaction.plan import Plan
 from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files.archive import read_archive
-from engine.files.atomic import replacing
+from engine.files.atomic import replacing, save, unwritable
 from engine.files.checkpoint import UNREADABLE, content_of
-from engine.files.portable import from_json, tensors_package, to_json
+from engine.files.portable import from_json, to_json, write_tensors
 from engine.files.tensors import check_text, opened_tensors
 from engine.program.stored import stored_tensors
 from engine.speedup import ModelSpeedup
@@ -223,11 +223,14 @@ def _small_files(index: _Index, plan: Plan, names: Mapping[str, list[str]]) -> I
 
 
 def _write(path: Path, content: dict[str, Tensor]) -> None:
-    with replacing(path) as temporary:
-        if path.suffix == ".safetensors":
-            tensors_package("torch").save_file(content, temporary, {"format": "pt"})
-        else:
-            torch.save(content, temporary)
+    if path.suffix == ".safetensors":
+        write_tensors(content, path, {"format": "pt"})
+        return
+    try:
+        with replacing(path) as temporary:
+            save(content, temporary)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _shapes(index: _Index, digests: Mapping[str, str]) -> dict[str, tuple[int, ...]]:

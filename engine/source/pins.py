@@ -12,7 +12,6 @@ import ast
 import copy
 import functools
 import hashlib
-import inspect
 import math
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from engine.program.graph import Node
 from engine.source.exchange import compiled, derived, legible, namespace
 from engine.source.operands import Bounds, Sides, Tail
 from engine.source.sites import Site
+from engine.source.texts import source_of
 
 __all__ = ["DIVISOR", "SCALE", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
 
@@ -165,20 +165,16 @@ def _method(code: CodeType, owner: type) -> FunctionType | None:
     return found if isinstance(found, FunctionType) and found.__code__ is code else None
 
 
-@functools.cache
 def _source_hash(function: FunctionType) -> str:
-    try:
-        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
-    except OSError:  # code typed into an interpreter has no source
-        return ""
+    source = source_of(function)
+    return "" if source is None else hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 @functools.cache
 def _parsed(function: FunctionType) -> tuple[str, int] | None:
-    """Return the dedented source of a function and how far it was indented."""
-    try:
-        source = inspect.getsource(function)
-    except OSError:
+    """Return the dedented source of a function and how far it was indented; None where other code runs."""
+    source = source_of(function)
+    if source is None:
         return None
     first = source.split("\n", 1)[0]
     return textwrap.dedent(source), len(first) - len(first.lstrip())
@@ -375,5 +371,8 @@ def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:
 
 def _found(function: Any, name: str, pins: list[Pin]) -> FunctionType:
     if not isinstance(function, FunctionType) or any(pin.source != _source_hash(function) for pin in pins):
-        raise PlanError(f"The source of {name!r} is not the one that the plan was made for.")
+        raise PlanError(
+            f"The source of {name!r} is not the one that the plan was made for, or its file was edited after it was "
+            "imported. Start again with the file as it is."
+        )
     return function

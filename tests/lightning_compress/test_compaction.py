@@ -23,7 +23,7 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 
 import engine
-from engine.errors import CheckpointError, VerificationError
+from engine.errors import VerificationError
 from lightning_compress import (
     ChannelPruning,
     ComplexityMonitor,
@@ -382,10 +382,13 @@ def test_failure_raises_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_unwritable_folder_is_an_error(tmp_path: Path) -> None:
-    """Where the checkpoint cannot be written the error names the path; the old content stays."""
+    """Where the checkpoint could not be written an error says so before the fit; the old content stays."""
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(CheckpointError, match="could not be written to .*file/compacted.ckpt"):
-        fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction(dirpath=tmp_path / "file"))
+    module = seeded(Wrapped)
+    before = [parameter.clone() for parameter in module.parameters()]
+    with pytest.raises(MisconfigurationException, match="file/compacted.ckpt could not be written"):
+        fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(dirpath=tmp_path / "file"))
+    assert all(map(torch.equal, before, module.parameters()))
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
@@ -461,3 +464,14 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     """Each bad argument is an error of the constructor that names it."""
     with pytest.raises(MisconfigurationException, match=message):
         ModelCompaction(**arguments)
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
+    """Its checkpoint gets a number, as those of `ModelCheckpoint` do, and `checkpoint_path` says which."""
+    first, second = ModelCompaction(tmp_path), ModelCompaction(tmp_path)
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), first)
+    content = Path(first.checkpoint_path).read_bytes()
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.25), second)
+    assert Path(second.checkpoint_path).name == "compacted-v1.ckpt"
+    assert Path(first.checkpoint_path).read_bytes() == content
+    assert not list(tmp_path.glob(".lightning-compress-*"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,13 @@ def test_into_a_plain_module(compacted: Any) -> None:
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(plain.eval()(x), small.net.eval()(x))
     assert KEY in torch.load(path, weights_only=True) and not isinstance(plain, LightningModule)
+
+
+def test_no_code_runs_before_the_check(tmp_path: Path) -> None:
+    """Where Lightning unpickles freely (before 2.6, or by torch's own switch), the file is checked first."""
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.lightning_compress.hostile_restore", str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=env).stdout.split("\n")
+    ways = ("test", "fit", "mixin", "load_from_checkpoint")
+    assert [line for line in out if line.startswith(ways)] == [f"{way} refused True" for way in ways]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from engine.files.atomic import replacing
+from engine.errors import CheckpointError
+from engine.files.atomic import check_writable, next_version, replacing
 
 
 def test_a_file_takes_the_place_of_another(tmp_path: Path) -> None:
@@ -49,3 +52,116 @@ def test_it_is_on_the_disk_before_it_takes_the_place(tmp_path: Path, monkeypatch
     with replacing(tmp_path / "a.txt") as temporary:
         temporary.write_text("new")
     assert calls == ["sync", "rename", "sync"]
+
+
+# ---------------------------------------------------------------- processes of their own
+
+ROOT = Path(__file__).parents[3]
+LEFT = ".lightning-compress-" + "0" * 32 + ".txt"
+
+
+def process(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Run code in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+
+
+WRITER = """
+import sys, time
+from engine.files.atomic import replacing
+with replacing(sys.argv[1]) as temporary:
+    temporary.write_text(sys.argv[2] * 1000)
+    print("writing", flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its temporary file is removed by the next writer; that of a live one stays, and both write whole files."""
+    path = tmp_path / "a.txt"
+    killed, live = process(WRITER, path, "k", 60), process(WRITER, path, "l", 15)
+    for writer in (killed, live):
+        assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+    killed.kill()
+    killed.communicate()
+    assert len(list(tmp_path.iterdir())) == 2
+    with replacing(path) as temporary:
+        temporary.write_text("mine")
+    assert path.read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+    out, error = live.communicate()
+    assert live.returncode == 0, error
+    assert path.read_text() == "l" * 1000 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_looks_like_a_leftover(tmp_path: Path) -> None:
+    """Links are not followed, folders and files of other names stay."""
+    other = tmp_path / "other.txt"
+    other.write_text("other")
+    (tmp_path / LEFT).symlink_to(other)
+    (tmp_path / LEFT.replace("0", "1")).mkdir()
+    (tmp_path / LEFT.replace("0", "2")).write_text("left")
+    with replacing(tmp_path / "a.txt") as temporary:
+        temporary.write_text("new")
+    names = {LEFT, LEFT.replace("0", "1"), "other.txt", "a.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == names and other.read_text() == "other"
+
+
+def test_temporary_names_cannot_be_guessed(tmp_path: Path) -> None:
+    """Two in a row have nothing in common, and the file is opened as a new one."""
+    names = set()
+    for _ in range(2):
+        with replacing(tmp_path / "a.txt") as temporary:
+            names.add(temporary.name)
+            temporary.write_text("new")
+    assert len(names) == 2
+
+
+FULL = """
+import resource, sys, torch
+from engine.errors import CheckpointError
+from engine.files.atomic import replacing, save, unwritable
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+try:
+    with replacing(sys.argv[1]) as temporary:
+        save({"a": torch.ones(2**20)}, temporary)
+except OSError as error:
+    print(unwritable(sys.argv[1], error))
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """What the system says is said, the old file is as it was, and nothing is left: here by a limit of 1 MB."""
+    path = tmp_path / "a.ckpt"
+    path.write_text("old")
+    out, error = process(FULL, path).communicate()
+    assert "File too large" in out and "inline_container" not in out + error, error
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["file.txt/a.ckpt", "x" * 300 + ".ckpt"])
+def test_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
+    """No folder, or a name that is too long: said before anything is written, and nothing is left."""
+    (tmp_path / "file.txt").write_text("a file")
+    with pytest.raises(CheckpointError, match="could not be written: .* What was there is as it was"):
+        check_writable(tmp_path / name)
+    with pytest.raises(OSError), replacing(tmp_path / name):
+        pytest.fail("it was opened")
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_more_than_the_disk_has(tmp_path: Path) -> None:
+    """The size is compared with the room."""
+    check_writable(tmp_path / "a.ckpt", 1)
+    with pytest.raises(CheckpointError, match="takes at least .* MB left"):
+        check_writable(tmp_path / "a.ckpt", 2**60)
+
+
+def test_versions(tmp_path: Path) -> None:
+    """A file that is there is not overwritten; a link that leads nowhere counts too."""
+    path = tmp_path / "compacted.ckpt"
+    assert next_version(path) == path
+    path.symlink_to(tmp_path / "gone")
+    assert next_version(path).name == "compacted-v1.ckpt"
+    (tmp_path / "compacted-v1.ckpt").touch()
+    assert next_version(path).name == "compacted-v2.ckpt"
