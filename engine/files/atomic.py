@@ -151,7 +151,7 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
     """
     with open(path, "wb", buffering=0) as file:
         sink = _Sink(file)
-        torch.save(value, sink)
+        torch.save(value, sink)  # type: ignore[arg-type]  # it has what torch calls
         if sink.error is not None:
             raise sink.error
 
