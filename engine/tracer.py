@@ -247,7 +247,8 @@ def _record(
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
     with watched(candidates) as seen, switches.answering(), calls.of(candidates):
         _run(recorder, model, opaque, *inputs[0], [], "eval")
-    first = recorder.since(start)
+    entered = recorder.entered(start)
+    first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls, entrywise)
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:

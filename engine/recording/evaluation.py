@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections.abc
 import copy
+import functools
+import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -81,7 +83,7 @@ class _State:
         tables = [(vars(m), attributes, type(m).__name__) for m, _, attributes in self._modules]
         for table, before, owner in (*tables, *((space, names, names["__name__"]) for space, names in self._names)):
             for name, value in before.items():
-                if type(value).__module__ in _MODULES and isinstance(value, collections.abc.Iterator):
+                if _is_iterator(type(value)):
                     table[name] = _copied(value, f"{owner}.{name}")
 
     def restore(self) -> None:
@@ -91,7 +93,8 @@ class _State:
                 object.__setattr__(m, "__class__", kind)
             _restore_table(vars(m), attributes)
         for table, entries in self._tables:
-            _restore_table(table, entries)
+            if table or entries:
+                _restore_table(table, entries)
         for m, training in self._scripted:
             m.training = training
         for cls, attributes in self._classes:
@@ -107,6 +110,12 @@ class _State:
                 tensor.requires_grad_(requires_grad)
             if tensor.grad is not grad:
                 tensor.grad = grad
+
+
+@functools.cache
+def _is_iterator(kind: type) -> bool:
+    """Whether a class is one of Python's own iterators."""
+    return kind.__module__ in _MODULES and issubclass(kind, collections.abc.Iterator)
 
 
 def _is_scripted(module: nn.Module) -> bool:
@@ -155,8 +164,8 @@ def _flat(arguments: Any) -> list[Any]:
 
 
 def _restore_table(table: dict[str, Any], before: dict[str, Any]) -> None:
-    pairs = zip(table.items(), before.items(), strict=False)
-    if len(table) != len(before) or any(a is not c or b is not d for (a, b), (c, d) in pairs):
+    same = len(table) == len(before) and all(map(operator.is_, table.values(), before.values()))
+    if not same or not all(map(operator.is_, table, before)):
         table.clear()
         table.update(before)
 

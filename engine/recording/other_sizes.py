@@ -55,14 +55,20 @@ class OtherSizes:
         self._sizes: dict[Key, set[tuple[int, ...]]] = {}
         self._steps: set[tuple[Any, ...]] = set()
         self._guards: dict[Key, Guard] = {}
+        self._derived, self._dims = True, set[tuple[int, int]]()
 
-    def start(self, nodes: Sequence[Node], guards: Sequence[Guard]) -> None:
+    def start(self, nodes: Sequence[Node], guards: Sequence[Guard], inputs: Sequence[Value] = ()) -> None:
         """Begin with the run on the example.
 
         Args:
             nodes, guards: what was recorded.
+            inputs: values of the input tensors in order; sizes of all others count as computed.
         """
         self._calls, self._steps = _by_call(nodes), _steps(nodes)
+        positions = {value.index: position for position, value in enumerate(inputs)}
+        sizes = [leaf for guard in guards for leaf in _sizes_of(guard)]
+        self._derived = any(leaf.value.index not in positions for leaf in sizes)
+        self._dims = {(positions.get(leaf.value.index, -1), leaf.dim) for leaf in sizes}
         self._note(guards)
 
     def _note(self, guards: Iterable[Guard]) -> None:
@@ -96,6 +102,7 @@ class OtherSizes:
             accepts: records a run at other sizes; whether the model takes them.
             larger_pictures: whether larger pictures were recorded already.
         """
+        axes = [axis for axis in axes if self._matters(axis)]
         sides = [axis for axis in axes if axis.picture]
         groups = [[axis] for axis in axes if not axis.picture and axis.size]
         taken = [sides] if sides and (larger_pictures or self._first(sides, accepts)) else []
@@ -111,6 +118,10 @@ class OtherSizes:
                 return
             if sizes:
                 accepts(sizes)
+
+    def _matters(self, axis: Axis) -> bool:
+        """Whether code may decide by an axis: it does by sizes of the inputs themselves, or of what is computed."""
+        return self._derived or not self._dims.isdisjoint(axis.places)
 
     def _first(self, group: Sequence[Axis], accepts: Accepts) -> bool:
         if group[0].batch:

@@ -193,6 +193,10 @@ class Recorder(TorchDispatchMode):
         """Return the calls and decisions that were recorded since ``mark``."""
         return self._nodes[mark[0] :], self._guards[mark[4] :]
 
+    def entered(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
+        """Return the values of the inputs since ``mark``."""
+        return self._inputs[mark[2] :]
+
     def drop(self, mark: tuple[int, int, int, int, int]) -> None:
         """Forget what was recorded since ``mark``."""
         nodes, values, inputs, outputs, guards = mark
