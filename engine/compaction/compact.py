@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from engine.compaction.folds import Fold
 from engine.compaction.history import Step, changed, history, remember, snapshot
+from engine.compaction.optimizers import check_entrywise, follows, small_state
 from engine.compaction.replace import Replace, Replacement, places, replaced_by
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
@@ -47,6 +48,7 @@ class Compaction:
         self._model, self._stored = model, stored_tensors(model)
         self._modules = distinct_modules(model)
         known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
+        self._tried: set[tuple[int, int, int]] = set()
         self._optimizers = [o for o in known if o is not None]
         self._plan: Mapping[str, Any] | None = None
         self._certificate: Mapping[str, Any] | None = None
@@ -157,14 +159,23 @@ class Compaction:
         for key, entry in state.items():
             if not isinstance(entry, Tensor) or entry.ndim == 0:
                 continue
-            if not _follows(entry, cut):
+            if not follows(entry, cut):
                 raise PlanError(
                     f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
                     f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
                 )
-            new = _small_state(entry, cut)
+            new = small_state(entry, cut)
             self._redo.append(lambda s=state, k=key, n=new: s.__setitem__(k, n))  # type: ignore[misc]
             self._undo.append(lambda s=state, k=key, o=entry: s.__setitem__(k, o))  # type: ignore[misc]
+        self._check_optimizer(name, optimizer, parameter)
+
+    def _check_optimizer(self, name: str, optimizer: Optimizer, parameter: Tensor) -> None:
+        """Try each optimizer once for each of its groups and number of dimensions."""
+        for number, group in enumerate(optimizer.param_groups):
+            key = id(optimizer), number, parameter.ndim
+            if key not in self._tried and any(own is parameter for own in group["params"]):
+                check_entrywise(optimizer, group, parameter.ndim, name)
+                self._tried.add(key)
 
     def _prepare_attributes(self, path: str, module: nn.Module, values: Mapping[str, int]) -> None:
         made = with_integers(path, module, values)
@@ -300,20 +311,6 @@ def _small_gradient(
         return None
     small = gradient if cut is None else cut.apply(gradient)
     return small if mask is None else small * mask.to(small.device)
-
-
-def _follows(entry: Tensor, cut: Slice) -> bool:
-    """Whether an entry of an optimizer's state has the parameter's sizes, or 1 where it is factored (Adafactor)."""
-    return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
-
-
-def _small_state(entry: Tensor, cut: Slice) -> Tensor:
-    """Return what stays of an entry of an optimizer's state; a dimension of size 1 is shared by all, and stays."""
-    small = cut.apply(entry if tuple(entry.shape) == cut.before else entry.expand(cut.before))
-    for dim, (size, full) in enumerate(zip(entry.shape, cut.before, strict=True)):
-        if size != full:
-            small = small.narrow(dim, 0, 1)
-    return small.clone() if small.shape != cut.shape else small
 
 
 def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:

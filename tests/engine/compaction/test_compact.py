@@ -91,23 +91,16 @@ def test_training_goes_on_as_if_nothing_had_happened(name: str) -> None:
     torch.testing.assert_close(model(image(9)), small(image(9)), rtol=1e-9, atol=1e-9)
 
 
-def test_factored_moments_are_cut_to_what_they_factor() -> None:
-    """Adafactor averages over whole tensors: the compacted run is that of a small net with its state cut."""
+def test_factored_moments_are_refused() -> None:
+    """Adafactor averages over whole tensors, so that the small network would train otherwise; nothing is changed."""
     model = network().train()
     optimizer = torch.optim.Adafactor(model.parameters(), 1e-2)
     masks = engine.fix_mask_conflict(dead(model, {"0": [0, 4], "3": [1, 2]}), model, image())
-    for seed in range(3):
-        step(model, optimizer, seed, masks)
-    rows = optimizer.state[model[3].weight]["row_var"].clone()
-    columns = optimizer.state[model[7].weight]["col_var"].clone()
-    engine.ModelSpeedup(model, image(), masks).speedup_model(optimizer)
-    assert torch.equal(optimizer.state[model[3].weight]["row_var"], rows[[0, 3, 4]][:, [1, 2, 3, 5]])
-    assert torch.equal(optimizer.state[model[7].weight]["col_var"], columns[:, [0, 3, 4]])
-    fresh = copy.deepcopy(model)
-    again = torch.optim.Adafactor(fresh.parameters(), 1e-2)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for seed in range(3, 6):
-        assert step(model, optimizer, seed) == step(fresh, again, seed)
+    step(model, optimizer, 0, masks)
+    shapes = [parameter.shape for parameter in model.parameters()]
+    with pytest.raises(PlanError, match="Adafactor updates an entry of a parameter by what the others are"):
+        engine.ModelSpeedup(model, image(), masks).speedup_model(optimizer)
+    assert [parameter.shape for parameter in model.parameters()] == shapes
 
 
 def test_several_optimizers() -> None:

@@ -1,0 +1,139 @@
+"""Whether an optimizer trains on with a smaller parameter as it would have with masks, and what stays of its state.
+
+That is so where the update of an entry depends on that entry's own weight, gradient and state. It is not for those that
+look at a parameter as a whole: Muon orthogonalises it, Adafactor factors its statistics, LAMB and LARS scale by its
+norm. Names do not tell, and options matter; so the optimizer is tried on a small parameter of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.compaction.slices import Slice
+from engine.errors import PlanError
+
+__all__ = ["check_entrywise", "follows", "small_state"]
+
+_STEPS, _CUT_AT = 6, 3
+_TOLERANCE = 1e-9
+# How a step is carried out, and not what it computes; and what belongs to the parameters that are in a group.
+_MEANS: dict[str, Any] = {"fused": False, "foreach": False, "capturable": False, "differentiable": False}
+_OF_PARAMETERS = ("params", "param_names")
+
+
+def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, name: str) -> None:
+    """Refuse an optimizer whose update of an entry depends on others that would be gone.
+
+    Args:
+        optimizer: it is left alone; another of its class and with its options is tried.
+        group: the group of the parameter.
+        ndim: number of the parameter's dimensions.
+        name: of the parameter, for the message.
+
+    Raises:
+        PlanError: where it is so, or the optimizer cannot be tried.
+
+    Example:
+        >>> optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2, 2))])
+        >>> check_entrywise(optimizer, optimizer.param_groups[0], 2, "weight")
+    """
+    if ndim == 0:
+        return
+    kind = type(optimizer).__name__
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            error = _difference(type(optimizer), group, ndim)
+        except Exception as failure:  # of any kind: it is the optimizer's own code
+            raise PlanError(
+                f"{kind} cannot be tried on a small parameter ({type(failure).__name__}: {failure}), so nobody knows "
+                f"whether it would train on as with masks once {name!r} is smaller. Compact after training, or use "
+                "another optimizer."
+            ) from failure
+    if not error <= _TOLERANCE:
+        raise PlanError(
+            f"{kind} updates an entry of a parameter by what the others are: with {name!r} smaller it would train on "
+            f"otherwise than with masks (tried on a small parameter, by {error:.1e}). Compact after training, or use "
+            "an optimizer that treats each entry alone, as SGD and Adam do."
+        )
+
+
+def _difference(kind: Any, group: Mapping[str, Any], ndim: int) -> float:
+    """Return by how much a parameter that is cut in the middle differs in the end from one that is masked."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (6, 4, *[2] * (ndim - 2))[:ndim]
+    # What is removed has no gradient; of a layer's own channels the weights are zero, of its readers' they are not.
+    rows, columns = torch.tensor([0, 2, 3, 5]), torch.tensor([1, 3])
+    cut = Slice.along(0, rows, shape)
+    if ndim > 1:
+        cut = cut.then(Slice.along(1, columns, cut.shape))
+    alive = cut.expand(torch.ones(cut.shape, dtype=torch.float64))
+    start = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if ndim > 1:
+        start = start * alive.any(1, keepdim=True)
+    whole = nn.Parameter(start)
+    optimizer = _made(kind, group, whole)
+    small, other = whole, optimizer
+    for step in range(_STEPS):
+        if step == _CUT_AT:
+            small = nn.Parameter(cut.apply(whole.detach()))
+            other = _made(kind, group, small)
+            other.state[small] = {k: _cut_entry(v, cut) for k, v in optimizer.state.get(whole, {}).items()}
+            _take_counts(optimizer, other)
+        gradient = torch.randn(shape, generator=generator, dtype=torch.float64) * alive
+        whole.grad, small.grad = gradient, gradient if small is whole else cut.apply(gradient)
+        optimizer.step()
+        if other is not optimizer:
+            other.step()
+    return float((cut.apply(whole.detach()) - small.detach()).abs().max())
+
+
+def _made(kind: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Optimizer:
+    options = {key: copy.deepcopy(value) for key, value in group.items() if key not in _OF_PARAMETERS}
+    options |= {key: value for key, value in _MEANS.items() if key in options}
+    lr = {"lr": options["lr"]} if "lr" in options else {}
+    made: Optimizer = kind([{"params": [parameter], **options}], **lr)
+    return made
+
+
+def _take_counts(optimizer: Optimizer, other: Optimizer) -> None:
+    """Hand on what an optimizer counts in its groups, as the real one keeps counting."""
+    for old, new in zip(optimizer.param_groups, other.param_groups, strict=True):
+        new.update({key: copy.deepcopy(value) for key, value in old.items() if key not in _OF_PARAMETERS})
+
+
+def _cut_entry(entry: Any, cut: Slice) -> Any:
+    if not isinstance(entry, Tensor) or entry.ndim == 0:
+        return copy.deepcopy(entry)
+    if not follows(entry, cut):
+        raise ValueError(f"it keeps a state of shape {tuple(entry.shape)}")
+    return small_state(entry, cut)
+
+
+def follows(entry: Tensor, cut: Slice) -> bool:
+    """Whether an entry of an optimizer's state has the parameter's sizes, or 1 where it is factored (Adafactor).
+
+    Args:
+        entry: of the state of a parameter.
+        cut: what stays of the parameter.
+    """
+    return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
+
+
+def small_state(entry: Tensor, cut: Slice) -> Tensor:
+    """Return what stays of an entry of an optimizer's state; a dimension of size 1 is shared by all, and stays.
+
+    Args:
+        entry: of the state of a parameter; it follows the cut.
+        cut: what stays of the parameter.
+    """
+    small = cut.apply(entry if tuple(entry.shape) == cut.before else entry.expand(cut.before))
+    for dim, (size, full) in enumerate(zip(entry.shape, cut.before, strict=True)):
+        if size != full:
+            small = small.narrow(dim, 0, 1)
+    return small.clone() if small.shape != cut.shape else small
