@@ -1,5 +1,6 @@
 """Lightning callbacks that prune while training, repair masks, count what is saved, and remove what is masked."""
 
+from lightning_compress import namesake as namesake  # first: it checks which `engine` the others would import
 from lightning_compress.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.checkpoint import load_compacted
 from lightning_compress.compaction import ModelCompaction

@@ -132,7 +132,14 @@ def _read_shards(folder: Path, map_location: Any) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is no folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
     with tempfile.TemporaryDirectory() as whole:
         dcp_to_torch_save(folder, Path(whole, "whole.pt"))
-        weights = torch.load(Path(whole, "whole.pt"), map_location=map_location, weights_only=True)["model"]
+        content = torch.load(Path(whole, "whole.pt"), map_location=map_location, weights_only=True)
+    # `FSDPStrategy` keeps the weights under the one name, `ModelParallelStrategy` under the other.
+    weights = next((content[key] for key in ("model", "state_dict") if isinstance(content.get(key), Mapping)), None)
+    if weights is None:
+        raise CheckpointError(
+            f"{folder} holds no weights of a Lightning module under `model` or `state_dict`, but: "
+            f"{', '.join(map(repr, list(content)[:4]))}. Save it with a Trainer."
+        )
     return {**read_archive(folder / "meta.pt", map_location), "state_dict": weights}
 
 

@@ -86,18 +86,30 @@ def test_masks_of_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # by torch itself, in older versions
-def test_a_sharded_checkpoint_of_fsdp(tmp_path: Path) -> None:
-    """The folder in which Lightning's FSDP saves shards, `{"model": weights}` beside `meta.pt`, is compacted too."""
+@pytest.mark.parametrize("key", ["model", "state_dict"])
+def test_a_sharded_checkpoint(tmp_path: Path, key: str) -> None:
+    """The folder in which FSDP (`model`) or `ModelParallelStrategy` (`state_dict`) saves shards is compacted too."""
     module, path = masked(tmp_path)
     checkpoint = torch.load(path, weights_only=True)
     folder = tmp_path / "sharded.ckpt"
     with pytest.warns(UserWarning, match="single process"):
-        dcp.save({"model": checkpoint.pop("state_dict")}, checkpoint_id=folder)
+        dcp.save({key: checkpoint.pop("state_dict")}, checkpoint_id=folder)
     torch.save(checkpoint, folder / "meta.pt")
     small = compact_checkpoint(folder, Wrapped, tmp_path / "small.ckpt", SHAPE)
     assert difference(module, small) <= 1e-5 and small.net.wide.out_channels == 8
     with pytest.raises(CheckpointError, match="no folder of a sharded checkpoint"):
         compact_checkpoint(tmp_path, Wrapped, tmp_path / "small.ckpt", SHAPE)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    """The error says what the folder holds."""
+    folder = tmp_path / "sharded.ckpt"
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save({"net": {"weight": torch.ones(2)}}, checkpoint_id=folder)
+    torch.save({}, folder / "meta.pt")
+    with pytest.raises(CheckpointError, match=r"holds no weights .*'net'"):
+        compact_checkpoint(folder, Wrapped, tmp_path / "small.ckpt", SHAPE)
 
 
 @pytest.mark.slow
