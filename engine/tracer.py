@@ -38,6 +38,7 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.around import around
+from engine.recording.attributes import Setting, Settings, course
 from engine.recording.axes import axes_of, resized
 from engine.recording.changing import Changing
 from engine.recording.closed import ClosedRecorder
@@ -206,8 +207,11 @@ def _run(
     kwargs: Any,
     train: list[nn.Module],
     path: str,
+    setting: Setting = (),
 ) -> None:
     with _recording(recorder, model, opaque, train, (args, kwargs)) as stack:
+        for attribute, value in setting:
+            vars(attribute.module)[attribute.name] = value
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
@@ -245,10 +249,12 @@ def _record(
     recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL, changing)
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
-    with watched(candidates) as seen, switches.answering(), calls.of(candidates):
+    settings = Settings(changing.attributes, distinct_modules(model))
+    with watched(candidates) as seen, switches.answering(), calls.of(candidates), settings.watching():
         _run(recorder, model, opaque, *inputs[0], [], "eval")
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
+    outputs = recorder.left(start)
     train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls, entrywise)
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
@@ -260,7 +266,9 @@ def _record(
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
-    _record_others(recorder, functools.partial(_run, recorder, model, opaque), inputs, first, dynamic_dims)
+    run = functools.partial(_run, recorder, model, opaque)
+    _record_others(recorder, run, inputs, first, dynamic_dims)
+    _record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
     for entry in entries:
         _run_entry(recorder, model, opaque, entry)
     return recorder
@@ -290,6 +298,34 @@ def _record_others(
         axes = axes_of(*inputs[0], dynamic_dims)
         larger = len(inputs) > 1 and not rejected
         recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
+
+
+def _record_settings(
+    recorder: ClosedRecorder, run: Callable[..., None], settings: Settings, first: Any, outputs: Any
+) -> None:
+    """Record what runs where attributes that code sets later are others."""
+
+    def accepts(setting: Setting) -> bool:
+        mark = recorder.mark()
+        try:
+            run(setting)
+        except (*_NEEDS_DATA, TraceError):
+            recorder.drop(mark)
+            return False
+        nodes, guards = recorder.since(mark)
+        if course(nodes, recorder.left(mark)) == course(first[0], outputs):
+            recorder.others.repeat(first[0], nodes)
+            recorder.drop(mark)
+        else:
+            recorder.others.add(nodes, guards, kept=True)
+        return True
+
+    missing = settings.record(first[1], accepts)
+    if missing:
+        recorder.notes.append(
+            f"Code sets {', '.join(missing)} later: only what runs at the present value was recorded. "
+            "Name what stays in `constants`, or compact once it has its last value."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from engine.errors import InputError
 from engine.program.stored import modules_of, parameters_of, stored_tensors
+from engine.recording.attributes import Attribute
 from engine.recording.memos import spaces_of
 from engine.source.writers import EVERYTHING, written_attributes
 
@@ -40,6 +41,7 @@ class Changing:
 
     Attributes:
         names: those that are registered, by every name.
+        attributes: numbers, switches and text in attributes that code sets later.
 
     Raises:
         InputError: where a pattern matches nothing.
@@ -64,6 +66,7 @@ class Changing:
         self._matched: set[str] = set()
         self._tensors: dict[int, Tensor] = {}
         self.names: set[str] = set()
+        self.attributes: list[Attribute] = []
         inside = tuple(f"{name}." for name in opaque)
         self._fixed = {*parameters_of(model), *(name for name in stored_tensors(model) if name.startswith(inside))}
         for prefix, module in modules_of(model):
@@ -115,7 +118,12 @@ class Changing:
 
     def _look_at_attributes(self, prefix: str, module: nn.Module) -> None:
         for name, value in vars(module).items():
-            if name in _OF_EVERY_MODULE or isinstance(value, _PLAIN):
+            if name in _OF_EVERY_MODULE:
+                continue
+            if isinstance(value, _SETTABLE) and not self._declared(prefix + name):
+                if name in self._written[type(module)] and not isinstance(module, torch.jit.ScriptModule):
+                    self.attributes.append(Attribute(prefix.removesuffix("."), module, name))
+            if isinstance(value, _PLAIN):
                 continue
             tensors = list(_held([value]))
             if tensors and not self._declared(prefix + name):
@@ -127,6 +135,7 @@ class Changing:
         return name in written or (EVERYTHING in written and name in module._buffers)
 
 
+_SETTABLE = (type(None), bool, int, float, str)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
 
 

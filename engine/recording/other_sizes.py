@@ -130,15 +130,26 @@ class OtherSizes:
             {axis: odd(axis.size, k) for k, axis in enumerate(group)}
         )
 
-    def add(self, nodes: Sequence[Node], guards: Sequence[Guard]) -> bool:
+    def repeat(self, one: Sequence[Node], other: Sequence[Node]) -> None:
+        """Compare a run that calls the same ops on the same values, from other places in the code perhaps.
+
+        Args:
+            one: the run on the example.
+            other: the run that is not kept.
+        """
+        for pair in zip(one, other, strict=True):
+            self._compare(*pair, both=False)
+
+    def add(self, nodes: Sequence[Node], guards: Sequence[Guard], kept: bool = False) -> bool:
         """Compare a run with those before; return whether it is to be kept, as code ran that had not.
 
         Args:
             nodes, guards: of that run.
+            kept: whether it is kept in any case.
         """
         self._note(guards)
         steps = _steps(nodes)
-        new = bool(steps - self._steps)
+        new = kept or bool(steps - self._steps)
         for call, node in _by_call(nodes).items():
             known = self._calls.get(call)
             if known is not None:

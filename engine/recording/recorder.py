@@ -197,6 +197,10 @@ class Recorder(TorchDispatchMode):
         """Return the values of the inputs since ``mark``."""
         return self._inputs[mark[2] :]
 
+    def left(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
+        """Return the values of the outputs since ``mark``."""
+        return self._outputs[mark[3] :]
+
     def drop(self, mark: tuple[int, int, int, int, int]) -> None:
         """Forget what was recorded since ``mark``."""
         nodes, values, inputs, outputs, guards = mark

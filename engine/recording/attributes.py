@@ -1,0 +1,237 @@
+"""Numbers and switches in attributes that code sets later: recorded once more with others in their place.
+
+A temperature, a coefficient, a counter or a flag that a method, or a function beside the class, writes to is another
+one in later calls. What an op is given at another number than in the example varies, and what runs at another setting
+of a switch becomes part of the program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
+from engine.program.graph import Node, Value
+from engine.source.integers import integers
+from engine.source.sizes import truths_in
+
+__all__ = ["Attribute", "Setting", "Settings", "course"]
+
+_MOST = 24
+"""Settings that are recorded at most."""
+
+_SMALL = 16
+
+
+class Attribute(NamedTuple):
+    """An attribute that code writes to.
+
+    Attributes:
+        owner: the name of its module in the model.
+        module: which has it.
+        name: of the attribute.
+    """
+
+    owner: str
+    module: nn.Module
+    name: str
+
+    @property
+    def value(self) -> Any:
+        """What it is now."""
+        return vars(self.module).get(self.name)
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}" if self.owner else self.name
+
+
+Setting = Sequence[tuple[Attribute, Any]]
+"""Values that attributes have instead."""
+
+
+class _Watch:
+    """Stands for an attribute in a class, and notes the modules of which it is read."""
+
+    def __init__(self, name: str, reads: set[tuple[int, str]]) -> None:
+        self._name, self._reads = name, reads
+
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        if module is None:
+            return self
+        self._reads.add((id(module), self._name))
+        try:
+            return vars(module)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self._name] = value
+
+    def __delete__(self, module: Any) -> None:
+        vars(module).pop(self._name)
+
+
+class Settings:
+    """The attributes that code writes to, and what else they may be.
+
+    Args:
+        attributes: which of a model's may be set later.
+        modules: those of the model, by name.
+
+    Example:
+        >>> gate = nn.Module()
+        >>> gate.alpha, gate.unused = 0.0, 0.0
+        >>> settings = Settings([Attribute("gate", gate, name) for name in ("alpha", "unused")], {"gate": gate})
+        >>> with settings.watching():
+        ...     gate.alpha
+        0.0
+        >>> [[(str(attribute), value) for attribute, value in setting] for setting in settings.others([])]
+        [[('gate.alpha', 0.25)], [('gate.alpha', 1.0)]]
+    """
+
+    def __init__(self, attributes: Sequence[Attribute], modules: Mapping[str, nn.Module]) -> None:
+        self._attributes = attributes
+        own = modules if attributes else {}
+        self._numbers = {(name, key): n for name, module in own.items() for key, n in integers(module).items()}
+        self._read: list[Attribute] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note which of the attributes the body reads; one that its class defines counts as read."""
+        reads: set[tuple[int, str]] = set()
+        pairs = {(type(a.module), a.name) for a in self._attributes}
+        own = {(kind, name) for kind, name in pairs if any(name in vars(base) for base in kind.__mro__)}
+        try:
+            for kind, name in pairs - own:
+                setattr(kind, name, _Watch(name, reads))
+            yield
+        finally:
+            for kind, name in pairs - own:
+                delattr(kind, name)
+            self._read = [
+                a for a in self._attributes if (id(a.module), a.name) in reads or (type(a.module), a.name) in own
+            ]
+
+    def fixed(self) -> list[Attribute]:
+        """Return the attributes that are read and of which no other value is known: None, and text."""
+        return [a for a in self._read if a.value is None or isinstance(a.value, str)]
+
+    def others(self, guards: Iterable[Guard]) -> list[Setting]:
+        """Return the settings to record.
+
+        Args:
+            guards: comparisons of the run on the example, which say where a counter makes a difference.
+        """
+        real = [a for a in self._read if isinstance(a.value, float)]
+        settings: list[Setting] = [
+            [(a, other) for a in real if (other := change(a.value)) != a.value] for change in (_between, _zero, _one)
+        ]
+        for group in self._by_name(bool):
+            settings.append([(a, not a.value) for a in group])
+        compared = [guard for guard in guards if guard.decides]
+        for group in self._by_name(int):
+            names = {(a.owner, a.name) for a in group}
+            settings.append([(a, a.value + 1) for a in group])
+            limits = {n for guard in compared for n in _limits(guard, self._numbers, names)}
+            settings += [[(a, n) for a in group] for n in sorted(limits)]
+        return [setting for setting in settings if setting]
+
+    def _by_name(self, kind: type) -> list[list[Attribute]]:
+        groups: dict[tuple[type, str], list[Attribute]] = {}
+        for attribute in self._read:
+            if type(attribute.value) is kind:
+                groups.setdefault((type(attribute.module), attribute.name), []).append(attribute)
+        return list(groups.values())
+
+    def record(self, guards: Iterable[Guard], accepts: Callable[[Setting], bool]) -> list[str]:
+        """Record the other settings; return what could not be recorded, by class and name.
+
+        Numbers that fail together are recorded one at a time; whole numbers are of one name as it is.
+
+        Args:
+            guards: of the run on the example.
+            accepts: records a run at a setting; whether it ran.
+        """
+        settings, missing = self.others(guards), self.fixed()
+        for setting in settings[:_MOST]:
+            if not accepts(setting):
+                several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST
+                missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
+        missing += [a for setting in settings[_MOST:] for a, _ in setting]
+        return sorted({f"{type(a.module).__name__}.{a.name}" for a in missing})
+
+
+def _between(number: float) -> float:
+    """Return another number, one between zero and one for such a one: it may be a probability."""
+    if not math.isfinite(number):
+        return 1.0
+    return 0.375 if number == 0.5 else number / 2 + 0.25
+
+
+def _zero(number: float) -> float:
+    return 0.0
+
+
+def _one(number: float) -> float:
+    return 1.0
+
+
+def _limits(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
+    """Return a number at which a comparison comes out otherwise, where these attributes are that number."""
+    if not names & {(leaf.module, leaf.name) for leaf in leaves(guard.expr) if isinstance(leaf, AttributeOf)}:
+        return []
+
+    def outcome(number: int) -> Any:
+        others = {**numbers, **dict.fromkeys(names, number)}
+        return evaluate(guard.expr, lambda value: value.shape, lambda leaf: others[leaf.module, leaf.name])
+
+    near = {int(limit) + step for limit in _numbers(guard.expr, numbers) if math.isfinite(limit) for step in (-1, 0, 1)}
+    tries = [*sorted(near), *range(_SMALL), *(2**power for power in range(4, 21))]
+    return [n for n in tries if n >= 0 and bool(outcome(n)) is not guard.outcome][:1]
+
+
+def _numbers(expr: Expr, numbers: Mapping[tuple[str, str], int]) -> Iterator[float]:
+    """Yield the numbers in an expression, and those of its attributes."""
+    if isinstance(expr, Apply):
+        yield from (*_numbers(expr.left, numbers), *_numbers(expr.right, numbers))
+    elif isinstance(expr, AttributeOf):
+        yield numbers[expr.module, expr.name]
+    elif isinstance(expr, (int, float)):
+        yield expr
+
+
+def course(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
+    """Return which ops a run calls on what, wherever in the code, and what leaves it; equal for runs that repeat.
+
+    Args:
+        nodes, outputs: of the run.
+    """
+    start = nodes[0].index if nodes else 0
+
+    def key(value: Value) -> tuple[Any, ...]:
+        place = None if value.producer is None else (value.producer - start, _position(value, nodes, start))
+        return value.name, value.shape, value.dtype, place
+
+    calls = [
+        (node.op, node.module, _switches(node), tuple(map(key, node.inputs)), tuple(map(key, node.outputs)))
+        for node in nodes
+    ]
+    return [*calls, tuple(map(key, outputs))]
+
+
+def _switches(node: Node) -> tuple[Any, ...]:
+    """Return the arguments that are no amounts: truth values, text and dimensions."""
+    args = {name: value for name, value in node.args.items() if not isinstance(value, Value)}
+    plain = tuple((name, repr(v)) for name, v in args.items() if isinstance(v, str) or v is None or "dim" in name)
+    return *plain, *truths_in(args)
+
+
+def _position(value: Value, nodes: Sequence[Node], start: int) -> int:
+    """Return which of the outputs of its op a value is."""
+    at = (value.producer or 0) - start
+    made = nodes[at].outputs if 0 <= at < len(nodes) else ()
+    return next((n for n, output in enumerate(made) if output.index == value.index), -1)

@@ -1,0 +1,97 @@
+"""Attributes that code sets later are recorded at other values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.recording.attributes import Attribute, Settings
+
+
+class Gate(nn.Module):
+    """A branch behind a number, a switch, a counter and a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.alpha, self.flag, self.step, self.mode, self.unused = 0.0, False, 0, None, 0.0
+        self.period, self.fixed = 5, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the branch as its attributes say."""
+        y = self.stem(x)
+        if self.flag:
+            y = y.tanh()
+        if self.step > 2 * self.period:
+            y = y.sigmoid()
+        if self.mode is not None:
+            y = y.relu()
+        return self.head(y * 2.0 + self.alpha * self.body(y) + self.fixed)  # type: ignore[no-any-return]
+
+    def update(self, alpha: float) -> None:
+        """Set what a callback would."""
+        self.alpha, self.flag, self.mode, self.unused = alpha, True, None, 1.0
+        self.step += 1
+
+
+def _state(model: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(model).items() if not name.startswith("_")}
+
+
+def test_what_code_sets_varies_and_other_ways_are_recorded() -> None:
+    """A number varies, a switch and a counter have both ways; the model is left as it was."""
+    model = Gate()
+    before = _state(model)
+    graph = engine.trace(model, torch.zeros(2, 3))
+    ops = {node.op for node in graph.nodes}
+    assert {"tanh", "sigmoid"} <= ops
+    assert "relu" not in ops
+    [scaled] = [n for n in graph.nodes if n.path == "eval" and n.op == "mul" and 0.0 in n.args.values()]
+    assert scaled.index in {index for index, _ in graph.varying}
+    [doubled] = [n for n in graph.nodes if n.path == "eval" and n.op == "mul" and 2.0 in n.args.values()]
+    assert doubled.index not in {index for index, _ in graph.varying}
+    assert _state(model) == before
+    assert "alpha" not in vars(Gate)
+
+
+def test_what_cannot_be_recorded_is_named() -> None:
+    """None has no other value: a note names the attribute that is read."""
+    [note] = [note for note in engine.trace(Gate(), torch.zeros(2, 3)).notes if "later" in note]
+    assert "Gate.mode" in note
+    assert "unused" not in note
+
+
+def test_declared_attributes_stay() -> None:
+    """Names in `constants` are taken as they are."""
+    graph = engine.trace(Gate(), torch.zeros(2, 3), constants=["alpha", "flag", "step", "mode"])
+    assert not graph.varying
+    assert {node.path for node in graph.nodes} == {"eval"}
+    assert not graph.notes
+
+
+def test_attributes_that_are_not_read_are_left() -> None:
+    """What the body does not read is not recorded again; a probability stays one."""
+    module = Gate()
+    settings = Settings([Attribute("", module, name) for name in ("alpha", "flag", "unused")], {"": module})
+    with settings.watching():
+        assert module.alpha == 0.0
+        assert hasattr(module, "flag")
+    assert [[(str(a), value) for a, value in s] for s in settings.others([])] == [
+        [("alpha", 0.25)],
+        [("alpha", 1.0)],
+        [("flag", True)],
+    ]
+
+
+def test_settings_that_fail_together_are_tried_one_by_one() -> None:
+    """Only what fails alone is missing."""
+    module = Gate()
+    settings = Settings([Attribute("", module, name) for name in ("alpha", "fixed")], {"": module})
+    with settings.watching():
+        assert module.alpha == module.fixed
+
+    def accepts(setting: object) -> bool:
+        return [str(attribute) for attribute, _ in setting] == ["fixed"]  # type: ignore[attr-defined]
+
+    assert settings.record([], accepts) == ["Gate.alpha"]
