@@ -22,11 +22,11 @@ from engine.recording.opaque import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
-__all__ = ["evaluation"]
+__all__ = ["State", "evaluation"]
 
 
 @contextmanager
-def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = ()) -> Iterator[None]:
+def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = ()) -> Iterator[State]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
     Modes, module attributes and what lies in containers and objects among them, in the ``arguments``, and in the
@@ -34,12 +34,15 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any
     stand for (``self.weight.data = …``), random states and flags of the process are restored. One thread runs it at a
     time.
 
+    Yields:
+        What the model was before.
+
     Raises:
         TraceError: where an attribute is an iterator that cannot be copied, once the body advances it.
     """
     with EXCLUSIVE:
         modules = list(distinct_modules(model).values())
-        state = _State(model, modules, arguments)
+        state = State(model, modules, arguments)
         devices = {p.device for m in modules for p in _parameters(m) if p is not None and p.device.type == "cuda"}
         with (
             torch.random.fork_rng(devices=[d.index for d in devices]),
@@ -53,12 +56,12 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any
                 for m in modules:
                     m.training = id(m) in training
                 state.lend_iterators()
-                yield
+                yield state
             finally:
                 state.restore()
 
 
-class _State:
+class State:
     """What a model is before it runs."""
 
     def __init__(self, model: nn.Module, modules: list[nn.Module], arguments: Any) -> None:
@@ -76,6 +79,7 @@ class _State:
         roots = [value for _, _, attributes in self._modules for value in _own_values(attributes)]
         roots += [value for _, attributes in classes for value in attributes.values() if _may_hold(value)]
         roots += [value for _, names in self._names for value in names.values() if _may_hold(value)]
+        self._iterators = False
         self._contents = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored, *modules))
 
     def lend_iterators(self) -> None:
@@ -85,6 +89,16 @@ class _State:
             for name, value in before.items():
                 if _is_iterator(type(value)):  # type: ignore[arg-type]
                     table[name] = _copied(value, f"{owner}.{name}")
+                    self._iterators = True
+
+    def differs(self) -> bool:
+        """Whether what lies around the modules is another by now; an iterator that may have advanced counts."""
+        spaces = [(space, name, value) for space, names in self._names for name, value in names.items()]
+        if any(_is_state(value) and space.get(name) is not value for space, name, value in spaces):
+            return True
+        classes = [(cls, name, value) for cls, attributes in self._classes for name, value in attributes.items()]
+        changed = any(vars(cls).get(name) is not value for cls, name, value in classes)
+        return changed or self._iterators or self._contents.differs()
 
     def restore(self) -> None:
         """Put back what changed."""

@@ -77,6 +77,10 @@ class Snapshot:
                 self._seen[id(value)] = value
                 waiting.extend(self._look_into(value))
 
+    def differs(self) -> bool:
+        """Whether anything changed."""
+        return any(not same(holder, content) for holder, content, same, _ in self._kept)
+
     def restore(self) -> None:
         """Put back what changed."""
         for holder, content, same, write in self._kept:

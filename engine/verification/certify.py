@@ -9,6 +9,7 @@ has to be stored.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,12 +26,13 @@ from engine.ops.heads import headwise
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import State, evaluation
 from engine.recording.standin import StandIn
 from engine.tracer import call_model
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms
-from engine.verification.results import attributes, results_of
+from engine.verification.remains import Remains
+from engine.verification.results import results_of
 from engine.verification.rounding import unrounded
 from engine.verification.way import Way
 from engine.verification.witness import Look, Witness
@@ -128,6 +130,8 @@ class Observation:
         reserved: memory for projections and norms of what is compared.
         decisions: what was compared, sorted and chosen on the way.
         strayed: whether the model took another way through its code than that which was recorded.
+        leaves: whether the call left something that the next one finds.
+        again: what the next call in a row computed, where there was one.
     """
 
     table: Tensor
@@ -140,6 +144,13 @@ class Observation:
     reserved: tuple[Tensor, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
     strayed: bool = False
+    leaves: bool = False
+    again: Observation | None = None
+
+    @property
+    def calls(self) -> list[Observation]:
+        """The calls in a row, the first of which this is."""
+        return [self, *(self.again.calls if self.again is not None else ())]
 
     @classmethod
     def of(cls, looks: Sequence[Look | None], reference: bool) -> Observation:
@@ -150,6 +161,11 @@ class Observation:
         reserved = _tables(*lengths)
         table, norms = _tables(*(sum(look.size for look in known) if length else 0 for length in lengths))
         return cls(table, norms, {}, [None] * len(looks), reserved=reserved)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are finite."""
+        return all(bool(t.isfinite().all()) for call in self.calls for t in (*call.outputs, call.norms))
 
     def note(self, position: int, projected: Tensor, norms: Tensor | None) -> None:
         """Write down the channels of a node."""
@@ -294,6 +310,7 @@ def observe(
     looks: Sequence[Look | None],
     earlier: Observation | None = None,
     tolerance: float = 0.0,
+    *further: tuple[tuple[Any, ...], Mapping[str, Any]],
 ) -> Observation:
     """Run a model in eval mode with other parameters and buffers, and look inside.
 
@@ -304,27 +321,43 @@ def observe(
         witness, looks: where to look, and at what there.
         earlier: the run whose decisions are repeated wherever the numbers are the same.
         tolerance: relative difference up to which they are.
+        further: arguments of calls that follow, and find what the first has left.
     """
-    decisions = Decisions(None if earlier is None else earlier.decisions, tolerance)
-    found = Observation.of(looks, reference=earlier is None)
-    found.decisions = decisions.taken
-    observer = _Observer(witness, looks, found, decisions)
+    calls: list[Observation] = []
+    before = [None] * (1 + len(further)) if earlier is None else earlier.calls
     try:
-        with evaluation(model, (), inputs), headwise(model), torch.inference_mode(), observer.following(model):
+        with evaluation(model, (), (inputs, *further)) as state, headwise(model), torch.inference_mode():
             _exchange(model, tensors)
             torch.manual_seed(0)
-            before = attributes(model)
-            with observer:
-                out = call_model(model, *inputs)
-            left = [t.detach().to("cpu", copy=True) for t in results_of(out, model, before)]
+            for arguments, reference in zip((inputs, *further), before, strict=True):
+                decisions = Decisions(None if reference is None else reference.decisions, tolerance)
+                calls.append(_call(model, arguments, witness, looks, decisions, state))
     finally:
         for tensor in tensors.values():
             if isinstance(tensor, StandIn):
                 tensor.forget()
+    for call, following in itertools.pairwise(calls):
+        call.again = following
+    return calls[0]
+
+
+def _call(
+    model: nn.Module, arguments: Any, witness: Witness, looks: Sequence[Look | None], decisions: Decisions, state: State
+) -> Observation:
+    """Run a model once, and look inside."""
+    found = Observation.of(looks, reference=not decisions.repeats)
+    found.decisions = decisions.taken
+    observer = _Observer(witness, looks, found, decisions)
+    remains = Remains(model, state)
+    with observer.following(model):
+        with observer:
+            out = call_model(model, *arguments)
+        found.outputs = [t.detach().to("cpu", copy=True) for t in results_of(out, model, remains.before)]
+    del out
+    found.leaves = not decisions.repeats and remains.differ()
     comparable, found.strayed = observer.way.end(), observer.way.strayed
     del observer
     found.choose(looks, comparable)
-    found.outputs = left
     return found
 
 

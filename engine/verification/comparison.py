@@ -14,11 +14,19 @@ __all__ = ["compare"]
 
 
 def compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
-    """Return the largest relative error between two observations, and where it is.
+    """Return the largest relative error between two observations, and where it is; calls that follow are compared too.
 
     Raises:
         VerificationError: where the runs did not make the same calls, or the reference is not finite.
     """
+    worst = _compare(reference, compacted, witness, tolerance)
+    if reference.again is None or compacted.again is None:
+        return worst
+    error, where = compare(reference.again, compacted.again, witness, tolerance)
+    return (error, f"{where} in the call after it") if error > worst[0] else worst
+
+
+def _compare(reference: Observation, compacted: Observation, witness: Witness, tolerance: float) -> tuple[float, str]:
     if reference.runs != compacted.runs or [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
         raise VerificationError("The compacted model takes another path through its code than the masked one.")
     worst, where = 0.0, "the output"

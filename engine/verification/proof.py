@@ -15,12 +15,15 @@ from engine.errors import TraceError, VerificationError
 from engine.program.graph import Graph, Node
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
+from engine.recording.axes import Axis
 from engine.tracer import trace
 from engine.verification.certify import Certificate, Observation, observe
 from engine.verification.comparison import compare
 from engine.verification.memory import give_back
+from engine.verification.remains import writes
+from engine.verification.resizing import Sizes
 from engine.verification.tensors import Recipe, given, masked_recipes, same_entries, small_recipes
-from engine.verification.trials import Trial, agree, not_compared, random_inputs, sample_bytes
+from engine.verification.trials import Inputs, Trial, agree, not_compared, random_inputs, sample_bytes
 from engine.verification.witness import Witness
 
 __all__ = ["Proof"]
@@ -78,7 +81,7 @@ class Proof:
         self._rejected: list[tuple[Trial, str]] = []
         self._runs: list[_Run] = []
         self._apart = False  # whether a sample's outputs are known not to depend on the others
-        self._resolution = (False, False)  # of the run before
+        self._resolution: tuple[Any, ...] = (False, False, ())  # of the run before
         self._masked = masked_recipes(model, self._graph, masks)
         self._dtype: torch.dtype | None
         for dtype in (torch.float64, None):
@@ -91,7 +94,15 @@ class Proof:
             raise VerificationError(
                 "The masked model runs on no random input. " + " ".join(not_compared(self._rejected))
             )
-        self._run_larger(dtype, tensors)
+        together = any(run.trial.batch is not None for run in self._runs)
+        sizes = Sizes.of(self._graph, analysis.structure.rules, batch_dim, together)
+        if self._graph.dynamic_dims is None:
+            self._run_larger(dtype, tensors)
+        elif sizes.sides:
+            self._attempt(Trial(None, False, dtype, resized=tuple(sizes.only_said.items())), tensors)
+        self._run_resized(sizes, dtype, tensors)
+        if writes(self._graph) or any(run.found.leaves for run in self._runs):
+            self._run_again(dtype, tensors)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -151,6 +162,28 @@ class Proof:
             if trial.wider:
                 del self._rejected[told:]
 
+    def _run_resized(self, sizes: Sizes, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
+        """Run one sample at odd sizes; what is said of those rejected is the first, and batch size 1."""
+        told = len(self._rejected)
+
+        def attempt(resized: Mapping[Axis, int]) -> bool:
+            return self._attempt(Trial(None, False, dtype, resized=tuple(resized.items())), tensors)
+
+        sizes.explore(attempt, any(run.trial.batch == 1 for run in self._runs))
+        later = self._rejected[told + 1 :]
+        self._rejected[told + 1 :] = [r for r in later if all(axis.batch for axis, _ in r[0].resized)]
+
+    def _run_again(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
+        """Run two calls in a row, where the first leaves something that the second finds."""
+        samples = min(self._confidence, 2)
+        for batch in (samples, None):
+            if self._attempt(Trial(batch, False, dtype, calls=2), tensors):
+                return
+
+    def _inputs(self, trial: Trial) -> list[Inputs]:
+        """Return the inputs of each call."""
+        return [random_inputs(self._graph, trial, self._batch_dim, call) for call in range(trial.calls)]
+
     def _at_once(self, trial: Trial) -> int:
         """How many samples run at once in the memory that a run may take."""
         return max(int(1 / self._share(trial)), 1)
@@ -163,18 +196,22 @@ class Proof:
 
     def _attempt(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
         self._tidy(trial)
-        inputs = random_inputs(self._graph, trial, self._batch_dim)
+        inputs, *further = self._inputs(trial)
+        look = (self._witness, self._witness.looks[0])
         try:
-            found = observe(self._model, tensors, inputs, self._witness, self._witness.looks[0])
+            found = observe(self._model, tensors, inputs, *look, None, 0.0, *further)
         except TraceError as error:
             self._rejected.append((trial, str(error)))
+            return False
+        if trial.resized and not found.finite:
+            self._rejected.append((trial, "numbers that are not finite"))
             return False
         self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), found))
         return True
 
     def _tidy(self, trial: Trial) -> None:
         """Give back what runs left: those at another resolution, of several samples, or of one that is too large."""
-        resolution, large = (trial.larger, trial.smaller), (trial.batch or 1) > 1 or self._share(trial) > 1
+        resolution, large = trial.place, (trial.batch or 1) > 1 or self._share(trial) > 1
         if self._apart and (resolution != self._resolution or large):
             give_back()
         self._resolution = resolution
@@ -213,7 +250,7 @@ class Proof:
 
     def _strayed(self) -> Iterator[str]:
         """Say where only outputs were compared."""
-        count = sum(run.found.strayed for run in self._runs)
+        count = sum(any(call.strayed for call in run.found.calls) for run in self._runs)
         if count and self._exact:
             runs = f"In {count} of {len(self._runs)} runs"
             yield (
@@ -223,24 +260,24 @@ class Proof:
 
     def _samples(self) -> int:
         """Number of different samples; each is of one resolution."""
-        last: dict[tuple[bool, bool], int] = {}
+        last: dict[tuple[Any, ...], int] = {}
         for run in self._runs:
-            resolution = (run.trial.larger, run.trial.smaller)
+            resolution = run.trial.place
             size = run.shape[self._batch_dim] if len(run.shape) > self._batch_dim else 1
             last[resolution] = max(last.get(resolution, 0), run.trial.first + size)
         return sum(last.values())
 
     def _error(self, run: _Run, tensors: Mapping[str, Tensor], tolerance: float) -> tuple[float, str]:
         self._tidy(run.trial)
-        inputs = random_inputs(self._graph, run.trial, self._batch_dim)
+        inputs, *further = self._inputs(run.trial)
         look = (self._witness, self._witness.looks[1])
         try:
-            found = observe(self._model, tensors, inputs, *look, run.found, tolerance)
+            found = observe(self._model, tensors, inputs, *look, run.found, tolerance, *further)
         except TraceError as error:
             raise VerificationError(
                 f"The compacted model does not run where the masked one does: {error}{_hint(self._analysis)}"
             ) from error
-        if not run.trial.larger and not run.trial.smaller:
+        if not any(run.trial.place):
             check_run(self._witness, run.found, found)
         return compare(run.found, found, self._witness, tolerance)
 

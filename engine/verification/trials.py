@@ -15,6 +15,7 @@ from engine.ops.convolving import COLUMNS
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.axes import Axis, resized
 from engine.rule import Registry
 
 __all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes"]
@@ -35,6 +36,8 @@ class Trial:
         first: number of the first of the samples; a sample is the same in all runs of a resolution.
         smaller: whether these dimensions are half of the example's.
         wider: whether the last of them alone is larger.
+        resized: sizes of the inputs that are others, among them the number of samples; all others are the example's.
+        calls: how many calls follow each other, on different samples.
     """
 
     batch: int | None
@@ -43,6 +46,8 @@ class Trial:
     first: int = 0
     smaller: bool = False
     wider: bool = False
+    resized: tuple[tuple[Axis, int], ...] = ()
+    calls: int = 1
 
     def sizes(self, sizes: Sequence[int]) -> list[int]:
         """Return the sizes of the dimensions behind the channels, from those of the example."""
@@ -54,13 +59,27 @@ class Trial:
     @property
     def resolution(self) -> str:
         """Where it runs, in words."""
+        if self._sides:
+            return f"at other sizes ({', '.join(self._sides)})"
         other = "smaller" if self.smaller else "larger"
         return f"at a {other} resolution" if self.larger or self.smaller else "at the example's resolution"
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """What tells its resolution from others."""
+        return self.larger, self.smaller, self.resized
+
+    @property
+    def _sides(self) -> list[str]:
+        return [f"{axis}: {n} for {axis.size}" for axis, n in self.resized if not axis.batch]
+
+    @property
     def samples(self) -> str:
         """How many samples run at once, in words."""
-        return "the example's batch size" if self.batch is None else f"batch size {self.batch}"
+        batch = next((n for axis, n in self.resized if axis.batch), self.batch)
+        return ("the example's batch size" if batch is None else f"batch size {batch}") + ", a second call" * (
+            self.calls > 1
+        )
 
     @property
     def precision(self) -> str:
@@ -99,15 +118,22 @@ def _cause(error: str) -> str:
     return error.removesuffix(".") if found is None else found[1]
 
 
-def random_inputs(graph: Graph, trial: Trial, batch_dim: int) -> Inputs:
+def random_inputs(graph: Graph, trial: Trial, batch_dim: int, call: int = 0) -> Inputs:
     """Return random inputs like the graph's example inputs.
 
     Floating tensors get normal noise with the example's mean and deviation (0 and 1 where it is constant), for each
     sample its own; others are repeated.
+
+    Args:
+        graph: the model.
+        trial: says how many, and of which sizes.
+        batch_dim: the batch dimension of the inputs.
+        call: number of the call among those in a row.
     """
-    tensors = list(tensors_in((graph.args, graph.kwargs)))
+    args, kwargs = resized(graph.args, dict(graph.kwargs), dict(trial.resized))
+    tensors = list(tensors_in((args, kwargs)))
     size = _batch(graph, batch_dim)
-    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    places = {id(tensor): (place + (call << 8)) for place, tensor in enumerate(tensors)}
 
     def vary(tensor: Tensor) -> Tensor:
         batched = trial.batch is not None and bool(size) and tensor.ndim > batch_dim and tensor.size(batch_dim) == size
@@ -119,7 +145,7 @@ def random_inputs(graph: Graph, trial: Trial, batch_dim: int) -> Inputs:
             return tensor
         return tensor.index_select(batch_dim, (torch.tensor(samples) % size).to(tensor.device))
 
-    return map_tensors(graph.args, vary), map_tensors(dict(graph.kwargs), vary)
+    return map_tensors(args, vary), map_tensors(kwargs, vary)
 
 
 def _batch(graph: Graph, batch_dim: int) -> int | None:
@@ -156,6 +182,8 @@ def sample_bytes(graph: Graph, rules: Registry, batch_dim: int, trial: Trial) ->
     held = max((_elements(node, rules.contractions(node)) for node in graph.nodes if node.path == "eval"), default=0)
     sizes = [t.shape[2:] for t in tensors_in((graph.args, graph.kwargs)) if t.is_floating_point()]
     growth = max((math.prod(trial.sizes(s)) / max(math.prod(s), 1) for s in sizes), default=1.0)
+    for axis, n in trial.resized:
+        growth *= 1.0 if axis.batch else n / axis.size
     return int(held * _WIDE * growth) // max(_batch(graph, batch_dim) or 1, 1)
 
 

@@ -26,10 +26,11 @@ def verdict(model: nn.Module, example: object, rows: dict[str, list[int]], **arg
 
 
 def test_a_float32_model_is_verified_in_float64() -> None:
-    """At the example's size and at a larger one, with the asked number of samples."""
+    """At the example's size, at a larger one and at odd ones, with the asked number of samples."""
     found = verdict(plain().float(), image(dtype=torch.float32), {"0": [0, 1]}, confidence=5)
     assert found.verified and found.dtype == "float64" and found.max_error <= 1e-9 == found.tolerance
-    assert found.shapes == ((5, 3, 6, 6), (2, 3, 12, 12)) and found.samples == 7 and found.compared == 5
+    assert found.shapes == ((5, 3, 6, 6), (2, 3, 12, 12), (1, 3, 3, 5), (1, 3, 3, 7))
+    assert found.samples == 9 and found.compared == 5 and not found.notes
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
@@ -64,8 +65,9 @@ def test_a_model_of_one_size_only() -> None:
     """A flatten fixes the resolution: the larger run is noted as not compared, the rest is verified."""
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(144, 2)).double()
     found = verdict(model, image(), {"0": [0]})
-    assert found.verified and found.shapes == ((8, 3, 6, 6),)
+    assert found.verified and found.shapes == ((8, 3, 6, 6), (1, 3, 6, 6))
     assert any("larger resolution" in note for note in found.notes)
+    assert any("at other sizes (dimension 2 of input 0: 3 for 6" in note for note in found.notes)
 
 
 def test_a_model_of_one_batch_size_only() -> None:
@@ -134,7 +136,8 @@ def test_a_list_of_pictures_is_compared_as_it_is() -> None:
     speedup = engine.ModelSpeedup(model, pictures, dead(model, {"conv": [0, 1]}), confidence=2)
     speedup.speedup_model()
     assert model.conv.out_channels == 4 and speedup.certificate.dtype == "float64"
-    assert speedup.certificate.shapes == ((3, 64, 64), (3, 64, 96)) and speedup.certificate.max_error < 1e-12
+    assert speedup.certificate.shapes == ((3, 64, 64), (3, 64, 96), (3, 41, 43), (3, 41, 65))
+    assert speedup.certificate.max_error < 1e-12
 
 
 class Trains(nn.Module):
@@ -181,10 +184,11 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("little")
 def test_samples_run_apart_where_they_are_large() -> None:
-    """Two together at half the resolution, one of them again, all one after the other, and two more at another size."""
+    """Two together at half the resolution, one of them again, all one after the other, and four at other sizes."""
     found = verdict(large(), image(12), {"0": range(8)}, confidence=3)
-    assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), *[(1, 3, 12, 12)] * 3, *[(1, 3, 12, 24)] * 2)
-    assert found.verified and found.samples == 7 and not found.notes
+    other = *[(1, 3, 12, 24)] * 2, (1, 3, 7, 9), (1, 3, 7, 13)
+    assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), *[(1, 3, 12, 12)] * 3, *other)
+    assert found.verified and found.samples == 9 and not found.notes
 
 
 @pytest.mark.usefixtures("little")
@@ -197,7 +201,8 @@ def test_samples_that_depend_on_each_other_run_together() -> None:
 
     model = randomised(Net(forward, conv=nn.Conv2d(3, 24, 1), head=nn.Linear(24, 2)))
     found = verdict(model, image(12), {"conv": range(8)}, confidence=5)
-    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24)) and found.verified and not found.notes
+    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24), (1, 3, 7, 9), (1, 3, 7, 13))
+    assert found.verified and not found.notes
 
 
 @pytest.mark.usefixtures("little")
@@ -210,7 +215,8 @@ def test_a_single_sample_that_is_rejected() -> None:
 
     model = randomised(Net(forward, conv=nn.Conv2d(3, 24, 1), head=nn.Linear(24, 2)))
     found = verdict(model, image(12), {"conv": range(8)}, confidence=5)
-    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24)) and found.verified and not found.notes
+    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24)) and found.verified
+    assert found.notes and all("batch size 1, float64: the model rejects that" in note for note in found.notes)
 
 
 @pytest.mark.usefixtures("little")
@@ -219,7 +225,7 @@ def test_models_of_one_resolution_run_apart_too() -> None:
     model = randomised(nn.Sequential(nn.Conv2d(3, 24, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 36, 2)))
     found = verdict(model, image(6), {"0": range(8)}, confidence=3)
     assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), (1, 3, 6, 6)) and found.samples == 3
-    assert [note for note in found.notes if "larger" in note] == list(found.notes)
+    assert [note for note in found.notes if "larger" in note or "at other sizes" in note] == list(found.notes)
 
 
 @pytest.mark.usefixtures("little")

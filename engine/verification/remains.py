@@ -1,0 +1,80 @@
+"""Whether a call leaves something behind that the next one finds: then the certificate compares two calls in a row."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Mapping
+from typing import Any
+
+from torch import nn
+
+from engine.program.graph import Graph
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.recording.evaluation import State
+from engine.verification.results import attributes
+
+__all__ = ["Remains", "writes"]
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def writes(graph: Graph) -> bool:
+    """Whether the recorded call writes to what is stored, or something keeps a tensor of it.
+
+    Example:
+        >>> import engine, torch
+        >>> writes(engine.trace(nn.ReLU(), torch.zeros(1, 2)))
+        False
+    """
+    return bool(graph.written) or any("is read by the code" not in how for how in graph.exits.values())
+
+
+class Remains:
+    """What a model is before a call.
+
+    Args:
+        model: as it is now, with whatever was put into its tables.
+        state: what `evaluation` puts back: containers, objects, classes and Python modules around it.
+
+    Attributes:
+        before: the attributes of all modules.
+
+    Example:
+        >>> from engine.recording.evaluation import evaluation
+        >>> net = nn.ReLU()
+        >>> with evaluation(net) as state:
+        ...     remains = Remains(net, state)
+        ...     net.calls = 1
+        ...     remains.differ()
+        True
+    """
+
+    def __init__(self, model: nn.Module, state: State) -> None:
+        self._model, self._state = model, state
+        self.before = attributes(model)
+        self._tables = [dict(table) for table in _tables(model)]
+
+    def differ(self) -> bool:
+        """Whether anything is another thing by now."""
+        now, tables = attributes(self._model), list(_tables(self._model))
+        if now.keys() != self.before.keys() or len(tables) != len(self._tables):
+            return True
+        own = set(map(id, stored_tensors(self._model).values()))
+        pairs = [(now[name], self.before[name]) for name in now] + list(zip(tables, self._tables, strict=True))
+        return any(_differ(*pair, own) for pair in pairs) or self._state.differs()
+
+
+def _tables(model: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module)[name] for module in distinct_modules(model).values() for name in _TABLES]
+
+
+def _differ(now: Mapping[str, Any], before: Mapping[str, Any], own: Container[int]) -> bool:
+    changed = [value for name, value in now.items() if name not in before or value is not before[name]]
+    return now.keys() != before.keys() or not all(_lists(value, own) for value in changed)
+
+
+def _lists(value: Any, own: Container[int]) -> bool:
+    """Whether a value is no more than a list of the model's own tensors, as recurrent layers make it at each call."""
+    if not isinstance(value, list):
+        return False
+    return all(id(item() if isinstance(item, weakref.ref) else item) in own for item in value)

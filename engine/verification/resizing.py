@@ -1,0 +1,117 @@
+"""Which sizes of inputs trials vary, and to what: odd ones, other ones along each side, smaller and larger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.program.graph import Graph
+from engine.program.trees import tensors_in
+from engine.recording.axes import Axis, axes_of, larger, smaller
+from engine.rule import Registry
+
+__all__ = ["Sizes"]
+
+Attempt = Callable[[Mapping[Axis, int]], bool]
+"""Runs the masked model at other sizes; returns whether it accepts them."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model's inputs that may be others.
+
+    Attributes:
+        batch: the number of samples, where it may be another one.
+        sides: heights, widths, numbers of tokens or steps; without dimensions that a layer contracts or normalises.
+        shrinks: whether they may be smaller: on an accelerator, an index beyond the end breaks more than the run.
+    """
+
+    batch: Axis | None
+    sides: tuple[Axis, ...]
+    shrinks: bool
+
+    @classmethod
+    def of(cls, graph: Graph, rules: Registry, batch_dim: int, together: bool) -> Sizes:
+        """Find them.
+
+        Args:
+            graph: the model; where it says which dimensions are dynamic, no others are.
+            rules: tell which dimensions are contracted or normalised.
+            batch_dim: the batch dimension of the inputs.
+            together: whether samples are known to form a batch that may be another.
+        """
+        tensors = list(tensors_in((graph.args, graph.kwargs)))
+        axes = [
+            replace(axis, batch=(0, batch_dim) in axis.places)
+            for axis in axes_of(graph.args, graph.kwargs, graph.dynamic_dims)
+            if axis.size
+        ]
+        batch = next((axis for axis in axes if axis.batch), None)
+        features = _features(graph, rules)
+        sides = [axis for axis in axes if axis is not batch and not axis.places & features]
+        whole = [t for t in tensors if not t.is_floating_point()]
+        return cls(batch if together else None, tuple(sides), all(t.device.type == "cpu" for t in whole))
+
+    @property
+    def only_said(self) -> dict[Axis, int]:
+        """The sizes of a larger resolution, of what is dynamic alone."""
+        return {axis: larger(axis.size) for axis in self.sides}
+
+    def explore(self, attempt: Attempt, alone: bool) -> None:
+        """Try at most three: all sides smaller and odd at batch size 1, one larger and odd, or one side by itself.
+
+        Args:
+            attempt: makes a run.
+            alone: whether a single sample ran before.
+        """
+        one = {} if self.batch is None else {self.batch: 1}
+        small = _odd_ones(self.sides) if self.shrinks else {}
+        if small and attempt(one | small):
+            attempt(one | small | _longer(self.sides[-1:]))
+        elif small and self._attempt_side(attempt, one):
+            return
+        elif not self.shrinks and self.sides:
+            attempt(one | _longer(self.sides[-1:]))
+        elif one and not alone:
+            attempt(one)
+
+    def _attempt_side(self, attempt: Attempt, one: Mapping[Axis, int]) -> bool:
+        """Try another size along one side: of pictures a smaller multiple, elsewhere an odd one, then a larger one."""
+        first = self.sides[0]
+        if first.picture:
+            last = self.sides[-1]
+            return attempt({**one, last: last.size - 32 if last.size > 64 else max(last.size // 2, 1)})
+        return attempt({**one, **_odd_ones([first])}) and attempt({**one, **_longer([first])})
+
+
+def _odd_ones(axes: Sequence[Axis]) -> dict[Axis, int]:
+    """Return for each a smaller odd size, and not the same for two of them, where there are so many."""
+    sizes: dict[Axis, int] = {}
+    for axis in axes:
+        near = smaller(axis.size) | 1
+        candidates = [n for n in (*range(near, axis.size, 2), near) if n not in sizes.values()]
+        sizes[axis] = candidates[0] if candidates else near
+    return {axis: n for axis, n in sizes.items() if n <= axis.size}
+
+
+def _longer(axes: Sequence[Axis]) -> dict[Axis, int]:
+    return {axis: axis.size + 1 + axis.size % 2 for axis in axes}
+
+
+def _features(graph: Graph, rules: Registry) -> frozenset[tuple[int, int]]:
+    """Return the dimensions of inputs that a layer contracts or normalises, which hold features."""
+    tensors = list(tensors_in((graph.args, graph.kwargs)))
+    positions = {
+        value.index: position
+        for position, (value, tensor) in enumerate(zip(graph.inputs, tensors, strict=False))
+        if value.shape == tuple(tensor.shape)
+    }
+    features: set[tuple[int, int]] = set()
+    for node in graph.nodes:
+        if any(value.index in positions for value in node.inputs):
+            statistic = rules.rule(node.op).statistic
+            spans = [] if statistic is None else [statistic(node)]
+            dims = [(c.input, c.input_dim) for c in rules.contractions(node)]
+            dims += [(span.input, span.dim) for span in spans if span is not None]
+            features |= {(positions[v.index], dim) for v, dim in dims if v.index in positions}
+    return frozenset(features)
