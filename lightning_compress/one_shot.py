@@ -78,7 +78,7 @@ def prune(
     graph = engine.trace(small, example_input)
     subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))
     masks = engine.fix_mask_conflict(_masks(subject, selector, score), small, example_input, graph=graph)
-    report = {}
+    report: Mapping[str, Any] = {}
     if data is not None:
         report = engine.compensate(small, example_input, masks, data, samples=samples, ridge=ridge, graph=graph)
     speedup = engine.ModelSpeedup(small, example_input, masks, confidence=confidence, graph=graph)

@@ -211,9 +211,9 @@ class Constants:
             data = data.to("cpu", torch.float64)
             mask = None if self._masks is None else self._masks.get(value.name)
             return data if mask is None else data * mask.to("cpu", torch.float64)
-        data = value.data
-        if data is not None and not (data.is_meta or data.is_complex() or value.index in self.graph.resized):
-            return compact(data.to("cpu", torch.float64))
+        held = value.data
+        if held is not None and not (held.is_meta or held.is_complex() or value.index in self.graph.resized):
+            return compact(held.to("cpu", torch.float64))
         return _varies(value)
 
     def along(self, value: Value, dim: int) -> Tensor:

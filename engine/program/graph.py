@@ -190,6 +190,7 @@ class Graph:
         notes: what could not be recorded, for the reader.
         guards: comparisons of sizes in the model's code, which have to come out as they did.
         written: names of what is stored and written to while the model runs.
+        weights: module and name of each attribute in which a run leaves what is made of parameters and buffers alone.
         changing: names of buffers whose numbers are known of no call but the recorded one.
         constants: what was declared to be constant.
         varying: numbers among arguments, by index of the node and place, that were others at another size.
@@ -230,6 +231,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     guards: tuple[Any, ...] = ()
     written: frozenset[str] = frozenset()
+    weights: frozenset[tuple[str, str]] = frozenset()
     exits: Mapping[int, str] = field(default_factory=dict)
     changing: frozenset[str] = frozenset()
     constants: tuple[str, ...] | None = None

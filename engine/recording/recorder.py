@@ -8,7 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,7 @@ class Recorder(TorchDispatchMode):
         self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
         self._written: set[str] = set()
+        self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self.others = OtherSizes()
@@ -142,6 +143,15 @@ class Recorder(TorchDispatchMode):
                 raise TraceError("A tensor that a replaced module makes inside outlives the call; exclude the module.")
             if id(tensor) in self._current and id(tensor) not in stored and not self._is_stored(self._read(tensor)):
                 self._exit(tensor, "outlives the call: something keeps it beside what forward returns")
+
+        self._weights |= set(self._computed_weights())
+
+    def _computed_weights(self) -> Iterator[tuple[str, str]]:
+        """Yield module and name of each attribute that holds what is made of parameters and buffers alone."""
+        for name, module in distinct_modules(self._model).items():
+            for key, held in vars(module).items():
+                if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
+                    yield name, key
 
     def _is_stored(self, value: Value) -> bool:
         """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
@@ -234,6 +244,7 @@ class Recorder(TorchDispatchMode):
             notes=tuple(self.notes),
             guards=tuple(g for g in self._guards if g.decides),
             written=frozenset(self._written),
+            weights=frozenset(self._weights),
             changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),

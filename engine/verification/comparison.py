@@ -31,6 +31,8 @@ def _compare(reference: Observation, compacted: Observation, witness: Witness, t
         raise VerificationError("The compacted model takes another path through its code than the masked one.")
     worst, where = 0.0, "the output"
     for place, (old, new) in enumerate(zip(reference.outputs, compacted.outputs, strict=True)):
+        if old.dtype is torch.bool:
+            old, new = old.double(), new.double()
         scale = float(old.abs().max()) if old.numel() else 0.0
         if not math.isfinite(scale):
             raise _not_finite(f"output {place} " if place else "output ")

@@ -77,7 +77,9 @@ class Proof:
         self._graph, self._batch_dim, self._confidence = analysis.structure.graph, batch_dim, confidence
         self._exact = not any(norm.plain for norm in analysis.plan.widened)
         opaque = self._graph.opaque
-        self._witness = Witness.of(analysis) if self._exact else Witness((), (), (), (), opaque=opaque)
+        self._witness = (
+            Witness.of(analysis) if self._exact else Witness((), (), (), (), opaque=opaque, weights=self._graph.weights)
+        )
         self._rejected: list[tuple[Trial, str]] = []
         self._runs: list[_Run] = []
         self._apart = False  # whether a sample's outputs are known not to depend on the others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,13 +20,19 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
     return {name: dict(vars(module)) for name, module in distinct_modules(model).items()}
 
 
-def results_of(out: Any, model: nn.Module, before: Mapping[str, Mapping[str, Any]]) -> list[Tensor]:
+def results_of(
+    out: Any,
+    model: nn.Module,
+    before: Mapping[str, Mapping[str, Any]],
+    weights: Container[tuple[str, str]] = (),
+) -> list[Tensor]:
     """Return the tensors and floats in what a call returned, and in attributes that were set since.
 
     Args:
         out: what the call returned.
         model: as the call left it.
         before: what `attributes` gave before the call.
+        weights: module and name of attributes that hold what is made of parameters alone, which is no result.
 
     Example:
         >>> net = nn.Identity()
@@ -40,6 +46,10 @@ def results_of(out: Any, model: nn.Module, before: Mapping[str, Mapping[str, Any
     stored = set(map(id, stored_tensors(model).values()))
     for name, module in distinct_modules(model).items():
         for key, value in vars(module).items():
-            if key not in _OF_EVERY_MODULE and before.get(name, {}).get(key) is not value:
+            if (
+                key not in _OF_EVERY_MODULE
+                and (name, key) not in weights
+                and before.get(name, {}).get(key) is not value
+            ):
                 found += [t for t in results_in(value, seen) if id(t) not in stored]
     return found

@@ -58,6 +58,7 @@ class Witness:
         dims: channel dimension of each; -1 for what is counted, and not looked at.
         opaque: names of modules whose inside is not looked at.
         decided: whether the code may decide by data which way it goes.
+        weights: attributes in which a run leaves what is made of parameters alone, by module and name; no results.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
         sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
             that stays as wide inside as it was.
@@ -70,6 +71,7 @@ class Witness:
     sizes: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     opaque: tuple[str, ...] = ()
     decided: bool = False
+    weights: frozenset[tuple[str, str]] = frozenset()
 
     @functools.cached_property
     def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
@@ -111,7 +113,7 @@ class Witness:
         graph = analysis.structure.graph
         columns: list[Any] = [tuple(column) for column in zip(*rows, strict=True)] if rows else [()] * 5
         found, dims, before, after, sizes = columns
-        return cls(found, dims, before, after, sizes, graph.opaque, graph.decided)
+        return cls(found, dims, before, after, sizes, graph.opaque, graph.decided, graph.weights)
 
 
 def _span(analysis: Analysis, node: Node) -> Statistic | None:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 
+import engine
 from engine.verification.certify import Observation
 from engine.verification.comparison import compare
 from engine.verification.results import attributes, results_of
 from engine.verification.witness import Witness
+from tests.engine.exactness import randomised
 
 
 class Keeps(nn.Module):
@@ -42,3 +45,35 @@ def test_another_number_of_results_is_another_path() -> None:
     one.outputs, other.outputs = [torch.ones(2)], [torch.ones(2), torch.ones(2)]
     with pytest.raises(Exception, match="another path"):
         compare(one, other, Witness((), (), (), ()), 1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_a_weight_that_a_hook_computes_at_each_call_is_no_result() -> None:
+    """`weight_norm` of old sets the plain attribute ``weight`` before each forward; it narrows with the layer."""
+    model = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), weight_norm(nn.Conv1d(8, 6, 3)), nn.ReLU(), nn.Conv1d(6, 2, 1))
+    model = randomised(model)
+    mask = (torch.arange(8) % 2).double()
+    masks = {"0": {"weight": mask[:, None, None].expand(8, 2, 3), "bias": mask}}
+    speedup = engine.ModelSpeedup(model, torch.randn(2, 2, 16).double(), masks)
+    assert speedup.speedup_model()[2].in_channels == 4 and speedup.certificate.verified
+
+
+def test_truth_values_in_an_object_are_compared() -> None:
+    """As DETR hands its padding masks around beside the features."""
+
+    class Nested:
+        def __init__(self, tensors: Tensor, mask: Tensor) -> None:
+            self.tensors, self.mask = tensors, mask
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Nested:
+            return Nested(self.head(self.body(x).relu()), x[..., 0] > 0)
+
+    mask = (torch.arange(6) % 2).double()
+    masks = {"body": {"weight": mask[:, None].expand(6, 3), "bias": mask}}
+    speedup = engine.ModelSpeedup(randomised(Net()), torch.randn(2, 3).double(), masks)
+    assert speedup.speedup_model().body.out_features == 3 and speedup.certificate.verified

@@ -137,15 +137,16 @@ def test_a_product_of_activations_is_counted_beside_one_that_is_a_layer() -> Non
 def test_another_way_through_the_code_than_the_recorded_one_is_not_looked_at() -> None:
     """Where data decide how often a layer runs, positions mean nothing; outputs are compared all the same."""
 
-    def forward(m: Net, x: Tensor) -> Tensor:
-        x = torch.tanh(m.first(x))
-        for _ in range(1 + int(x[0, 0] > 0)):
+    def forward(m: Net, tokens: Tensor) -> Tensor:
+        x = torch.tanh(m.first(tokens))
+        for _ in range(1 + int(tokens[0, 0] > 0)):
             x = torch.tanh(m.middle(x))
         return m.last(x)
 
     model = randomised(Net(forward, first=nn.Linear(5, 8), middle=nn.Linear(8, 8), last=nn.Linear(8, 3)))
-    told = []
-    for example in torch.randn(6, 2, 5).double():
+    told, examples = [], torch.randn(6, 2, 5).double()
+    examples[:, 0, 0] = torch.tensor([1.0, -1.0] * 3)
+    for example in examples:
         small = copy.deepcopy(model)
         masks = dead(model, {"first": [1, 2], "middle": [1, 2]}, bias=True)
         speedup = engine.ModelSpeedup(small, example, masks)
