@@ -87,7 +87,7 @@ class State:
         tables = [(vars(m), attributes, type(m).__name__) for m, _, attributes in self._modules]
         for table, before, owner in (*tables, *((space, names, names["__name__"]) for space, names in self._names)):
             for name, value in before.items():
-                if _is_iterator(type(value)):
+                if _is_iterator(type(value)):  # type: ignore[arg-type]
                     table[name] = _copied(value, f"{owner}.{name}")
                     self._iterators = True
 
