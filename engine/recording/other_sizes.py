@@ -25,6 +25,9 @@ Key = tuple[str, str, str]
 
 _NUMBERS = 4
 
+# Sizes that are tried because a number in the code asks for them: no more, and none larger.
+_ACROSS, _LARGEST = 6, 8192
+
 _MODULES = re.compile(r"[\w.]+\.(?=\w)")
 Accepts = Callable[[Mapping[Axis, int]], bool]
 """Runs a model at other sizes; returns whether it accepts them."""
@@ -118,6 +121,26 @@ class OtherSizes:
                 return
             if sizes:
                 accepts(sizes)
+        for sizes in self._across(rest):
+            if not self.undecided():
+                return
+            accepts(sizes)
+
+    def _across(self, axes: Sequence[Axis]) -> list[dict[Axis, int]]:
+        """Return sizes around the numbers that undecided sizes are compared with, a few of them.
+
+        Where a layer in between makes a size smaller by some, the input is smaller by as many.
+        """
+        tries: list[dict[Axis, int]] = []
+        for guard in self.undecided():
+            bound = guard.expr.right
+            for leaf in _sizes_of(guard) if isinstance(bound, int) and axes else ():
+                change = bound - leaf.value.shape[leaf.dim]
+                for near in (-1, 0, 1):
+                    sizes = {axis: axis.size + change + near for axis in axes}
+                    if sizes not in tries and all(0 < size <= _LARGEST for size in sizes.values()):
+                        tries.append(sizes)
+        return tries[:_ACROSS]
 
     def _matters(self, axis: Axis) -> bool:
         """Whether code may decide by an axis: it does by sizes of the inputs themselves, or of what is computed."""
@@ -206,11 +229,17 @@ def _by_call(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
 
 
 def _steps(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
-    """Return which call follows which in each module: a loop that runs longer takes no other steps."""
+    """Return which call follows which in each module, and which calls make what it reads.
+
+    A loop that runs longer takes no other steps. A run that leaves a call out reads what came before it.
+    """
     last: dict[str, tuple[Any, ...]] = {}
-    found: set[tuple[Any, ...]] = set()
+    makers: dict[int, tuple[Any, ...]] = {}
+    steps: set[tuple[Any, ...]] = set()
     for node in nodes:
         step = (node.op, None if node.site is None else (node.site.code, node.site.line))
-        found.add((node.module, last.get(node.module), step))
+        steps.add((node.module, last.get(node.module), step))
+        steps.add((node.module, frozenset(makers.get(v.index) for v in node.inputs if not v.stored), step))
         last[node.module] = step
-    return found
+        makers.update((v.index, step) for v in node.outputs)
+    return steps

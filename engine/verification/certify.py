@@ -352,7 +352,9 @@ def _call(
     with observer.following(model):
         with observer:
             out = call_model(model, *arguments)
-        found.outputs = [t.detach().to("cpu", copy=True) for t in results_of(out, model, remains.before, witness.weights)]
+        found.outputs = [
+            t.detach().to("cpu", copy=True) for t in results_of(out, model, remains.before, witness.weights)
+        ]
     del out
     found.leaves = not decisions.repeats and remains.differ()
     comparable, found.strayed = observer.way.end(), observer.way.strayed

@@ -152,6 +152,51 @@ def _more_entries_than(x: Tensor) -> Tensor:
     return x.tanh() if x.shape[1] * x.shape[2] > 40 else x
 
 
+class _LoneSample(nn.Module):
+    """Statistics of one sample are none, so the norm is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if x.size(0) > 1:
+            x = self.norm(x)
+        return self.head(x.relu())  # type: ignore[no-any-return]
+
+
+class _ShortSentence(nn.Module):
+    """Sentences shorter than the largest kernel are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 8), nn.Linear(18, 3)
+        self.kernels = nn.ModuleList(nn.Conv1d(8, 6, k) for k in (2, 3, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).transpose(1, 2)
+        if x.size(2) < 5:
+            x = F.pad(x, (0, 5 - x.size(2)))
+        return self.head(torch.cat([kernel(x).relu().amax(2) for kernel in self.kernels], 1))  # type: ignore[no-any-return]
+
+
+class _SmallMap(nn.Module):
+    """Dilations that are larger than the map are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.dilated = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=d, dilation=d) for d in (1, 2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = y = self.stem(x)
+        for dilation, layer in zip((1, 2, 4), self.dilated, strict=True):
+            if min(x.shape[-2:]) > dilation:
+                y = y + layer(x).relu()
+        return self.head(y)  # type: ignore[no-any-return]
+
+
 class _Shifted(nn.Module):
     """Windows that are shifted by half, unless one covers the whole input."""
 
@@ -264,6 +309,27 @@ def _pooled(name: str, pool: Callable[[Tensor], Tensor], **more: Any) -> Trap:
 _SEQUENCES: Sequence[Use] = at((1, 8, 3), (2, 5, 3), (3, 13, 3))
 
 TRAPS = [
+    Trap(
+        name="a lone sample skips the norm",
+        source="VainF/DeepLabV3Plus-Pytorch, ASPPPooling",
+        make=_LoneSample,
+        example=lambda model: torch.zeros(4, 3, 6, 6, dtype=torch.float64),
+        uses=at((1, 3, 6, 6), (1, 3, 9, 7), (3, 3, 6, 6)),
+    ),
+    Trap(
+        name="a short sentence is padded",
+        source="TextCNN (Kim, 2014) in public code: sentences are padded to the largest kernel",
+        make=_ShortSentence,
+        example=lambda model: torch.zeros(2, 8, 6, dtype=torch.float64),
+        uses=at((1, 3, 6), (2, 2, 6), (2, 11, 6)),
+    ),
+    Trap(
+        name="a small map skips a dilation",
+        source="segmentation heads that leave out dilations larger than the map",
+        make=_SmallMap,
+        example=lambda model: torch.zeros(2, 3, 8, 8, dtype=torch.float64),
+        uses=at((1, 3, 2, 2), (2, 3, 3, 9), (2, 3, 17, 17)),
+    ),
     trap(
         "writes into a canvas",
         "torchvision GeneralizedRCNNTransform.batch_images; DETR NestedTensor",
