@@ -77,10 +77,13 @@ class State:
         tables = [attributes[name] for _, _, attributes in self._modules for name in _TABLES if name in attributes]
         self._tables = [(table, table.copy() if table else _EMPTY) for table in tables]
         roots = [value for _, _, attributes in self._modules for value in _own_values(attributes)]
-        roots += [value for _, attributes in classes for value in attributes.values() if _may_hold(value)]
-        roots += [value for _, names in self._names for value in names.values() if _may_hold(value)]
         self._iterators = False
         self._contents = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored, *modules))
+        names = [*(attributes for _, attributes in classes), *(names for _, names in self._names)]
+        shared = [value for table in names for value in table.values() if _may_hold(value)]
+        # what a Python module holds of other packages (loggers, registries) is no state of a model
+        packages = {cls.__module__.partition(".")[0] for cls, _ in classes}
+        self._shared = Snapshot(shared, model, skip=(*stored, *modules), packages=packages)
 
     def lend_iterators(self) -> None:
         """Let the body advance copies of the iterators among the attributes."""
@@ -98,7 +101,7 @@ class State:
             return True
         classes = [(cls, name, value) for cls, attributes in self._classes for name, value in attributes.items()]
         changed = any(vars(cls).get(name) is not value for cls, name, value in classes)
-        return changed or self._iterators or self._contents.differs()
+        return changed or self._iterators or self._contents.differs() or self._shared.differs()
 
     def restore(self) -> None:
         """Put back what changed."""
@@ -116,6 +119,7 @@ class State:
         for space, names in self._names:
             _restore_names(space, names)
         self._contents.restore()
+        self._shared.restore()
         for tensor, data in self._memory:
             if not _same_memory(tensor, data):
                 tensor.data = data

@@ -12,7 +12,7 @@ import random
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 __all__ = ["Snapshot"]
 
 _MOST = 20_000
+_PYTHON = frozenset({"_contextvars", "_thread", "_weakref", "builtins", "collections", "functools", "types", "weakref"})
 """Objects that are looked into; what is further away from the model than so many others is not part of it."""
 
 _LARGE = 10_000
@@ -55,6 +56,7 @@ class Snapshot:
         roots: where to start.
         owner: the model; an object that holds it is not part of it (a trainer), and not looked into.
         skip: what somebody else looks after.
+        packages: whose objects are looked into, beside those of Python itself; all by default.
 
     Example:
         >>> cache = {"sizes": [1, 2]}
@@ -66,8 +68,14 @@ class Snapshot:
         {'sizes': [1, 2]}
     """
 
-    def __init__(self, roots: Iterable[Any], owner: nn.Module | None = None, skip: Iterable[Any] = ()) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        roots: Iterable[Any],
+        owner: nn.Module | None = None,
+        skip: Iterable[Any] = (),
+        packages: Container[str] | None = None,
+    ) -> None:
+        self._owner, self._packages = owner, packages
         self._seen: dict[int, Any] = {id(value): value for value in skip}
         self._kept: list[_Kept] = []
         waiting, most = deque(roots), _MOST + len(self._seen)
@@ -104,7 +112,7 @@ class Snapshot:
 
     def _attributes(self, value: Any) -> Iterator[Any]:
         """Keep the attributes of an object, and yield those with slots of their own, and the table of the others."""
-        if isinstance(value, Tensor) or not _is_own(value) or self._holds_owner(value):
+        if isinstance(value, Tensor) or not _is_own(value) or self._is_foreign(value) or self._holds_owner(value):
             return
         table = _table(value)
         if table is not None:
@@ -117,6 +125,11 @@ class Snapshot:
                 content = (member, _ABSENT)
             self._kept.append(_Kept(value, content, _same_slot, _write_slot))
             yield content[1]
+
+    def _is_foreign(self, value: Any) -> bool:
+        """Whether an object is of a class of another package than those that are looked into."""
+        package = type(value).__module__.partition(".")[0]
+        return self._packages is not None and package not in _PYTHON and package not in self._packages
 
     def _holds_owner(self, value: Any, depth: int = 3) -> bool:
         if self._owner is None or isinstance(value, (nn.Module, *_BUILT_IN)):
