@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -56,3 +57,22 @@ def test_it_is_as_it_was_after_an_error() -> None:
             assert gc.isenabled() == enabled
         finally:
             gc.enable()
+
+
+def test_it_stays_off_until_the_last_thread_is_done() -> None:
+    """A thread that ends first does not switch it on for the others."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with uncollected():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait(10)
+    with uncollected():
+        leave.set()
+        thread.join(10)
+        assert not gc.isenabled()
+    assert gc.isenabled()
