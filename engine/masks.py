@@ -78,7 +78,7 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
         model: whose parameters they mask. The names of a tied parameter share the product of their masks.
 
     Raises:
-        MaskError: for an unknown module or parameter, a wrong shape, or entries that are not 0 or 1.
+        MaskError: for an unknown module or parameter, a wrong shape, no entries, or entries that are not 0 or 1.
     """
     modules = dict(modules_of(model))
     parameters = parameters_of(model)
@@ -111,7 +111,14 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
         raise MaskError(f"The mask of {name!r} is a {type(mask).__name__}, not a tensor.")
     if tuple(mask.shape) != shape:
         raise MaskError(f"The mask of {name!r} has shape {tuple(mask.shape)}; the parameter has {shape}.")
-    mask = narrowed(mask.detach())
+    if mask.is_meta:
+        raise MaskError(f"The mask of {name!r} is on the meta device and has no entries; make it on a real one.")
+    mask = mask.detach()
+    if mask.layout is not torch.strided:
+        mask = mask.to_dense()
+    if mask.is_floating_point() and mask.dtype.itemsize == 1:  # few ops take such floats
+        mask = mask.float()
+    mask = narrowed(mask)
     mask = next(_uniform(mask), mask).cpu()
     numbers = (mask.float() if mask.is_floating_point() and mask.dtype not in _NUMPY else mask).numpy()
     kept = np.asarray(numbers != 0)

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from engine.errors import InputError, TraceError
 from engine.ops.draws import entrywise
@@ -35,7 +36,7 @@ from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
-from engine.program.stored import distinct_modules
+from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.around import around
 from engine.recording.attributes import Setting, Settings, course
@@ -101,6 +102,9 @@ def check_model(model: Any) -> None:
         raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
     if not isinstance(model, nn.Module):
         raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
+    lazy = next((name for name, tensor in stored_tensors(model).items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise InputError(f"{lazy!r} has no shape yet: run the model once, so that its lazy layers get their sizes.")
     for name, module in distinct_modules(model).items():
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(

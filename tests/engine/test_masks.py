@@ -217,3 +217,13 @@ def test_nan_in_a_mask_is_no_uniform_row() -> None:
     mask[2] = torch.nan
     with pytest.raises(MaskError, match="other than 0 and 1"):
         canonical_masks({"": {"weight": mask}}, nn.Linear(3, 4))
+
+
+def test_masks_in_forms_that_few_ops_take() -> None:
+    """A sparse mask and one in eight-bit floats are as good as a dense one; one without entries is refused."""
+    net, mask = nn.Linear(3, 2), torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    for form in (mask.to_sparse(), mask.to(torch.float8_e4m3fn)):
+        [canonical] = canonical_masks({"": {"weight": form}}, net).values()
+        assert torch.equal(canonical.expand(2, 3), mask.bool())
+    with pytest.raises(MaskError, match="meta device"):
+        canonical_masks({"": {"weight": mask.to("meta")}}, net)

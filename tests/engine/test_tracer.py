@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import engine
 from engine.errors import InputError, TraceError
@@ -231,3 +232,11 @@ def test_no_hooks_are_left() -> None:
     engine.trace(model, torch.ones(2, 3))
     tables = {name: value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_f")}
     assert tables and not any(tables.values())
+
+
+def test_a_layer_without_a_shape_is_named_and_left_alone() -> None:
+    """A lazy layer gets its sizes from the first call, which recording must not be."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LazyConv2d(2, 1))
+    with pytest.raises(InputError, match="'1.weight' has no shape yet"):
+        engine.trace(model, torch.zeros(1, 3, 4, 4))
+    assert is_lazy(model[1].weight) and model(torch.zeros(1, 3, 4, 4)).shape == (1, 2, 4, 4)
