@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
@@ -38,6 +39,16 @@ _LEAVES_CONSTANTS = (
 )
 
 _TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
+_NO_STEP = (
+    "Train mode is exact by the rules; no training step was compared, since several processes take part in one and "
+    "might wait for each other."
+)
+
+
+def _trains_together() -> bool:
+    """Whether a training step may wait for other processes, as a synchronised norm does."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 class ModelSpeedup:
@@ -169,10 +180,13 @@ class ModelSpeedup:
         if training and not in_train:
             raise VerificationError(_LEAVES_CONSTANTS)
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
-        certificate = Certificate(exact_in_train=in_train, exact=exact, notes=(*notes, *plan.notes))
         verify = self._confidence > 0 and not plan.is_empty
+        if verify and in_train and _trains_together():
+            notes = (*notes, _NO_STEP)
+        certificate = Certificate(exact_in_train=in_train, exact=exact, notes=(*notes, *plan.notes))
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
-        step = self._step(analysis, proof) if in_train and proof is not None else None
+        compares = in_train and not _trains_together()
+        step = self._step(analysis, proof) if compares and proof is not None else None
         entries = self._entries(analysis, in_train) if verify and exact else None
         change = plan.prepare(self._model, optimizer, self._functions)
         try:

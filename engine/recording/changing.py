@@ -21,7 +21,7 @@ from engine.errors import InputError
 from engine.program.stored import modules_of, parameters_of, stored_tensors
 from engine.recording.attributes import Attribute
 from engine.recording.memos import spaces_of
-from engine.source.writers import EVERYTHING, written_attributes
+from engine.source.writers import EVERYTHING, written_attributes, written_by_modules
 
 __all__ = ["Changing"]
 
@@ -62,6 +62,7 @@ class Changing:
         opaque: Collection[str] = (),
     ) -> None:
         self._written = written_attributes(model)
+        self._by_modules = written_by_modules(model)
         self._constants = tuple(constants or ())
         self._matched: set[str] = set()
         self._tensors: dict[int, Tensor] = {}
@@ -111,7 +112,7 @@ class Changing:
             if buffer is None:
                 continue
             declared = self._declared(prefix + name) or prefix + name in self._fixed
-            if declared or _is_understood(module, name, self._written[type(module)]):
+            if declared or _is_understood(module, name, self._written[type(module)], self._by_modules):
                 self._fixed.add(prefix + name)
             elif self._may_change(module, name) or _suggests_change(buffer, name in module._non_persistent_buffers_set):
                 self.names.add(prefix + name)
@@ -139,12 +140,16 @@ _SETTABLE = (type(None), bool, int, float, str)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
 
 
-def _is_understood(module: nn.Module, name: str, written: Collection[str]) -> bool:
-    """Whether a buffer is a statistic of a batch norm, or a mask of `torch.nn.utils.prune`."""
+def _is_understood(module: nn.Module, name: str, written: Collection[str], by_modules: Collection[str]) -> bool:
+    """Whether a buffer is a statistic of a batch norm, or a mask of `torch.nn.utils.prune`.
+
+    Statistics are estimated anew by code beside a model, in a callback say, as they are by training; what the model's
+    own modules write there comes back in its next call.
+    """
     if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in module._parameters:
         return True
     if isinstance(module, nn.modules.batchnorm._NormBase):
-        return name not in written
+        return name not in by_modules
     statistics = all(module._buffers.get(key) is not None for key in _STATISTICS)
     return statistics and not {*_STATISTICS, name, EVERYTHING}.intersection(written)
 

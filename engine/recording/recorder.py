@@ -155,10 +155,15 @@ class Recorder(TorchDispatchMode):
 
     def _is_stored(self, value: Value) -> bool:
         """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
-        if value.producer is None:
-            return value.stored
-        inputs = self._nodes[value.producer].inputs
-        return bool(inputs) and all(self._is_stored(v) for v in inputs)
+        waiting, seen = [value], {value.index}
+        while waiting:
+            value = waiting.pop()
+            inputs = () if value.producer is None else self._nodes[value.producer].inputs
+            if not inputs and not value.stored:
+                return False
+            waiting += [v for v in inputs if v.index not in seen]
+            seen.update(v.index for v in inputs)
+        return True
 
     def _exit(self, tensor: Tensor, how: str) -> None:
         value = self._read(tensor)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.program.stored import modules_of
 
-__all__ = ["EVERYTHING", "written_attributes"]
+__all__ = ["EVERYTHING", "written_attributes", "written_by_modules"]
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
 EVERYTHING = "*"
@@ -74,6 +74,20 @@ def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
         own = [_of_class(base) for base in kind.__mro__ if not _is_torch(base)]
         found[kind] = anywhere.union(*(names.own | names.others for names in own))
     return found
+
+
+def written_by_modules(model: nn.Module) -> frozenset[str]:
+    """Return the names of the attributes that the classes of a model's modules write to, on whatever object.
+
+    Example:
+        >>> class Adapts(nn.Module):
+        ...     def forward(self, x):
+        ...         self.norm.running_mean = x.mean((0, 2, 3))
+        >>> sorted(written_by_modules(Adapts()))
+        ['running_mean']
+    """
+    classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not _is_torch(base)}
+    return frozenset[str]().union(*(names.own | names.others for names in map(_of_class, classes)))
 
 
 def _is_torch(cls: type) -> bool:

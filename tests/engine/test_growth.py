@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import engine
 
-STEPS = (8, 16, 32)
+STEPS = (12, 24, 48)
 ENGINE = Path(engine.__file__).parent
 
 
