@@ -187,7 +187,7 @@ class ModelSpeedup:
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
         compares = in_train and not _trains_together()
         step = self._step(analysis, proof) if compares and proof is not None else None
-        entries = self._entries(analysis, in_train) if verify and exact else None
+        entries = self._entries(analysis, in_train) if verify and exact and not _trains_together() else None
         change = plan.prepare(self._model, optimizer, self._functions)
         try:
             change.commit()

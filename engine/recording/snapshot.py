@@ -134,7 +134,7 @@ class Snapshot:
     def _holds_owner(self, value: Any, depth: int = 3) -> bool:
         if self._owner is None or isinstance(value, (nn.Module, *_BUILT_IN)):
             return False
-        for other in (_table(value) or {}).values():
+        for other in list((_table(value) or {}).values()):  # a look at one may fill another
             if other is self._owner or (depth and _table(other) is not None and self._holds_owner(other, depth - 1)):
                 return True
         return False
