@@ -40,8 +40,8 @@ _LEAVES_CONSTANTS = (
 
 _TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
 _NO_STEP = (
-    "Train mode is exact by the rules; no training step was compared, since several processes take part in one and "
-    "might wait for each other."
+    "No training step and no entry was compared, since several processes take part in them and might wait for each "
+    "other: what is said of train mode holds by the rules alone."
 )
 
 
@@ -181,7 +181,7 @@ class ModelSpeedup:
             raise VerificationError(_LEAVES_CONSTANTS)
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
         verify = self._confidence > 0 and not plan.is_empty
-        if verify and in_train and _trains_together():
+        if verify and (in_train or self._graph.entries) and _trains_together():
             notes = (*notes, _NO_STEP)
         certificate = Certificate(exact_in_train=in_train, exact=exact, notes=(*notes, *plan.notes))
         proof = Proof(self._model, analysis, self._masks or {}, self._batch_dim, self._confidence) if verify else None
