@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from engine.program.garbage import uncollected
+
 __all__ = ["Snapshot"]
 
 _MOST = 20_000
@@ -79,21 +81,24 @@ class Snapshot:
         self._seen: dict[int, Any] = {id(value): value for value in skip}
         self._kept: list[_Kept] = []
         waiting, most = deque(roots), _MOST + len(self._seen)
-        while waiting and len(self._seen) < most:
-            value = waiting.popleft()
-            if type(value) not in _EXACT and id(value) not in self._seen and not isinstance(value, _ATOMS):
-                self._seen[id(value)] = value
-                waiting.extend(self._look_into(value))
+        with uncollected():  # what a collection frees leaves weak tables while they are read
+            while waiting and len(self._seen) < most:
+                value = waiting.popleft()
+                if type(value) not in _EXACT and id(value) not in self._seen and not isinstance(value, _ATOMS):
+                    self._seen[id(value)] = value
+                    waiting.extend(self._look_into(value))
 
     def differs(self) -> bool:
         """Whether anything changed."""
-        return any(not same(holder, content) for holder, content, same, _ in self._kept)
+        with uncollected():
+            return any(not same(holder, content) for holder, content, same, _ in self._kept)
 
     def restore(self) -> None:
         """Put back what changed."""
-        for holder, content, same, write in self._kept:
-            if not same(holder, content):
-                write(holder, content)
+        with uncollected():
+            for holder, content, same, write in self._kept:
+                if not same(holder, content):
+                    write(holder, content)
 
     def _look_into(self, value: Any) -> Iterable[Any]:
         """Keep what is in a value, and return what to look into next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import functools
+import gc
 import itertools
 import random
 import types
@@ -314,3 +315,21 @@ def test_what_did_not_change_is_not_written() -> None:
     version = tensor._version
     Snapshot([tensor, log, Frozen({"a": 1})]).restore()
     assert tensor._version == version and log.writes == 0
+
+
+def test_weak_tables_that_a_collection_empties() -> None:
+    """A search for cycles in the middle of a look does not change what is looked at."""
+
+    class Held:
+        """Refers to itself, so that only a collection frees it."""
+
+        def __init__(self) -> None:
+            self.own = self
+
+    table = weakref.WeakKeyDictionary({Held(): index for index in range(2000)})
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50)
+    try:
+        Snapshot([table.data, table]).restore()
+    finally:
+        gc.set_threshold(*thresholds)
