@@ -33,7 +33,7 @@ from engine.ops.opaque import LITERAL
 from engine.ops.spread import apart
 from engine.ops.wide import plain_norms, spans_of
 from engine.program.entries import Entry, entries_of
-from engine.program.expressions import AttributeOf
+from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, stored_tensors
@@ -198,6 +198,7 @@ def _recording(
         scope.enter_context(plain_norms(model))
         scope.enter_context(_module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
+        recorder.coefficients.lend()
         for name, m in modules.items():
             vars(m).update(tagged(m, functools.partial(_size_of, name)))
         yield stack
@@ -258,7 +259,7 @@ def _record(
         _run(recorder, model, opaque, *inputs[0], [], "eval")
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
-    outputs = recorder.left(start)
+    outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
     train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls, entrywise)
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
@@ -266,6 +267,7 @@ def _record(
         try:
             with switches.answering(otherwise=way.switch):
                 _run(recorder, model, opaque, *inputs[0], way.train, "train")
+            decisions += [(recorder.since(mark)[1], way)] if way.switch is None else []
             recorder.drop_if_repeated(mark, shapes=True)
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
@@ -273,6 +275,10 @@ def _record(
     run = functools.partial(_run, recorder, model, opaque)
     _record_others(recorder, run, inputs, first, dynamic_dims)
     _record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
+    for guards, way in decisions:
+        recorder.notes += _record_coefficients(
+            recorder, functools.partial(run, *inputs[0], way.train, "train" if way.train else "other"), guards
+        )
     for entry in entries:
         _run_entry(recorder, model, opaque, entry)
     return recorder
@@ -330,6 +336,23 @@ def _record_settings(
             f"Code sets {', '.join(missing)} later: only what runs at the present value was recorded. "
             "Name what stays in `constants`, or compact once it has its last value."
         )
+
+
+def _record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:
+    """Record what runs where floats that code compares are others; return what could not be recorded."""
+    missing: list[str] = []
+    for setting in recorder.coefficients.settings(guards):
+        mark = recorder.mark()
+        try:
+            run(setting)
+        except (*_NEEDS_DATA, TraceError):
+            missing += [f"{type(a.module).__name__}.{a.name}" for a, _ in setting]
+            recorder.drop(mark)
+            continue
+        if not recorder.others.add(*recorder.since(mark)):
+            recorder.drop(mark)
+    names = ", ".join(dict.fromkeys(missing))
+    return [f"Code compares {names}: only what runs at the present value was recorded."] if missing else []
 
 
 @dataclasses.dataclass(frozen=True)

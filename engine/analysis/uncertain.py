@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.analysis.amounts import none_known
 from engine.program.graph import Node, Value
 
 __all__ = ["agreeing", "amounts", "place_of", "widened"]
@@ -53,11 +54,11 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
         node: of a graph.
         numbers: those that may follow from data.
     """
-    found = []
-    for name in _typed(node, ("int", "Int")):
+    found, whole = [], [number for number in numbers if isinstance(number, int)]
+    for name in _typed(node, ("int", "Int")) if whole else ():
         value = node.args[name]
         items = value if isinstance(value, (list, tuple)) else [value]
-        places = [p for p, item in enumerate(items) if isinstance(item, int) and item in numbers]
+        places = [p for p, item in enumerate(items) if isinstance(item, int) and item in whole]
         if "dim" not in name and any((name, place) not in node.sizes for place in places):
             found.append(name)
     return found
@@ -87,7 +88,7 @@ def agreeing(
     if amounts(node, numbers) and (dim is None or known(node.inputs[0]).size(dim) > 1):
         return None
     found = compute(node)
-    for other in _others(node, numbers) if found is not None else ():
+    for other in _others(node, numbers) if found is not None and not none_known(found) else ():
         try:
             again = compute(other)
         except (ArithmeticError, RuntimeError, ValueError):  # the op takes no such number

@@ -18,6 +18,7 @@ __all__ = [
     "AttributeOf",
     "Expr",
     "Guard",
+    "NumberOf",
     "ShapeOf",
     "describe",
     "evaluate",
@@ -42,6 +43,15 @@ class AttributeOf:
 
 
 @dataclass(frozen=True)
+class NumberOf:
+    """A float attribute of a module, as it is now."""
+
+    module: str
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
 class Apply:
     """An arithmetic operation on expressions, or a comparison; ``sqrt`` and the like have nothing on their right."""
 
@@ -50,7 +60,7 @@ class Apply:
     right: Expr
 
 
-Expr = int | float | ShapeOf | AttributeOf | Apply
+Expr = int | float | ShapeOf | AttributeOf | NumberOf | Apply
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,8 @@ def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: C
         return shape(expr.value)[expr.dim]
     if isinstance(expr, AttributeOf):
         return attribute(expr)
+    if isinstance(expr, NumberOf):
+        return expr.value
     if isinstance(expr, Apply) and expr.symbol in UNARY:
         return UNARY[expr.symbol](evaluate(expr.left, shape, attribute))
     if isinstance(expr, Apply):
@@ -120,7 +132,7 @@ def leaves(expr: Expr) -> Iterator[ShapeOf | AttributeOf]:
     if isinstance(expr, Apply):
         yield from leaves(expr.left)
         yield from leaves(expr.right)
-    elif not isinstance(expr, (int, float)):
+    elif not isinstance(expr, (int, float, NumberOf)):
         yield expr
 
 
@@ -128,7 +140,7 @@ def describe(expr: Expr) -> str:
     """Return an expression as a reader would write it."""
     if isinstance(expr, ShapeOf):
         return f"shape[{expr.dim}]"
-    if isinstance(expr, AttributeOf):
+    if isinstance(expr, (AttributeOf, NumberOf)):
         return f"{expr.module + '.' if expr.module else ''}{expr.name}"
     if isinstance(expr, Apply) and expr.symbol in UNARY:
         return f"{expr.symbol}({describe(expr.left)})"

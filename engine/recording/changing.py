@@ -1,9 +1,9 @@
 """Which buffers and other tensors that a model holds may be others at its next call: these are inputs, not constants.
 
-A tensor's numbers are constant where no code writes to it, and nothing suggests that somebody outside sets it: a single
-number is a coefficient, a flag or a counter, and a tensor of one number throughout waits for others (a gate that is
-closed, a queue that is empty). Statistics of batch norms and masks of `torch.nn.utils.prune` are what they are taken
-for, and parameters are the masks' and the optimizer's matter.
+A tensor's numbers are constant where no code writes to it, and they cannot be what somebody outside sets: tables of
+indices, and what the constructor computes anew each time and holds no zero and no one, which open and close paths.
+Statistics of batch norms and masks of `torch.nn.utils.prune` are what they are taken for, and parameters are the masks'
+and the optimizer's matter. Any other buffer is a gate, a mask, a coefficient, or comes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.errors import InputError
 from engine.program.stored import modules_of, parameters_of, stored_tensors
 from engine.recording.attributes import Attribute
 from engine.recording.memos import spaces_of
+from engine.source.coefficients import coefficients
 from engine.source.writers import EVERYTHING, written_attributes, written_by_modules
 
 __all__ = ["Changing"]
@@ -42,13 +43,14 @@ class Changing:
     Attributes:
         names: those that are registered, by every name.
         attributes: numbers, switches and text in attributes that code sets later.
+        coefficients: floats of zero or one in attributes that no code sets, by owner and name.
 
     Raises:
         InputError: where a pattern matches nothing.
 
     Example:
         >>> model = nn.Module()
-        >>> model.register_buffer("table", torch.arange(4.0))
+        >>> model.register_buffer("table", torch.arange(4))
         >>> model.register_buffer("gate", torch.zeros(1))
         >>> sorted(Changing(model).names), sorted(Changing(model, constants=["gate"]).names)
         (['gate'], [])
@@ -68,6 +70,7 @@ class Changing:
         self._tensors: dict[int, Tensor] = {}
         self.names: set[str] = set()
         self.attributes: list[Attribute] = []
+        self.coefficients: dict[tuple[str, str], nn.Module] = {}
         inside = tuple(f"{name}." for name in opaque)
         self._fixed = {*parameters_of(model), *(name for name in stored_tensors(model) if name.startswith(inside))}
         for prefix, module in modules_of(model):
@@ -118,6 +121,9 @@ class Changing:
                 self.names.add(prefix + name)
 
     def _look_at_attributes(self, prefix: str, module: nn.Module) -> None:
+        for name, _ in coefficients(module):
+            if not (name in self._written[type(module)] or self._declared(prefix + name)):
+                self.coefficients[prefix.removesuffix("."), name] = module
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:
                 continue
@@ -158,10 +164,12 @@ def _suggests_change(tensor: Tensor, derived: bool) -> bool:
     """Whether somebody outside may set it, as far as its numbers show; ``derived``: whether no checkpoint holds it."""
     if tensor.numel() <= 1:
         return True
-    if derived or tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
-        return False
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+        return not derived
+    index = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     with torch.no_grad():
-        return bool((tensor == tensor.reshape(-1)[0]).all())
+        switches = (tensor == 0) | (tensor == 1)
+        return bool(switches.all()) if index else not derived or bool(switches.any())
 
 
 def _held(values: Any) -> Iterator[Tensor]:

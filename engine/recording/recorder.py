@@ -18,12 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from engine.errors import TraceError
-from engine.program.expressions import Expr, Guard
+from engine.program.expressions import Expr, Guard, leaves
 from engine.program.graph import Graph, Node, Origin, Value, map_values, walk_values
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.changing import Changing
+from engine.recording.coefficients import Coefficients
 from engine.recording.escapes import outliving
 from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
@@ -172,6 +173,11 @@ class Recorder(TorchDispatchMode):
             self._exits[value.index] = how + maker
             self._outputs.append(value)
 
+    @property
+    def coefficients(self) -> Coefficients:
+        """The floats in attributes that somebody outside may set."""
+        return Coefficients({} if self._changing is None else self._changing.coefficients)
+
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is part of the program, and no module that is not looked into runs."""
         key = id(tensor)
@@ -247,7 +253,7 @@ class Recorder(TorchDispatchMode):
             args=args,
             kwargs=kwargs,
             notes=tuple(self.notes),
-            guards=tuple(g for g in self._guards if g.decides),
+            guards=tuple(g for g in self._guards if g.decides and any(True for _ in leaves(g.expr))),
             written=frozenset(self._written),
             weights=frozenset(self._weights),
             changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
@@ -430,7 +436,7 @@ class Recorder(TorchDispatchMode):
             if "dim" not in name and not isinstance(value, Value):
                 for position, number in enumerate(numbers_in(value)):
                     expr = self._provenance.match(number)
-                    if not isinstance(expr, (int, float)):
+                    if any(True for _ in leaves(expr)):
                         found[name, position] = expr
         return found
 

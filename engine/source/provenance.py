@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from engine.program.expressions import Apply, Expr, Guard, ShapeOf
 from engine.program.graph import Value
 from engine.program.trees import tensors_in
+from engine.source.coefficients import settable
 from engine.source.literals import unsettled
 from engine.source.sites import Site, user_site
 from engine.source.sizes import (
@@ -199,7 +200,7 @@ class Provenance(TorchFunctionMode):
             self._leave(self.numbers)
             self.numbers = list(numbers_in((args, kwargs)))
             self.site = user_site(name, _take_reflected(self.numbers))
-            self.uncertain = self._uncertain((args, kwargs)) if self.reads else []
+            self.uncertain = [*(self._uncertain((args, kwargs)) if self.reads else ()), *settable(self.numbers)]
             result = func(*args, **kwargs)
             if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
                 self._follow(name, func, (*args, *kwargs.values()), result)

@@ -24,6 +24,10 @@ class Queue(nn.Module):
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
         self.register_buffer("table", torch.arange(4.0))
         self.register_buffer("gate", torch.ones(4))
+        self.register_buffer("mask", torch.tensor([0, 1, 1, 0]))
+        self.register_buffer("order", torch.tensor([0, 2, 1, 3]))
+        self.register_buffer("kernel", torch.tensor([0.25, 0.5]), persistent=False)
+        self.register_buffer("steps", torch.tensor([0.5, 1.0]), persistent=False)
         self.register_buffer("empty", torch.zeros(4), persistent=False)
         self.plain, self.cache = torch.randn(3), {"key": torch.randn(3)}
 
@@ -34,11 +38,11 @@ class Queue(nn.Module):
 
 
 def test_what_may_change() -> None:
-    """What code writes to, single numbers and uniform ones; tables do not, nor what no checkpoint holds."""
+    """All but tables of indices, and what the constructor computes without a zero or a one."""
     model = Queue()
     changing = Changing(model)
-    assert changing.names == {"queue", "pointer", "gate"}
-    assert model.cache["key"] in changing and model.plain not in changing
+    assert changing.names == {"queue", "pointer", "table", "gate", "empty", "mask", "steps"}
+    assert model.cache["key"] in changing and model.plain in changing
 
 
 def test_what_is_understood() -> None:
@@ -58,7 +62,7 @@ def test_arguments() -> None:
     assert cache.keys[0] in Changing(nn.ReLU(), ((cache,), {}))
 
 
-@pytest.mark.parametrize("constants", [["queue", "pointer", "gate"], ["*"]])
+@pytest.mark.parametrize("constants", [["queue", "pointer", "table", "gate", "empty", "mask", "steps"], ["*"]])
 def test_a_declaration(constants: list[str]) -> None:
     """Names and patterns."""
     assert not Changing(Queue(), constants=constants).names

@@ -1,0 +1,79 @@
+"""Floats of zero or one in attributes, while a model is recorded: lent as numbers that are known again, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from engine.program.expressions import Apply, Expr, Guard, NumberOf, evaluate
+from engine.recording.attributes import Attribute, Setting
+from engine.source.coefficients import is_coefficient, numbers_of
+from engine.source.sizes import Scalar
+
+__all__ = ["Coefficients"]
+
+_OTHERS = (0.25, 1.0, 0.0)
+
+
+class Coefficients:
+    """The floats of zero or one that somebody outside of a model may set.
+
+    Example:
+        >>> layer = nn.Module()
+        >>> layer.alpha = 0.0
+        >>> coefficients = Coefficients({("layer", "alpha"): layer})
+        >>> coefficients.lend()
+        >>> layer.alpha + 1, type(layer.alpha).__name__
+        (1.0, 'Scalar')
+        >>> guard = Guard(Apply(">", layer.alpha.expr, 0), False, "here")
+        >>> [[(str(a), value) for a, value in setting] for setting in coefficients.settings([guard])]
+        [[('layer.alpha', 0.25)]]
+    """
+
+    def __init__(self, modules: Mapping[tuple[str, str], nn.Module]) -> None:
+        self._modules = modules
+
+    def lend(self) -> None:
+        """Put numbers there that remember where they are from; `evaluation` puts back what was there."""
+        for (owner, name), module in self._modules.items():
+            value = getattr(module, name)
+            if is_coefficient(value):
+                vars(module)[name] = lent(owner, name, value)
+
+    def settings(self, guards: Iterable[Guard]) -> Iterator[Setting]:
+        """Yield what the numbers are instead, where code that compares them goes another way then.
+
+        Args:
+            guards: comparisons of a run.
+        """
+        compared = [(guard, number) for guard in guards if guard.decides for number in set(numbers_of(guard.expr))]
+        decided: set[tuple[Guard, NumberOf]] = set()
+        for value in _OTHERS:
+            turned = {(g, n) for g, n in compared if (g, n) not in decided and _outcome(g, n, value) != g.outcome}
+            decided |= turned
+            chosen = dict.fromkeys((n.module, n.name) for g, n in compared if (g, n) in turned)
+            if chosen:
+                yield [
+                    (Attribute(owner, self._modules[owner, name], name), lent(owner, name, value))
+                    for owner, name in chosen
+                ]
+
+
+def lent(owner: str, name: str, value: float) -> Scalar:
+    """Return a number that remembers of which attribute it is."""
+    return Scalar(value, NumberOf(owner, name, value))
+
+
+def _outcome(guard: Guard, number: NumberOf, value: float) -> Any:
+    def shape_of(other: Any) -> tuple[int, ...]:
+        return other.shape  # type: ignore[no-any-return]
+
+    return bool(evaluate(_replaced(guard.expr, number, value), shape_of, lambda leaf: 1))
+
+
+def _replaced(expr: Expr, number: NumberOf, value: float) -> Expr:
+    if isinstance(expr, Apply):
+        return Apply(expr.symbol, _replaced(expr.left, number, value), _replaced(expr.right, number, value))
+    return value if expr == number else expr
