@@ -1,4 +1,4 @@
-"""What an op declares about itself, the registry of these declarations, and what happens to an op without one."""
+"""Op rules: what the analyses need to know about an op, and the registry that holds them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
 
 Shapes = Callable[[Value], tuple[int, ...]]
-"""Gives the shape of a value: the recorded one, or the one it will have."""
+"""Returns the shape of a value: as recorded, or after compaction."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a number among an op's arguments has to be once tensors are smaller.
+    """The new value of a number among an op's arguments after tensors have been narrowed.
 
     Attributes:
-        argument: the argument's name and the position of the integer in it.
-        given: the number that was passed.
-        wanted: what it has to become.
-        expr: where the op itself takes the number from, for one that is no argument (what a mean divides by).
-        dim: the dimension of the output whose size the number is, for one that is.
+        argument: name of the argument and position of the integer in it.
+        given: the number as recorded.
+        wanted: the number required after narrowing.
+        expr: expression for a number that the op computes itself rather than takes as an argument (a mean's divisor).
+        dim: dimension of the output whose size the number is, if it is one.
     """
 
     argument: tuple[str, int]
@@ -46,12 +46,12 @@ class Demand:
 
 @dataclass(frozen=True)
 class Sample:
-    """A small network around one op, with an input, for the tests that every rule goes through.
+    """A small network around one op, with an input shape; every rule is tested on its samples.
 
     Attributes:
         make: builds the network.
         shape: shape of its input, batch first.
-        name: what it shows.
+        name: what the sample covers.
 
     Example:
         >>> def net():
@@ -68,12 +68,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Channels of a value: those that each have a share in all outputs, as in a norm over them, or those put out.
+    """Channels of a value, such as those that a norm's statistics span or an embedding produces.
 
     Attributes:
-        input: what is normalised, read or put out.
-        dim: the dimension of the channels.
-        groups: number of groups that have statistics of their own.
+        input: the value that is normalised, read or produced.
+        dim: dimension of the channels.
+        groups: number of channel groups with separate statistics.
     """
 
     input: Value
@@ -100,7 +100,7 @@ def _nothing(node: Node, shapes: Shapes) -> int:
 
 
 def as_recorded(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
-    """A number that is no size of a tensor (``x * heads``) stays what it is."""
+    """Keep numbers that are not the size of a tensor (``x * heads``) as recorded."""
     for name, position in node.sizes:
         number = list(numbers_in(node.args[name]))[position]
         yield Demand((name, position), number, number)
@@ -138,44 +138,45 @@ def _no_samples() -> Iterable[Sample]:
 
 @dataclass(frozen=True)
 class Rule:
-    """All that the engine knows of an op, or of several that behave alike.
+    """Everything the engine knows about an op, or about several ops that behave alike.
 
-    What is left out is the safe answer: the result varies, everything is used, nothing is counted. Labels have no safe
-    answer but freezing, so they are required.
+    Every omitted field has a safe default: the result varies, everything is used, nothing is counted. The only safe
+    default for labels would be to freeze everything, so ``labels`` is required.
 
     Attributes:
         ops: names of the ops (``Node.op``).
-        labels: passes slot labels from inputs to outputs and ties those that must go together.
-        constants: what is known of the outputs without running the model: one compact float64 array per output, NaN
-            where it varies; None if nothing is known.
-        use: passes on which entries of the inputs have an influence, given which entries of the outputs have.
-        macs: multiply-accumulates under given shapes.
-        elementwise: operations per output element, for counting in ``"full"`` mode.
-        demands: what its numbers have to become when slots are removed; by default they stay what they are.
-        attributes: integer attributes that the owner module needs under given shapes (``out_channels`` …).
-        contraction: how the op contracts channels with a weight, for those that do.
-        inner: for an op that contracts several times inside (a recurrent layer), each of these. Where input or output
-            are no values of their own, the weight stands for them: its columns and rows have the same slots.
-        magnitude: where an op scales directions (weight norm), the stored value of the scales, that of the directions,
-            and along which dimension there are several; masks close scales, and no direction, which must not be zero.
-        corrections: what to add to stored values, in full shape and float64, so that the op does the same with what
-            is left of others; NaN where nothing makes up for it. Given data by value, and which entries stay.
-        needs: what such an op cannot do without beside what it is given: of a dimension of a value, which indices.
-        produces: channels that an op other than a contraction puts out from parameters of its own (a table's columns).
-        absorbs: the stored value that takes up a constant added to the input (``value - constant``), for those that
-            can.
-        statistic: the channels that a norm's statistics span, for norms that can do without constant ones.
-        only_zeros: channels of which only those may go that are constantly zero, and that nothing has to stand in for.
-        refills: channels of which those may go that are constant, as the op puts their constants in their place.
-        normalises: whether it is a norm, whose output the certificate compares.
-        unchecked: whether the op reads on in memory where sizes do not fit, so that cuts must not be tried on it.
-        samples: small networks that exercise it.
+        labels: propagates slot labels from inputs to outputs and ties slots that have to be removed together.
+        constants: the outputs' constants, without running the model: one compact float64 array per output, NaN where it
+            varies; None if nothing is known.
+        use: marks the entries of the inputs that influence the used entries of the outputs.
+        macs: number of multiply-accumulates for the given shapes.
+        elementwise: operations per output element, counted in ``"full"`` mode.
+        demands: new values of the op's numeric arguments when slots are removed; unchanged by default.
+        attributes: integer attributes of the owner module for the given shapes (``out_channels`` …).
+        contraction: how the op contracts channels with a weight, if it does.
+        inner: the contractions inside an op that has several (a recurrent layer). Where an input or output is not a
+            value of the graph, the weight stands in for it: its columns and rows have the same slots.
+        magnitude: for an op that scales directions (weight norm), the stored scales, the stored directions, and the
+            dimension along which there are several. Masks zero the scales only, because a direction must not be zero.
+        corrections: amounts to add to stored values, in full shape and float64, so that the op computes the same from
+            the entries that remain; NaN where no correction exists. Takes the data by value, and the entries that are
+            kept.
+        needs: indices along a dimension of a value that the op also requires, given what is used.
+        produces: channels that an op other than a contraction produces from its own parameters (columns of a table).
+        absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
+            is one.
+        statistic: the channels that a norm's statistics span, for norms that can be corrected for constant channels.
+        only_zeros: channels that can be removed only if they are constantly zero and need no replacement.
+        refills: channels that can be removed if they are constant, because the op fills the constants in again.
+        normalises: whether the op is a norm, whose output the certificate compares.
+        unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
+        samples: small networks that exercise the op.
 
     Raises:
-        RuleError: by a `Registry`, where two rules claim an op.
+        RuleError: by a `Registry`, if two rules claim the same op.
 
     Example:
-        An op that changes each entry by itself; that is all there is to say where it is not looked into further:
+        An element-wise op needs nothing else:
 
         >>> def labels(node, labels):
         ...     labels.pass_on(node.inputs[0], node.output)
@@ -217,10 +218,10 @@ class Registry(Mapping[str, Rule]):
     """Rules by op name. Two rules for one op are an error; ``registry + rules`` is a new registry.
 
     Args:
-        rules: declarations, each of one or several ops.
+        rules: rules, each for one or several ops.
 
     Raises:
-        RuleError: where two rules claim an op.
+        RuleError: if two rules claim the same op.
 
     Example:
         >>> from engine.ops import RULES
@@ -242,7 +243,7 @@ class Registry(Mapping[str, Rule]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._rules)
 
-    __hash__ = object.__hash__  # registries are told apart by identity, so that what follows from one can be kept
+    __hash__ = object.__hash__  # registries compare by identity, so that results derived from them can be cached
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -254,15 +255,16 @@ class Registry(Mapping[str, Rule]):
         return Registry([*self.distinct(), *rules])
 
     def register(self, *rules: Rule) -> None:
-        """Add rules to this registry itself, for all that use it from now on; a graph of before keeps what it has.
+        """Add rules to this registry in place; existing graphs are unaffected.
 
-        ``RULES.register(mine)`` in the module that defines an op is how callbacks come to know it, in every process.
+        Call ``RULES.register(mine)`` in the module that defines an op to make the rule known to the callbacks of every
+        process.
 
         Args:
-            rules: declarations of ops that have none.
+            rules: rules for ops that have none yet.
 
         Raises:
-            RuleError: where an op has a rule already; nothing is added then.
+            RuleError: if an op already has a rule; nothing is added in that case.
 
         Example:
             >>> registry = Registry()
@@ -275,19 +277,19 @@ class Registry(Mapping[str, Rule]):
         self._rules = (self + rules)._rules
 
     def distinct(self) -> list[Rule]:
-        """Return the rules, each once."""
+        """Return each rule once."""
         return list({id(rule): rule for rule in self._rules.values()}.values())
 
     def rule(self, op: str) -> Rule:
-        """Return the rule of an op, or the one that freezes.
+        """Return the rule of an op, or the one that freezes everything for an unknown op.
 
         Args:
-            op: its name, as `Node.op`.
+            op: name of the op, as in `Node.op`.
         """
         return self._rules.get(op, UNKNOWN)
 
     def contraction(self, node: Node) -> Any:
-        """Return how a node contracts channels with a weight, or None.
+        """Return how a node contracts channels with a weight, or None if it does not.
 
         Args:
             node: a node of a graph.
@@ -296,7 +298,7 @@ class Registry(Mapping[str, Rule]):
         return None if rule.contraction is None else rule.contraction(node)
 
     def contractions(self, node: Node) -> Sequence[Contraction]:
-        """Return how a node contracts channels with weights: once, several times inside, or not at all.
+        """Return all contractions of a node with weights: one, several for a recurrent layer, or none.
 
         Args:
             node: a node of a graph.

@@ -1,4 +1,4 @@
-"""What the engine knows of ops: one file per family, every op named in exactly one place."""
+"""Op rules, one file per family; every op is named in exactly one place."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ _ATTENTION = {"heads": RULES, "dimensions": HEAD_DIMENSIONS}
 
 
 def set_attention(model: nn.Module, units: str) -> None:
-    """Say what is removed from a model's attention, wherever no rules are given: the callbacks give none.
+    """Choose whether a model's attention loses heads or head dimensions when no ``rules`` are passed, as in callbacks.
 
     Args:
-        model: its attribute ``attention_units`` says it from now on, in copies too.
-        units: ``"heads"``, which is the default, or ``"dimensions"`` of all heads.
+        model: gets the attribute ``attention_units``, which copies inherit.
+        units: ``"heads"`` (the default) or ``"dimensions"``, the same in all heads.
 
     Raises:
-        InputError: for other words.
+        InputError: for any other value.
 
     Example:
         >>> net = nn.MultiheadAttention(8, 2)
@@ -91,5 +91,5 @@ def set_attention(model: nn.Module, units: str) -> None:
 
 
 def rules_of(graph: Graph) -> Registry:
-    """Return the rules for a graph wherever none are given."""
+    """Return the default rules of a graph."""
     return _ATTENTION[graph.attention]

@@ -1,7 +1,7 @@
 """Attention: products of activations, softmax, scaled dot product attention.
 
-A head goes as a whole: its queries, keys and values. What is contracted between two activations stays whole, because no
-weight says which of its entries matter.
+Heads are removed as a whole: queries, keys and values. A dimension contracted between two activations is frozen,
+because no weight says which of its entries matter.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["EINSUM", "PRODUCT", "RULES", "letters_of"]
 
 
 def _pass_batch(labels: Labels, value: Value, target: Value, inner: int, reason: str) -> None:
-    """Pass a factor's layers on, aligned from the right; ``inner`` is summed over, so that nothing may depend on it."""
+    """Propagate an operand's labels, aligned from the right; ``inner`` is summed over, so slots along it are frozen."""
     for layer in labels.without(value, [inner], reason):
         labels.add(target, align(layer, target.ndim))
 
 
 def _fix_unknown(labels: Labels, node: Node, values: Iterable[Value], dims: Iterable[int]) -> None:
-    """An operand that spans a dimension without slots of its own fixes it."""
+    """Freeze the dimensions along which an operand has no slots of its own."""
     target = node.output
     for value in values:
         offset = target.ndim - value.ndim
@@ -48,7 +48,7 @@ def _factors(node: Node) -> tuple[Value, Value]:
 
 
 def _product_labels(node: Node, labels: Labels) -> None:
-    """``(…, m, k) @ (…, k, n)``: batch dimensions are tied, m and n pass, k stays whole."""
+    """``(…, m, k) @ (…, k, n)``: tie batch dimensions, propagate m and n, freeze k."""
     a, b = _factors(node)
     if a.ndim < 2 or b.ndim < 2:
         for value in node.inputs:
@@ -62,7 +62,7 @@ def _product_labels(node: Node, labels: Labels) -> None:
 
 
 def _product_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """Zero where either factor is zero along all that is summed over."""
+    """Zero where either factor is zero along the whole contracted dimension."""
     a, b = _factors(node)
     if a.ndim < 2 or b.ndim < 2:
         return None
@@ -88,7 +88,7 @@ def _product_macs(node: Node, shapes: Shapes) -> int:
 
 
 def _sum_labels(node: Node, labels: Labels) -> None:
-    """``beta * c + alpha * a @ b``, with which c meets as in a sum."""
+    """``beta * c + alpha * a @ b``: c combines with the product as in a sum."""
     _product_labels(node, labels)
     added, target = node.inputs[0], node.output
     labels.claim(added)
@@ -101,7 +101,7 @@ def _sum_labels(node: Node, labels: Labels) -> None:
 
 
 def _sum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """Zero where the product and what is added are."""
+    """Zero where both the product and the addend are zero."""
     product = _product_constants(node, constants)
     if product is None:
         return None
@@ -118,7 +118,7 @@ def _sum_used(node: Node, use: Use) -> None:
 
 
 def letters_of(node: Node) -> tuple[list[str], str] | None:
-    """Return the letters of each operand and of the result; None for an ellipsis or a letter that repeats."""
+    """Return the letters of each operand and of the result; None for an ellipsis or a repeated letter."""
     inputs, _, output = node.args["equation"].replace(" ", "").partition("->")
     terms = inputs.split(",")
     if "->" not in node.args["equation"]:
@@ -129,7 +129,7 @@ def letters_of(node: Node) -> tuple[list[str], str] | None:
 
 
 def _einsum_labels(node: Node, labels: Labels) -> None:
-    """Letters of the result are tied between operands, all others are contracted and stay whole."""
+    """Tie letters of the result between operands; freeze all others, which are contracted."""
     parsed = letters_of(node)
     if parsed is None:
         for value in (*node.inputs, *node.outputs):
@@ -149,7 +149,7 @@ def _einsum_labels(node: Node, labels: Labels) -> None:
 
 
 def _into_result(array: Tensor, term: str, output: str) -> Tensor:
-    """Bring an operand's array, of size 1 along contracted letters, into the order of the result."""
+    """Permute an operand's array, of size 1 along contracted letters, to the order of the result."""
     sizes = dict(zip(term, array.shape, strict=True))
     inner = [d for d, letter in enumerate(term) if letter not in output]
     order = [term.index(letter) for letter in output if letter in term] + inner
@@ -157,7 +157,7 @@ def _into_result(array: Tensor, term: str, output: str) -> Tensor:
 
 
 def _einsum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """Zero where an operand is zero along all that is contracted."""
+    """Zero where an operand is zero along all its contracted letters."""
     parsed = letters_of(node)
     if parsed is None:
         return None
@@ -171,7 +171,7 @@ def _einsum_constants(node: Node, constants: Constants) -> Sequence[Tensor] | No
 
 
 def _einsum_macs(node: Node, shapes: Shapes) -> int:
-    """The product of all sizes, for two operands."""
+    """The product of all sizes, once per additional operand."""
     terms = node.args["equation"].replace(" ", "").partition("->")[0].split(",")
     if len(terms) < 2 or letters_of(node) is None:
         return 0
@@ -185,7 +185,7 @@ def _einsum_macs(node: Node, shapes: Shapes) -> int:
 
 
 def _softmax_labels(node: Node, labels: Labels) -> None:
-    """What is summed over stays whole."""
+    """Freeze the dimension that is summed over."""
     source = node.inputs[0]
     dim = node.args["dim"] % source.ndim
     for layer in labels.without(source, [dim], f"{node!r} sums over it"):
@@ -205,26 +205,26 @@ def _heads(node: Node) -> tuple[Value, Value, Value]:
 
 
 def _shared(query: Value, other: Value) -> int | None:
-    """How many heads of the queries share one of the other's; None where the heads do not fit."""
+    """How many query heads share one head of the keys or values; None if the numbers of heads do not match."""
     if query.ndim < 4 or query.shape[:-3] != other.shape[:-3]:
         return 1 if query.shape[:-2] == other.shape[:-2] else None
     return query.shape[-3] // max(other.shape[-3], 1)
 
 
 def _repeated(array: Tensor, times: int) -> Tensor:
-    """Give every head of the queries the entry of the keys or values that it shares."""
+    """Repeat the entries of shared key or value heads for every query head."""
     return array if times == 1 or array.size(-3) == 1 else array.repeat_interleave(times, -3)
 
 
 def _pooled(used: Tensor, times: int) -> Tensor:
-    """Say of every head of the keys or values whether one of the heads that share it has it."""
+    """Reduce over query heads: a key or value head is marked if any of the heads that share it is."""
     return used if times == 1 or used.size(-3) == 1 else used.unflatten(-3, (-1, times)).any(-3)
 
 
 def _attention_labels(node: Node, labels: Labels) -> None:
-    """Heads are tied between query, key, value and mask; the values' dimension passes, the queries' stays whole.
+    """Tie heads between query, key, value and mask; the values' dimension propagates, the queries' is frozen.
 
-    Heads that share keys and values go together.
+    Heads that share keys and values are removed together.
     """
     query, key, value = _heads(node)
     target, mask = node.output, node.args["attn_mask"]
@@ -250,7 +250,7 @@ def _attention_labels(node: Node, labels: Labels) -> None:
 
 
 def _attention_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """Values that are zero at all positions come out as zero."""
+    """Zero where the values are zero at all positions."""
     query, _, value = _heads(node)
     shared = _shared(query, value)
     if shared is None:
@@ -282,11 +282,11 @@ class Attention(nn.Module):
     """Self-attention with one fused projection.
 
     Args:
-        width: of the tokens.
+        width: number of features of the tokens.
         heads: number of heads.
         fused: whether to call `scaled_dot_product_attention`.
         biased: whether to add a bias per head to the scores.
-        across: whether the channels of a head attend to each other, in place of the tokens.
+        across: whether the channels of a head attend to each other instead of the tokens.
     """
 
     def __init__(self, width: int, heads: int, fused: bool, biased: bool = False, across: bool = False) -> None:
@@ -325,7 +325,7 @@ def _samples() -> Iterable[Sample]:
 
 
 class Biased(nn.Module):
-    """Self-attention whose scores are products added to a bias, of each head or of all."""
+    """Self-attention whose scores are products added to a bias, per head or shared by all heads."""
 
     def __init__(self, width: int, heads: int, bias: Tensor) -> None:
         super().__init__()

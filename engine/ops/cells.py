@@ -32,7 +32,7 @@ __all__ = ["RULES"]
 
 
 def _step(node: Node, constants: Constants) -> Dead:
-    """Which units are zero after one step: as in a sequence, of whatever state."""
+    """Which units are zero after one step; as for a whole sequence, but from any initial state."""
     x, cell, states = input_of(node), layers_of(node)[0][0], states_of(node)
     known = [constants.along(v, v.ndim - 1) for v in (x, *states)]
     known = [

@@ -1,4 +1,4 @@
-"""What a contraction multiplies its weight with: the entries under the kernel, position by position."""
+"""Unfolded inputs of a contraction: the entries under the kernel at each output position."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _KERNELS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"
 
 
 def has_columns(node: Node, c: Contraction) -> bool:
-    """Whether `columns` can lay out what a node contracts."""
+    """Whether `columns` can unfold the input of a contraction."""
     plain = not c.hidden and not c.stacked and c.weight.ndim >= 2
     return plain and (node.op in _KERNELS or c.weight.ndim == 2 and c.groups == 1)
 
 
 def columns(node: Node, c: Contraction, arguments: Mapping[str, Any]) -> Tensor:
-    """Return what the weight is multiplied with, in the order of `Contraction.canonical`.
+    """Return the entries that multiply the weight, in the order of `Contraction.canonical`.
 
     Args:
-        node: a call of a contraction.
-        c: how it contracts.
-        arguments: its arguments by name, as tensors; each output position is a row.
+        node: call of a contraction.
+        c: description of the contraction.
+        arguments: arguments of the call by name, as tensors; each output position becomes a row.
 
     Returns:
-        ``(samples and positions..., groups, inputs * kernel)``, where the first dimensions are those of the output
+        ``(samples and positions..., groups, inputs * kernel)``, where the leading dimensions are those of the output
         without its channels.
     """
     [name] = [key for key, argument in node.args.items() if argument is c.input]
@@ -41,7 +41,7 @@ def columns(node: Node, c: Contraction, arguments: Mapping[str, Any]) -> Tensor:
         return entries.movedim(c.input_dim, -1).unsqueeze(-2)
     kernel = c.weight.shape[2:]
     size, channels = math.prod(kernel), entries.size(c.input_dim)
-    # a depthwise convolution with one-hot kernels lays them out, whatever the stride, padding and dilation
+    # A depthwise convolution with one-hot kernels unfolds them, whatever the stride, padding and dilation.
     picks = torch.eye(size, dtype=entries.dtype, device=entries.device).view(size, 1, *kernel)
     picks = torch.cat([picks] * channels)
     if c.transposed:

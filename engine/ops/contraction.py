@@ -1,6 +1,6 @@
 """Convolutions (1d–3d, dense, grouped, depthwise with any multiplier), transposed convolutions, linear layers.
 
-All are ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; see `engine.program.contraction` for the common view.
+All compute ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``; `engine.program.contraction` describes this common form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _all_equal(numbers: Any, value: int) -> bool:
 
 
 def once(describe: Callable[[Node], T]) -> Callable[[Node], T]:
-    """Describe each node once: all analyses ask for it."""
+    """Cache the description of each node, which all analyses ask for."""
     found: WeakKeyDictionary[Node, T] = WeakKeyDictionary()
 
     def described(node: Node) -> T:
@@ -72,9 +72,9 @@ def _convolution(node: Node) -> Contraction:
 
 @once
 def _deformed(node: Node) -> Contraction:
-    """A convolution that reads its input at places of its own, with zeros outside of the picture."""
+    """A convolution that samples its input at offset positions, with zeros outside the image."""
     a = node.args
-    bias = a["bias"] if a["bias"].stored else None  # torchvision makes zeros where a layer has none
+    bias = a["bias"] if a["bias"].stored else None  # torchvision creates zeros for a layer without a bias
     return Contraction(a["input"], a["weight"], bias, node.output, 1, 1, a["groups"], False, True)
 
 
@@ -91,7 +91,7 @@ def _linear(node: Node) -> Contraction:
 
 
 def contract(node: Node, labels: Labels, c: Contraction, running: Container[int] = ()) -> None:
-    """Tie inputs and outputs to the weight; ``running``: dimensions of its stack that something else has as well."""
+    """Tie inputs and outputs to the weight; ``running``: dimensions of its stack that another operand shares."""
     outputs = labels.outputs_of(c)
     if outputs is None:
         outside = c.weight.producer is None
@@ -128,13 +128,13 @@ def contract(node: Node, labels: Labels, c: Contraction, running: Container[int]
 
 
 def _can_drop_groups(node: Node, labels: Labels) -> bool:
-    """Whether the group count is the owner's attribute, or computed from sizes, so that it can be changed."""
+    """Whether the number of groups can be changed: the owner has it as an attribute, or it is computed from sizes."""
     known = labels.graph.attributes.get(node.module, {}).get("groups")
     return ("groups", 0) in node.sizes or known == node.args["groups"]
 
 
 def _convolution_labels(node: Node, labels: Labels) -> None:
-    """Positions pass where the kernel is a single element that looks at each of them."""
+    """Positions propagate if the kernel has a single element and visits each of them."""
     c = _convolution(node)
     whole = _all_equal(c.weight.shape[2:], 1) and _all_equal(node.args["stride"], 1)
     passes = whole and not c.bordered and _all_equal(node.args.get("output_padding", 0), 0)
@@ -144,7 +144,7 @@ def _convolution_labels(node: Node, labels: Labels) -> None:
 
 
 def _pass_others(labels: Labels, c: Contraction, layers: Iterable[Tensor]) -> None:
-    """What has nothing to do with the channels stays as it is."""
+    """Propagate labels of dimensions other than the channels."""
     labels.along(c.input, c.input_dim)
     for layer in layers:
         if layer.size(c.input_dim) == 1:
@@ -152,7 +152,7 @@ def _pass_others(labels: Labels, c: Contraction, layers: Iterable[Tensor]) -> No
 
 
 def _deformed_labels(node: Node, labels: Labels) -> None:
-    """Offsets and weights of the places are the same for all channels, unless there are several groups of them."""
+    """Offsets and modulation are shared by all channels, unless there are several offset groups."""
     c, a = _deformed(node), node.args
     for value in (a["offset"], a["mask"]):
         labels.freeze(value, f"{node!r} reads where it says")
@@ -177,7 +177,7 @@ def _linear_labels(node: Node, labels: Labels) -> None:
 
 
 def known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
-    """``c_o = b_o + Σ W[o, i] c_i`` where no input that varies, or meets a border, has a weight that is not zero."""
+    """``c_o = b_o + Σ W[o, i] c_i``, unless an input that varies or meets a border has a nonzero weight."""
     x = constants.along(c.input, c.input_dim).reshape(c.groups, c.inputs).numpy()
     links, varies = constants.links(c), np.isnan(x)
     constant = np.zeros_like(varies)
@@ -200,9 +200,9 @@ def known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
 
 
 def used(node: Node, use: Use, c: Contraction, order: Sequence[int] | None = None) -> None:
-    """``x_i`` is used where a used output has a weight on it that is not zero, and whatever picks the weight.
+    """``x_i`` is used where a used output reads it with a nonzero weight; so is whatever selects the weight.
 
-    ``order``: the output's dimension for each of the input, where they are the same but for the channels.
+    ``order``: the output dimension of each input dimension, where the two agree except for the channels.
     """
     outputs = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs).numpy()
     inputs = torch.from_numpy(use.constants.links(c).feeding(outputs).reshape(-1))
@@ -220,7 +220,7 @@ def used(node: Node, use: Use, c: Contraction, order: Sequence[int] | None = Non
 
 
 def _macs(node: Node, shapes: Shapes, c: Contraction) -> int:
-    """Weight elements × the positions at which each is applied (bias not counted)."""
+    """Number of weight elements times the positions at which each is applied, without the bias."""
     weight, inputs, outputs = shapes(c.weight), shapes(c.input), shapes(c.output)
     if c.stacked:
         return math.prod(outputs) * inputs[c.input_dim]
@@ -238,7 +238,7 @@ def _convolution_attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 
 def _demands(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
-    """The number of groups follows; all others (strides, paddings) stay."""
+    """Update the number of groups; all other numbers (strides, paddings) stay as recorded."""
     for demand in as_recorded(node, kept, shapes):
         if demand.argument[0] == "groups":
             yield Demand(demand.argument, demand.given, _convolution_attributes(node, shapes)["groups"])
@@ -289,7 +289,7 @@ def _linear_samples() -> Iterable[Sample]:
 
 
 def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attributes: Any, samples: Any) -> Rule:
-    """Return the rule of ops that contract as ``describe`` says."""
+    """Return the rule for ops whose contraction ``describe`` returns."""
     return Rule(
         ops=tuple(ops.split()),
         labels=labels,

@@ -1,9 +1,9 @@
-"""Convolutions in float64, for which torch has no kernels of their own on the CPU.
+"""Convolutions in float64, for which torch has no native kernels on the CPU.
 
-It lays out the columns under the kernel of a whole batch at once: nine times the input for a 3 x 3 kernel, in fresh
-memory at each call. A band of rows after the other needs a fixed amount that stays in the cache: the same sums in the
-same order, in less memory, and in a third of the time where memory is fresh. A depthwise convolution is as many
-convolutions of one channel there; as sums of shifted pictures it takes half of the time.
+Torch unfolds a whole batch at once: nine times the input for a 3 x 3 kernel, in fresh memory at each call. Convolving
+bands of rows one by one needs a fixed amount of memory that stays in the cache: the same sums in the same order, in
+less memory, and in a third of the time where memory is fresh. Torch runs a depthwise convolution as one convolution per
+channel; summing shifted images takes half the time.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from engine.recording.standin import StandIn
 __all__ = ["COLUMNS", "in_float64"]
 
 COLUMNS = 4 * 2**20
-"""Bytes of columns that are laid out at once, if the rows are not longer."""
+"""Bytes of columns to unfold at once, unless a single row is longer."""
 
 _PICTURES = 2**20
-"""Bytes of pictures that are added up at once; they are read as often as a kernel has entries."""
+"""Bytes of images to sum at once; they are read once per kernel entry."""
 
 _OPS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default)
 
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Where a kernel goes; one number per dimension behind the channels."""
+    """Geometry of a convolution; one number per spatial dimension."""
 
     kernel: list[int]
     stride: list[int]
@@ -51,27 +51,27 @@ class _Geometry:
         return cls(kernel, stride, padding, dilation, sizes)
 
     def tall(self, x: Tensor) -> Tensor:
-        """Return a batch with its zeros above and below, along the first dimension behind the channels."""
+        """Return a batch padded with zeros along its first spatial dimension."""
         return F.pad(x, [0, 0] * (len(self.kernel) - 1) + [self.padding[0], self.padding[0]])
 
     def under(self, place: int, dim: int, size: int) -> tuple[slice, slice]:
-        """Return which entries of the output one entry of the kernel adds to, and which of a side it meets."""
+        """Return the slices of the output and of the input that one entry of the kernel connects along a dimension."""
         first, step = place * self.dilation[dim] - self.padding[dim], self.stride[dim]
-        start = max(-(first // step), 0)  # what comes before meets zeros only
+        start = max(-(first // step), 0)  # earlier entries meet only padding
         count = max(min(self.sizes[dim], (size - 1 - first) // step + 1) - start, 0)
         begin = first + start * step
         return slice(start, start + count), slice(begin, begin + count * step, step)
 
 
 def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Compute a convolution in float64 in pieces, where its columns are large, or by sums, where it is depthwise.
+    """Compute a float64 convolution in bands if its columns are large, or as shifted sums if it is depthwise.
 
     Args:
         func: overload of an op.
         args, kwargs: its arguments.
 
     Returns:
-        What the op would, or None where that is for torch to compute.
+        The result of the op, or None if torch should compute it.
 
     Example:
         >>> x, weight = torch.rand(1, 8, 128, 128).double(), torch.rand(4, 8, 3, 3).double()
@@ -96,7 +96,7 @@ def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _lays_out(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch lays out columns; what is not row-major is left to it, as its output has another layout, too."""
+    """Whether torch unfolds the input; other memory formats, which its outputs would share, are left to torch."""
     plain = x.is_contiguous() and weight.is_contiguous() and x.ndim == weight.ndim
     return plain and x.dtype == torch.float64 and x.device.type == "cpu" and math.prod(weight.shape[2:]) > 1
 
@@ -124,14 +124,14 @@ def _banded(func: Callable[..., Any], given: dict[str, Any], geometry: _Geometry
 
 
 def _pieces(size: int, most: int) -> Iterator[slice]:
-    """Split a dimension evenly into pieces that are no longer than this, but of one entry at least."""
+    """Split a dimension evenly into pieces of at most ``most`` entries, and at least one."""
     count = -(-size // max(most, 1))
     length = -(-size // count)
     return (slice(start, min(start + length, size)) for start in range(0, size, length))
 
 
 def _summed(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Tensor:
-    """Add up, for each entry of the kernels, what it meets of the pictures; some channels after the other."""
+    """Sum shifted images over the kernel entries, a few channels at a time."""
     out: Tensor = x.new_empty(len(x), len(weight), *geometry.sizes)
     shape, whole = [-1] + [1] * len(geometry.kernel), (slice(None), slice(None))
     sides = [

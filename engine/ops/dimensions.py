@@ -1,11 +1,12 @@
-"""Attention whose head dimensions can go, in place of whole heads: products of activations by entry.
+"""Attention that loses head dimensions instead of whole heads.
 
-The scores of a head sum over the entries of a query and a key, ``Σ_d q_d k_d``. An entry may go where it is zero in the
-queries or in the keys, the same entries in all heads; entries of the values go as any channel does. The number of heads
-stays, and so does the factor that scores are multiplied by, although it is mostly computed from the number of entries.
+The scores of a head sum over the entries of a query and a key, ``Σ_d q_d k_d``. An entry can be removed where it is
+zero in the queries or in the keys, the same entries in all heads; entries of the values are removed like any channel.
+The number of heads stays, and so does the factor that scales the scores, although it is usually computed from the head
+size.
 
-Heads and their dimensions cannot both be slots: what remains of a head has to be a product of the two. One compaction
-under each of the two registries removes both.
+Heads and their dimensions cannot both be slots: what remains of the attention has to be a product of the two. To remove
+both, compact once under each of the two registries.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["RULES"]
 
 
 def _meet(node: Node, labels: Labels, a: Value, b: Value, dims: tuple[int, int]) -> None:
-    """Tie the entries that are multiplied with each other and summed up."""
+    """Tie entries that are multiplied with each other and summed."""
     known = [labels.along(a, dims[0]), labels.along(b, dims[1])]
     if known[0] is not None and known[1] is not None:
         labels.slots.union(known[0], known[1])
@@ -40,7 +41,7 @@ def _meet(node: Node, labels: Labels, a: Value, b: Value, dims: tuple[int, int])
 
 
 def _by_entry(node: Node, labels: Labels, value: Value, entries: Sequence[int]) -> None:
-    """Of a value, only ``entries`` go, and along each of them the same for whatever else."""
+    """Allow removal along the dimensions ``entries`` only, independently of all other dimensions."""
     others = set(range(value.ndim)) - set(entries)
     labels.hold(value, others, f"{node!r} keeps its heads and its positions")
     for dim in entries:
@@ -51,10 +52,10 @@ def _by_entry(node: Node, labels: Labels, value: Value, entries: Sequence[int]) 
 
 
 def _product_labels(node: Node, labels: Labels) -> None:
-    """``(…, m, k) @ (…, k, n)``: k is tied, m and n pass, all other dimensions stay whole."""
+    """``(…, m, k) @ (…, k, n)``: tie k, propagate m and n, freeze all other dimensions."""
     a, b = node.inputs[:2]
     if a.ndim < 2 or b.ndim < 2:
-        attention.PRODUCT.labels(node, labels)  # of vectors nothing goes, here as there
+        attention.PRODUCT.labels(node, labels)  # products with vectors stay frozen, as with whole heads
         return
     for value in (a, b):
         labels.claim(value)
@@ -66,7 +67,7 @@ def _product_labels(node: Node, labels: Labels) -> None:
 
 
 def _pass_row(labels: Labels, row: Tensor | None, target: Value, dim: int) -> None:
-    """Give the result the slots of an operand's dimension, or none for good."""
+    """Give a dimension of the result the slots of an operand's dimension, or freeze it if there are none."""
     if row is None:
         labels.fix(target, dim)
     else:
@@ -74,9 +75,9 @@ def _pass_row(labels: Labels, row: Tensor | None, target: Value, dim: int) -> No
 
 
 def _varying(use: Use, value: Value, entries: int, place: int, target: Value) -> Tensor:
-    """Say of each entry along a dimension whether it is anything but zero, as an array along ``place`` of the target.
+    """Which entries along a dimension are not constantly zero, as an array along ``place`` of the target.
 
-    Heads need not be told apart, as entries go in all of them.
+    Heads need not be distinguished, since entries are removed from all of them.
     """
     known = (use.constants.plain(value) != 0).movedim(entries, 0)
     row = known.reshape(known.size(0), -1).any(1)
@@ -84,7 +85,7 @@ def _varying(use: Use, value: Value, entries: int, place: int, target: Value) ->
 
 
 def _product_used(node: Node, use: Use) -> None:
-    """An entry that meets zeros only is not used."""
+    """Entries that are only multiplied by zeros are not used."""
     a, b = node.inputs[:2]
     used = use[node.output]
     if a.ndim < 2 or b.ndim < 2:
@@ -105,13 +106,13 @@ def _product_entries(node: Node) -> Iterable[Statistic]:
 
 
 def _letters(node: Node) -> tuple[list[str], str] | None:
-    """Return the letters of two operands and of the result; None for what has another number of operands."""
+    """Return the letters of two operands and of the result; None for any other number of operands."""
     parsed = attention.letters_of(node)
     return parsed if parsed is not None and len(parsed[0]) == 2 else None
 
 
 def _einsum_labels(node: Node, labels: Labels) -> None:
-    """Letters that are summed over are tied, those of one operand pass, those of both and the result stay whole."""
+    """Tie letters that are summed over, propagate those of one operand, freeze those shared with the result."""
     parsed = _letters(node)
     if parsed is None:
         for value in (*node.inputs, *node.outputs):
@@ -143,7 +144,7 @@ def _einsum_entries(node: Node) -> Iterable[Statistic]:
 
 
 def _attention_labels(node: Node, labels: Labels) -> None:
-    """Entries of queries and keys are tied, those of the values pass; heads stay."""
+    """Tie entries of queries and keys, propagate those of the values; freeze heads."""
     query, key, value = (node.args[name] for name in ("query", "key", "value"))
     for operand in (query, key, value):
         _by_entry(node, labels, operand, (operand.ndim - 1,))
@@ -169,7 +170,7 @@ def _attention_entries(node: Node) -> Iterable[Statistic]:
 
 
 def _attention_demands(node: Node, kept: object, shapes: Shapes) -> Iterable[Demand]:
-    """The factor of the scores stays, where the op itself computes it from the width of a head."""
+    """Keep the scale factor as recorded, where the op computes it from the head size."""
     if node.args["scale"] is None:
         query = node.args["query"]
         factor = 1 / math.sqrt(query.shape[-1])
@@ -177,7 +178,7 @@ def _attention_demands(node: Node, kept: object, shapes: Shapes) -> Iterable[Dem
 
 
 def _entries_first(rule: Rule) -> Rule:
-    """Return the rule of a mean or a sum, which in a norm over the entries of a head runs over some that go."""
+    """Return the rule of a mean or sum, which in a norm over head dimensions spans removable entries."""
 
     def labels(node: Node, labels: Labels) -> None:
         for span in rule.only_zeros(node):
@@ -188,7 +189,7 @@ def _entries_first(rule: Rule) -> Rule:
 
 
 def _by_dimension(rule: Rule) -> Rule:
-    """Return a rule, by entry where that makes a difference."""
+    """Return the rule by head dimension where it differs from the one by head."""
     if rule in spatial.RULES:
         return rule if rule.only_zeros is Rule.only_zeros else _entries_first(rule)
     if "matmul" in rule.ops:

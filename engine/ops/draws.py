@@ -1,8 +1,8 @@
-"""Random numbers that do not depend on how wide a network is, to compare two networks of different widths.
+"""Random numbers that do not depend on a network's width, for comparing networks of different widths.
 
-A network with fewer channels draws fewer random numbers, and so others. In `EvenDraws` every entry of a draw is the
-same number: an entry of a 0/1 mask is the probability of a one, so that dropout is the identity, and noise is one
-nonzero number, so that a channel of zeros that is given noise does not go unnoticed.
+A network with fewer channels draws fewer, and therefore different, random numbers. Under `EvenDraws` all entries of a
+draw are the same number: a 0/1 mask holds the probability of a one, so that dropout is the identity, and noise is one
+nonzero number, so that noise added to a zero channel does not go unnoticed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LIKE = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn
 
 
 def entrywise(node: Node) -> bool:
-    """Whether a call changes single entries, or makes a tensor to draw such changes into.
+    """Whether a call changes entries independently, or creates a tensor to draw such changes into.
 
     Args:
         node: the call.
 
     Returns:
-        Whether no channel meets another; a tensor that is made has the shape of another, or one entry per sample.
+        Whether no channel influences another; a created tensor has the shape of another, or one entry per sample.
     """
     tags = getattr(node.target, "tags", ())
     if node.op in _COPIES or torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags:
@@ -43,12 +43,12 @@ def entrywise(node: Node) -> bool:
 
 
 class EvenDraws(TorchDispatchMode):
-    """Gives every entry of a random tensor the same number.
+    """Draw the same number for every entry of a random tensor.
 
-    Whole numbers and permutations are drawn from a fresh seed at each call: as many of them come out the same.
+    Integers and permutations are drawn from a fresh seed at each call, so that draws of the same size agree.
 
     Attributes:
-        dropped: whether a 0/1 mask was drawn, whose place its probability took.
+        dropped: whether a 0/1 mask was drawn and replaced by its probability.
 
     Example:
         >>> with EvenDraws() as draws:
@@ -62,7 +62,7 @@ class EvenDraws(TorchDispatchMode):
         self.dropped = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op; one that draws random numbers as described above."""
+        """Run an op; random ops draw as described above."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

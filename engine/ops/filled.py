@@ -1,4 +1,4 @@
-"""Tensors that are made, of one number or of none yet, at the size of another tensor or at one that follows."""
+"""Tensors created from one number, or uninitialised, with the size of another tensor or with a size that follows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _like_labels(node: Node, labels: Labels) -> None:
 
 
 def _unused(node: Node, use: Use) -> None:
-    """The tensor lends its shape only; a value to fill with is used."""
+    """The input only lends its shape; a fill value is used."""
     for value in node.inputs[1:]:
         use.add_all(value)
 
 
 def _factory_labels(node: Node, labels: Labels) -> None:
-    """A tensor made at a size that follows from a shape: it takes the slots that it meets."""
+    """A tensor created with a size that follows from a shape adopts the slots of the tensors it meets."""
     for layer in labels.fresh(node.output, range(node.output.ndim)):
         labels.add(node.output, layer)
 
@@ -73,6 +73,6 @@ RULES = [
         _unused,
         demands=_sized,
     ),
-    Rule(("empty_like",), _like_labels, use=_unused),  # what lies in memory varies; it is written to later
+    Rule(("empty_like",), _like_labels, use=_unused),  # uninitialised memory varies; it is written later
     Rule(("new_empty", "empty"), _factory_labels, use=_unused, demands=_sized),
 ]

@@ -1,14 +1,14 @@
-"""What recurrent layers and cells are made of: weights with the rows of several gates for each hidden unit.
+"""Weights of recurrent layers and cells, which have one row per gate for each hidden unit.
 
-A hidden unit is one slot: the rows of all its gates, its recurrent column, the columns of whoever reads it. It goes
-where it is exactly zero from a zero initial state on, which takes no more than one gate:
+A hidden unit is one slot: the rows of all its gates, its recurrent column, the columns of its consumers. It can be
+removed if it stays exactly zero from a zero initial state on, which depends on one gate only:
 
-- LSTM: the cell state stays zero where what goes into ``g = tanh(…)`` is zero, whatever the other gates do.
-- GRU: the same of ``n = tanh(W x + b + r (U h + c))``, each of the two sums by itself, because ``r`` varies.
-- RNN: what goes into the nonlinearity.
+- LSTM: the cell state stays zero if the input of ``g = tanh(…)`` is zero, whatever the other gates do.
+- GRU: likewise for ``n = tanh(W x + b + r (U h + c))``, where both sums must be zero separately because ``r`` varies.
+- RNN: the input of the nonlinearity.
 
-A unit that nothing reads goes whatever it does. Layers and directions have one `hidden_size`, so they keep equally
-many units, each its own.
+A unit that no consumer reads can be removed in any case. Layers and directions share one `hidden_size`, so they keep
+equally many units, but not necessarily the same ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
     "use_weights",
 ]
 
-# Number of gates, and which of them has to be silent for a unit to be zero.
+# Number of gates, and index of the gate that has to be zero for a unit to be zero.
 _GATES = {"gru": (3, 2), "lstm": (4, 2), "rnn_relu": (1, 0), "rnn_tanh": (1, 0)}
 
 
@@ -53,11 +53,11 @@ class Cell:
     """The weights of one layer and direction.
 
     Attributes:
-        ih, hh: weights on input and state, ``(gates * units, …)``.
-        biases: of these, or nothing.
-        hr: the projection of the units on what is put out, or None.
+        ih, hh: weights applied to the input and to the state, ``(gates * units, …)``.
+        biases: the biases of these two, or empty.
+        hr: the projection of the units onto the output, or None.
         gates: number of gates.
-        key: the gate that makes a unit zero.
+        key: index of the gate that makes a unit zero.
     """
 
     ih: Value
@@ -68,16 +68,16 @@ class Cell:
     key: int
 
     def weights(self) -> list[Value]:
-        """Return all that contracts."""
+        """Return all weights that contract."""
         return [self.ih, self.hh, *([] if self.hr is None else [self.hr])]
 
     def by_gate(self, value: Value, array: Tensor) -> Tensor:
-        """View an array of the rows of all gates as (gates, units, …)."""
+        """View an array over the rows of all gates as (gates, units, …)."""
         return array.expand(value.shape).unflatten(0, (self.gates, -1))
 
 
 def input_of(node: Node) -> Value:
-    """What goes in, packed or not."""
+    """The input, packed or not."""
     value: Value = node.args["input"] if "input" in node.args else node.args["data"]
     return value
 
@@ -87,7 +87,7 @@ def _kind(node: Node) -> tuple[int, int]:
 
 
 def states_of(node: Node) -> list[Value]:
-    """The initial state; of an LSTM what is put out first, then the cells."""
+    """The initial states; of an LSTM the hidden state first, then the cell state."""
     return list(walk_values(node.args["hx"]))
 
 
@@ -107,7 +107,7 @@ def layers_of(node: Node) -> list[list[Cell]]:
 
 
 def contractions_of(node: Node) -> Sequence[Contraction]:
-    """What goes in meets the first layer's weights; all else happens inside, where weights stand for it."""
+    """The first layer contracts the input; all other contractions are internal, where weights stand in for values."""
     x, layers = input_of(node), layers_of(node)
     states = states_of(node) if "w_ih" in node.args else []
     found = []
@@ -127,7 +127,7 @@ def contractions_of(node: Node) -> Sequence[Contraction]:
 
 
 def unit_labels(node: Node, labels: Labels) -> None:
-    """One slot per hidden unit, layer by layer; what one layer puts out are the columns of the next."""
+    """One slot per hidden unit, layer by layer; a layer's outputs are the columns of the next layer."""
     x, layers = input_of(node), layers_of(node)
     if not all(v.stored for layer in layers for cell in layer for v in (*cell.weights(), *cell.biases)):
         for value in (*node.inputs, *node.outputs):
@@ -156,7 +156,7 @@ def unit_labels(node: Node, labels: Labels) -> None:
 
 
 def _rows(weight: Value, gates: int, labels: Labels) -> Tensor:
-    """The slots of the units that a weight has rows of, ``(units,)``."""
+    """The slots of the units whose rows a weight has, ``(units,)``."""
     known = labels.along(weight, 0)
     if known is not None:
         rows = known.view(gates, -1)
@@ -183,7 +183,7 @@ def _tie_cell(cell: Cell, below: Tensor | None, units: Tensor, puts: Tensor, lab
 
 
 def _tie_counts(puts: Tensor, units: Tensor, labels: Labels) -> None:
-    """One number of units for all layers and directions; torch tells a projection by its being smaller."""
+    """Keep equally many units in all layers and directions; torch recognises a projection by its smaller size."""
     for rows in (units, *([] if puts.shape == units.shape else [puts])):
         if len(rows) > 1:
             labels.constraints.append(Equal(rows))
@@ -193,17 +193,17 @@ def _tie_counts(puts: Tensor, units: Tensor, labels: Labels) -> None:
 
 
 def _tie_states(node: Node, puts: Tensor, units: Tensor, labels: Labels) -> None:
-    """Each layer and direction has a state of its own; the first states are followed from where they are made."""
+    """Each layer and direction has its own state; labels of initial states propagate from where they are created."""
     states, after = states_of(node), node.outputs if "w_ih" in node.args else node.outputs[1:]
     for value, made, rows in zip(states, after, (puts, units), strict=False):
         joint = rows.view(1, -1) if value.ndim == 2 else rows[:, None, :]
-        labels.add(made, rows.view(len(rows), *[1] * (made.ndim - 2), -1))  # torch 2.6 tells of one dimension more
+        labels.add(made, rows.view(len(rows), *[1] * (made.ndim - 2), -1))  # torch 2.6 records one dimension more
         for layer in labels.layers(value):
             if layer.size(-1) == 1:
                 labels.slots.freeze(layer, f"{node!r} runs over it")
             else:
                 labels.tie(layer, [value.ndim - 2])
-        if _is_zero(labels.graph, value):  # any zeros will do, as many as there are units
+        if _is_zero(labels.graph, value):  # zeros of any size will do
             known = labels.along(value, value.ndim - 1)
             if known is not None:
                 labels.slots.union(known, rows[0])
@@ -216,7 +216,7 @@ def _tie_states(node: Node, puts: Tensor, units: Tensor, labels: Labels) -> None
 
 
 def _is_zero(graph: Graph, value: Value) -> bool:
-    """Whether a value is made of zeros, at a size that may follow."""
+    """Whether a value consists of zeros, created at a size that can follow."""
     while value.producer is not None and graph.nodes[value.producer].op in ("_to_copy", "detach", "to"):
         value = graph.nodes[value.producer].inputs[0]
     return value.producer is not None and graph.nodes[value.producer].op in ("new_zeros", "zeros")
@@ -226,13 +226,13 @@ def _is_zero(graph: Graph, value: Value) -> bool:
 
 
 def silent(cell: Cell, constants: Constants, below: Tensor, state: Tensor, apart: bool) -> Tensor:
-    """Which units' key gate gets nothing: bool, (units,).
+    """Which units have a key gate whose input is zero: bool, (units,).
 
     Args:
         cell: the weights.
-        constants: what is known of them.
-        below, state: what is known of what goes in and of the state, NaN where it varies.
-        apart: whether the sums over the two have to be zero each.
+        constants: constants of the weights.
+        below, state: constants of the input and of the state, NaN where they vary.
+        apart: whether the sums over the two have to be zero separately.
     """
     parts = []
     for position, (weight, known) in enumerate(((cell.ih, below), (cell.hh, state))):
@@ -249,12 +249,12 @@ def silent(cell: Cell, constants: Constants, below: Tensor, state: Tensor, apart
 
 
 def links_of(cell: Cell, weight: Value, constants: Constants) -> Tensor:
-    """Where a weight is not zero: bool, (gates, units, columns)."""
+    """Where a weight is nonzero: bool, (gates, units, columns)."""
     return cell.by_gate(weight, ~constants.zero(weight))
 
 
 def _meant(cell: Cell, constants: Constants) -> Tensor:
-    """Which units' key gate is masked in each weight that has a mask: repair masks all else."""
+    """Which units have a key gate that is masked in every masked weight: repair masks the rest of the unit."""
     weights = [constants.zero(w) for w in (cell.ih, cell.hh)]
     closed = [~links_of(cell, w, constants)[cell.key].any(1) for w in (cell.ih, cell.hh)]
     masked = [bool(zero.any()) for zero in weights]
@@ -264,7 +264,7 @@ def _meant(cell: Cell, constants: Constants) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Dead:
-    """Which units of a cell, and which of its outputs, are zero at every step."""
+    """Units of a cell, and outputs of it, that are zero at every step."""
 
     units: Tensor
     puts: Tensor
@@ -272,7 +272,7 @@ class Dead:
 
 @dataclass(frozen=True, eq=False)
 class Used:
-    """Which units of a cell matter, which of its outputs are read, and which of its inputs."""
+    """Units of a cell that matter, outputs of it that are read, and inputs that it reads."""
 
     units: Tensor
     puts: Tensor
@@ -280,7 +280,7 @@ class Used:
 
 
 def use_weights(cell: Cell, used: Used, use: Use) -> None:
-    """Rows that matter, so that what reads the inputs knows."""
+    """Mark the rows of used units, so that they propagate to the consumers of the inputs."""
     for weight in (cell.ih, cell.hh):
         use.add(weight, used.units.repeat(cell.gates)[:, None])
     if cell.hr is not None:
@@ -291,7 +291,7 @@ def use_weights(cell: Cell, used: Used, use: Use) -> None:
 
 
 def attributes_of(node: Node, shapes: Shapes) -> Mapping[str, int]:
-    """`proj_size` is 0 where there is no projection, and not looked at."""
+    """`proj_size` is 0 if there is no projection, and left alone then."""
     cell = layers_of(node)[0][0]
     found = {"input_size": shapes(cell.ih)[1], "hidden_size": shapes(cell.ih)[0] // cell.gates}
     return found if cell.hr is None else {**found, "proj_size": shapes(cell.hr)[0]}

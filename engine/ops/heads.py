@@ -1,6 +1,6 @@
-"""`nn.MultiheadAttention` in a form whose sizes follow from its weights, so that heads and the width of tokens can go.
+"""A `nn.MultiheadAttention` whose sizes follow from its weights, so that heads and token features can be removed.
 
-The module asserts its own shape in code that cannot be edited. While a model is recorded, and for good once it loses
+The module asserts its own shape in code that cannot be edited. During recording, and permanently once it loses
 channels, its class is exchanged for a subclass that computes the same from the same parameters.
 """
 
@@ -25,15 +25,15 @@ __all__ = ["HeadwiseAttention", "head_sizes", "headwise", "headwise_for_good", "
 
 
 class HeadwiseAttention(nn.MultiheadAttention):
-    """Multi-head attention of any number of heads; parameters and state-dict keys are those of its base class.
+    """Multi-head attention with any number of heads; parameters and state-dict keys are those of its base class.
 
-    It is written in what TorchScript reads.
+    Restricted to what TorchScript supports.
 
     Attributes:
-        scale: what scores are multiplied by: that of heads as wide as they were made.
+        scale: factor of the scores, from the original head size.
     """
 
-    if TYPE_CHECKING:  # older versions of TorchScript do not read an annotation that is a string
+    if TYPE_CHECKING:  # older versions of TorchScript cannot parse a string annotation
         scale: float
 
     def forward(
@@ -47,13 +47,13 @@ class HeadwiseAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return tokens and, if wanted, attention weights, as `nn.MultiheadAttention` does."""
+        """Return tokens and, if requested, attention weights, like `nn.MultiheadAttention`."""
         batched = query.ndim == 3
         q, k, v = self._projected(query, key, value)
         q, k, v = self._heads(q, batched), self._heads(k, batched), self._heads(v, batched)
         keys = k.shape[2]
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
-        # As torch does: where it may, it hands a flag to the kernel and leaves the mask aside.
+        # Like torch: where possible, pass a flag to the kernel and omit the mask.
         causal = is_causal and key_padding_mask is None and not need_weights
         mask = _merged(None if causal else attn_mask, key_padding_mask, q, k.shape[2] - keys)
         drop = self.dropout if self.training else 0.0
@@ -85,7 +85,7 @@ class HeadwiseAttention(nn.MultiheadAttention):
         return F.linear(query, w_q, b_q), F.linear(key, w_k, b_k), F.linear(value, w_v, b_v)
 
     def _heads(self, x: Tensor, batched: bool) -> Tensor:
-        """(tokens, batch, width) or as ``batch_first`` says -> (batch, heads, tokens, head dimension)."""
+        """(tokens, batch, width), or batch first, -> (batch, heads, tokens, head dimension)."""
         if not batched:
             x = x.unsqueeze(0)
         elif not self.batch_first:
@@ -93,16 +93,16 @@ class HeadwiseAttention(nn.MultiheadAttention):
         return x.unflatten(-1, [-1, self.head_dim]).transpose(1, 2)
 
     def _extended(self, x: Tensor, learned: Tensor | None) -> Tensor:
-        """Append the keys or values that the module adds to those of the tokens."""
+        """Append the learned keys or values of the module to those of the tokens."""
         if learned is not None:
             x = torch.cat([x, self._heads(learned, True).expand(len(x), -1, -1, -1)], 2)
         return F.pad(x, [0, 0, 0, 1]) if self.add_zero_attn else x
 
 
 def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, extra: int) -> Tensor | None:
-    """Return the sum of the masks, broadcastable to (batch, heads, queries, keys); minus infinity closes an entry.
+    """Return the sum of the masks, broadcastable to (batch, heads, queries, keys); minus infinity masks an entry.
 
-    The last ``extra`` keys are those that the module adds, and open.
+    The last ``extra`` keys are added by the module and never masked.
     """
     found = None if attn_mask is None else F.pad(_additive(attn_mask, q), [0, extra])
     if found is not None and found.ndim == 3:  # one per batch entry and head
@@ -120,7 +120,7 @@ def _additive(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def shape_free(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:
-    """Whether a module can take the form: multi-head attention whose code is torch's own."""
+    """Whether a module can be exchanged: multi-head attention with torch's own code."""
     return type(module) is nn.MultiheadAttention
 
 
@@ -129,11 +129,11 @@ def _scale(module: nn.MultiheadAttention) -> float:
 
 
 def head_sizes(node: Node, shapes: Shapes) -> Mapping[str, int]:
-    """Return the attributes of a module in this form, where the node splits its heads.
+    """Return the attributes of an exchanged module, if the node splits its heads.
 
     Args:
         node: a call of `Tensor.unflatten`.
-        shapes: gives the shape that a value will have.
+        shapes: returns the shape that a value will have.
     """
     if node.site is None or node.site.code is not HeadwiseAttention._heads.__code__:
         return {}
@@ -141,10 +141,10 @@ def head_sizes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 
 def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what gives a module the form once its parameters are small, and what takes it back.
+    """Return functions that exchange the module's class once its parameters are narrowed, and that undo it.
 
     Raises:
-        PlanError: where the module is no multi-head attention of torch's own.
+        PlanError: if the module is not torch's own multi-head attention.
     """
     if not shape_free(module):
         raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) is no multi-head attention.")
@@ -160,7 +160,7 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
         joint = module.in_proj_weight
         module.kdim = (module.k_proj_weight if joint is None else joint).shape[1]
         module.vdim = (module.v_proj_weight if joint is None else joint).shape[1]
-        module._qkv_same_embed_dim = False  # an encoder layer's fused path would read sizes of its own
+        module._qkv_same_embed_dim = False  # otherwise an encoder layer's fused path would use its own sizes
 
     def undo() -> None:
         module.__class__ = nn.MultiheadAttention
@@ -172,7 +172,7 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
 
 @contextmanager
 def headwise(model: nn.Module) -> Iterator[frozenset[str]]:
-    """Exchange the class of all such modules for the length of the body; gives their names."""
+    """Exchange the class of all such modules inside the context; yields their names."""
     modules = distinct_modules(model)
     found = {name: m for name, m in modules.items() if shape_free(m)}
     encoders = [(m, type(m)) for m in modules.values() if type(m) in (nn.TransformerEncoder, PaddedEncoder)]

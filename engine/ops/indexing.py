@@ -1,4 +1,4 @@
-"""Ops that pick entries by an index tensor, or write at one: embedding, advanced indexing, index_select, gather."""
+"""Ops that read or write entries at an index tensor: embedding, advanced indexing, index_select, gather, index_put."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["RULES", "picked"]
 
 
 def _embedding_labels(node: Node, labels: Labels) -> None:
-    """The table's rows are picked by the data and stay; its columns are channels."""
+    """Freeze the table's rows, which the data selects; its columns are channels."""
     table = node.args["weight"]
     if not table.stored:
         labels.freeze(table, f"the table of {node!r} is computed")
@@ -45,7 +45,7 @@ def _columns(node: Node) -> Iterable[Statistic]:
 
 
 def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """A column that is zero gives zero."""
+    """A zero column produces zeros."""
     zero = constants.zero(node.args["weight"]).all(0)
     return [torch.where(zero, 0.0, math.nan).view([1] * (node.output.ndim - 1) + [-1])]
 
@@ -54,7 +54,7 @@ def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def picked(node: Node | Origin) -> tuple[int, int] | None:
-    """(dimension, rank of the index) where one index tensor is given; None for several."""
+    """(dimension, rank of the index) for a single index tensor; None for several."""
     if node.op in ("index_select", "gather"):
         rank = 1 if node.op == "index_select" else node.inputs[0].ndim
         return node.args["dim"] % node.inputs[0].ndim, rank
@@ -63,7 +63,7 @@ def picked(node: Node | Origin) -> tuple[int, int] | None:
 
 
 def _moved(node: Node, array: Tensor, dim: int, rank: int) -> Tensor:
-    """What a layer that does not depend on the picked dimension looks like behind it."""
+    """Reshape a label array that does not depend on the indexed dimension to the rank of the output."""
     if node.op == "gather":
         return array
     shape = list(array.shape)
@@ -71,7 +71,7 @@ def _moved(node: Node, array: Tensor, dim: int, rank: int) -> Tensor:
 
 
 def _index_labels(node: Node, labels: Labels) -> None:
-    """Entries along the picked dimension are chosen by an index that cannot change; other dimensions pass."""
+    """Freeze the indexed dimension, since the index cannot change; propagate all others."""
     source, place = node.inputs[0], picked(node)
     labels.claim(source)
     if place is None or node.op == "gather":
@@ -85,7 +85,7 @@ def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | Non
     place, known = picked(node), constants.plain(node.inputs[0])
     if place is None or node.op == "gather":
         return None
-    if known.size(place[0]) > 1:  # whichever is picked, what is zero in all of them is zero
+    if known.size(place[0]) > 1:  # zero along the whole dimension is zero at any index
         known = torch.where((known == 0).all(place[0], keepdim=True), 0.0, math.nan)
     return [_moved(node, known, *place)]
 
@@ -109,7 +109,7 @@ def _index_used(node: Node, use: Use) -> None:
 
 
 def _target(node: Node) -> tuple[int, int, int] | None:
-    """(first dimension, how many are indexed, how many the index has) for one index tensor; None for several."""
+    """(first dimension, number of indexed dimensions, rank of the index) for one index tensor; None for several."""
     dim, found = 0, []
     for index in node.args["indices"]:
         taken = index.ndim if index is not None and index.dtype == torch.bool else 1
@@ -120,14 +120,14 @@ def _target(node: Node) -> tuple[int, int, int] | None:
 
 
 def _span(node: Node, place: tuple[int, int, int]) -> tuple[list[int], list[int]]:
-    """The dimensions of the base, and of the values, that the index runs over."""
+    """The dimensions of the base, and of the values, that the index covers."""
     start, taken, rank = place
     missing = node.args["self"].ndim - taken + rank - node.args["values"].ndim
     return list(range(start, start + taken)), [d - missing for d in range(start, start + rank) if d >= missing]
 
 
 def _to_base(node: Node, place: tuple[int, int, int], array: Tensor) -> Tensor:
-    """Bring an array of the values, which does not depend on the index, to the rank of the base."""
+    """Bring an array of the values that does not depend on the index to the rank of the base."""
     start, taken, rank = place
     shape = list(align(array, node.args["self"].ndim - taken + rank).shape)
     return array.reshape([*shape[:start], *[1] * taken, *shape[start + rank :]])
@@ -140,7 +140,7 @@ def _to_values(node: Node, place: tuple[int, int, int], array: Tensor) -> Tensor
 
 
 def _put_labels(node: Node, labels: Labels) -> None:
-    """Indexed axes stay; what is written elsewhere meets what was there."""
+    """Freeze indexed dimensions; along all others, tie the written values to the base."""
     base, values, place = node.args["self"], node.args["values"], _target(node)
     if place is None:
         for value in (base, values):
@@ -158,12 +158,12 @@ def _put_labels(node: Node, labels: Labels) -> None:
         for layer in mine:
             if any(have[d] > 1 and d not in known for d in support(layer)):
                 labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
-            else:  # positions made by `torch.zeros` stay out of a later flatten
+            else:  # positions created by `torch.zeros` stay out of a later flatten
                 labels.add(node.output, layer)
 
 
 def _put_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """What is the same before and after stays; over zeros, what is written times a map of the places."""
+    """Constant where old and new values agree; over zeros, the written values times a map of the positions."""
     base, values, place = node.args["self"], node.args["values"], _target(node)
     if place is None or node.args["accumulate"]:
         return None
@@ -192,7 +192,7 @@ def _put_used(node: Node, use: Use) -> None:
 
 
 def _added_labels(node: Node, labels: Labels) -> None:
-    """Both have the same axes; the one that is indexed stays."""
+    """Tie all dimensions of both tensors except the indexed one, which is frozen."""
     base, source = node.args["self"], node.args["source"]
     dim, reason = node.args["dim"] % base.ndim, f"{node!r} adds at an index of it"
     for value in (base, source):
@@ -206,7 +206,7 @@ def _added_labels(node: Node, labels: Labels) -> None:
 
 
 def _added_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """What is there stays where zeros are added."""
+    """The base, where zeros are added to it."""
     base, source = node.args["self"], node.args["source"]
     added = (constants.plain(source) == 0).all(node.args["dim"], keepdim=True)
     return [torch.where(added, constants.plain(base), math.nan)]
@@ -226,7 +226,7 @@ def _added_macs(node: Node, shapes: Shapes) -> int:
 
 
 class _Words(nn.Module):
-    """Numbers turned into indices, looked up in a table."""
+    """Numbers turned into indices and looked up in a table."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ def _samples() -> Iterable[Sample]:
 
 
 RULES = [
-    # `embedding_dim` keeps the old number: models scale by its root, and that factor has to stay
+    # `embedding_dim` keeps the old number: models scale by its square root, and that factor must not change
     Rule(("embedding",), _embedding_labels, _embedding_constants, produces=_columns, samples=_samples),
     Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
     Rule(("index_add",), _added_labels, _added_constants, _added_used, _added_macs, samples=_added_samples),

@@ -1,4 +1,4 @@
-"""Ops that put tensors side by side: cat and stack."""
+"""Ops that join tensors: cat and stack."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def _dim(node: Node) -> int:
 
 
 def _parts(node: Node) -> list[Value]:
-    """The tensors that are joined; `cat` skips empty ones of rank 1."""
+    """The joined tensors; `cat` skips empty ones of rank 1."""
     ndim = node.output.ndim
     return [v for v in node.args["tensors"] if node.op == "stack" or v.ndim == ndim]
 
 
 def _part(node: Node, value: Value, array: Tensor) -> Tensor:
-    """Give a stacked tensor its new dimension of size 1."""
+    """Unsqueeze the new dimension of a stacked tensor."""
     return array.unsqueeze(_dim(node)) if node.op == "stack" else array
 
 
 def _labels(node: Node, labels: Labels) -> None:
-    """Along the joined dimension slots stand side by side; along all others they are tied."""
+    """Concatenate slots along the joined dimension; tie them along all others."""
     dim, target, parts = _dim(node), node.output, _parts(node)
     for value in parts:
         labels.claim(value)
@@ -58,7 +58,7 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _rows(layers: Sequence[Tensor], touched: tuple[int, ...], fixed: Tensor, labels: Labels) -> Tensor:
-    """One part's labels over some dimensions: where they are over further ones too, they go as rows (whole heads)."""
+    """One part's labels over some dimensions; where they span further dimensions, tied into whole rows (heads)."""
     for layer in layers:
         if support(layer) == touched:
             return layer
@@ -69,7 +69,7 @@ def _rows(layers: Sequence[Tensor], touched: tuple[int, ...], fixed: Tensor, lab
 
 
 def _agree(layer: Tensor, others: Iterable[Tensor], labels: Labels) -> None:
-    """A part without entries along the joined dimension has the sizes of the others along the rest."""
+    """Tie a part that is empty along the joined dimension to the others along the remaining dimensions."""
     touched = support(layer)
     met = [other for other in others if set(touched) <= set(support(other))]
     for other in met:
@@ -81,7 +81,7 @@ def _agree(layer: Tensor, others: Iterable[Tensor], labels: Labels) -> None:
 
 
 def _piece(value: Value, layers: Sequence[Tensor], joint: set[int], dim: int, ndim: int) -> Tensor:
-    """One part's labels over the joint dimensions; a part without any is of fixed size."""
+    """One part's labels over the joint dimensions; frozen for a part without labels."""
     shape = [value.shape[d] if d in joint else 1 for d in range(ndim)]
     known = [layer for layer in layers if layer.size(dim) > 1]
     known += [layer for layer in layers if layer.size(dim) == 1 and support(layer) and set(support(layer)) <= joint]
@@ -104,7 +104,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _may_have_some(node: Node, value: Value, array: Tensor, constants: Constants) -> bool:
-    """Whether a part is empty at the example's size, and need not be at another."""
+    """Whether a part is empty at the example's size but need not be at another."""
     dim = _dim(node)
     empty = node.op == "cat" and not value.shape[dim] and array.size(dim) > 0
     return empty and not constants.amounts.is_channel(node.output, dim)
@@ -115,7 +115,7 @@ def _use(node: Node, use: Use) -> None:
     for value in _parts(node):
         size = 1 if node.op == "stack" else value.shape[dim]
         if not size:
-            if used.size(dim) == 1:  # at another size there may be some
+            if used.size(dim) == 1:  # it may be nonempty at another size
                 use.add(value, used)
             continue
         part = used if used.size(dim) == 1 else used.narrow(dim, start, size)

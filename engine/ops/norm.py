@@ -1,4 +1,4 @@
-"""Batch norm, 1d–3d: per channel, so that removing a channel leaves the others as they are."""
+"""Batch norm, 1d–3d: normalises each channel separately, so that removing one leaves the others unchanged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _STORED = ("weight", "bias", "running_mean", "running_var")
 
 
 def sized_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the argument whose sizes and layout a call gives; None where that is for the op to say.
+    """Return the argument whose size and layout the result has; None if the op itself has to compute them.
 
-    Of a batch norm torch works this out in Python, which takes 20 ms for each shape that it has not met before: most of
+    Torch's meta function of batch norm is written in Python and takes 20 ms for each new shape, which would be most of
     the time of a first recording.
     """
     if func is not torch.ops.aten.batch_norm.default:
@@ -52,11 +52,11 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """``β`` where ``γ = 0``, or where a batch-statistics norm sees a constant; else the affine map of a constant."""
+    """``β`` where ``γ = 0`` or where batch statistics see a constant; otherwise the affine map of a constant."""
     a = node.args
     batch = a["training"] or constants.training or a["running_mean"] is None
     variance = torch.ones(1, dtype=torch.float64) if batch else constants[a["running_var"]] + a["eps"]
-    sound = not (variance <= 0).any()  # else zero is divided by zero
+    sound = not (variance <= 0).any()  # otherwise zero would be divided by zero
     easy = _of_zeros(node, constants) if sound and constants.only_zeros(a["input"]) else None
     if easy is not None:
         return [easy]
@@ -74,16 +74,16 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     gamma = stored("weight", 1.0)
     dead = torch.zeros(1, dtype=torch.bool) if a["weight"] is None else constants.zero(a["weight"])
     result = torch.where(dead, 0.0, normed * gamma) + stored("bias", 0.0)
-    if constants.repaired:  # repair masks γ and β of what arrives as zero, and β of what has no γ
+    if constants.repaired:  # repair masks γ and β of a channel that arrives as zero, and β of one without γ
         result = torch.where(dead | (x == 0), 0.0, result)
     result = result if sound else torch.where(variance <= 0, torch.nan, result)
     return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
 
 
 def _of_zeros(node: Node, constants: Constants) -> Tensor | None:
-    """``β`` where ``γ = 0``, of an input that varies wherever it is not zero; None where zero meets another ``γ``.
+    """``β`` where ``γ = 0``, for an input that varies wherever it is not zero; None if a zero meets a nonzero ``γ``.
 
-    Repair masks γ and β of what arrives as zero, and β of what has no γ.
+    Repair masks γ and β of a channel that arrives as zero, and β of one without γ.
     """
     x, gamma, beta = constants[node.args["input"]], node.args["weight"], node.args["bias"]
     if x.numel() not in (1, x.size(1)):
@@ -111,7 +111,7 @@ def _attributes(node: Node, shapes: Shapes) -> Mapping[str, int]:
 
 
 def _absorbs(node: Node) -> Value | None:
-    """``(x + d - (μ + d))``: an eval norm takes a constant into its running mean."""
+    """``(x + d - (μ + d))``: in eval mode, a constant can be folded into the running mean."""
     mean: Value | None = node.args["running_mean"]
     return None if node.args["training"] or mean is None or not mean.stored else mean
 

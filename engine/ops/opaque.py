@@ -1,7 +1,8 @@
-"""Modules that a user's function makes smaller: what they do to channels is found by running them.
+"""Modules narrowed by a user's function: how they transform channels is measured by running them.
 
-Where entry ``i`` of the output depends on entry ``i`` of the inputs only, slots pass. Else the outputs' channels are
-new slots, and an input's channel may go only where it is constantly zero. The parameters are never cut here.
+Where entry ``i`` of the output depends on entry ``i`` of the inputs only, slots propagate. Otherwise the output
+channels are new slots, and an input channel can be removed only if it is constantly zero. Parameters are never cut
+here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine.rule import Rule, Statistic
 __all__ = ["LITERAL", "RULES"]
 
 LITERAL = torch.ops.aten.lift_fresh.default
-"""What torch calls to make a tensor of numbers in the code."""
+"""The op that torch calls to create a tensor from literals in the code."""
 
 
 def _labels(node: Node, labels: Labels) -> None:
@@ -50,13 +51,13 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _passes_all(inputs: Sequence[Value], passes: Sequence[int], labels: Labels) -> bool:
-    """Whether all labelled dimensions pass."""
+    """Whether all labelled dimensions propagate."""
     touched = {d for value in inputs for layer in labels.layers(value) for d in support(layer)}
     return bool(touched) and touched <= set(passes)
 
 
 def _mixed_dim(inputs: Sequence[Value], passes: Sequence[int], labels: Labels) -> int | None:
-    """The dimension of the channels that are mixed; None where there is none, or where it is not clear."""
+    """The dimension of the channels that the module mixes; None if there is none or it is ambiguous."""
     for value in inputs:
         mixed = [d for d in range(1, value.ndim) if d not in passes and value.shape[d] > 1]
         layers = [layer for layer in labels.layers(value) if not labels.slots.frozen(layer).all()]
@@ -83,14 +84,14 @@ def _new_channels(out: Value, dim: int, labels: Labels) -> None:
 
 
 def _tie_inputs(inputs: Sequence[Value], passes: Sequence[int], labels: Labels) -> None:
-    """Along what passes, all inputs lose the same entries, or none."""
+    """Tie all inputs along the dimensions that propagate."""
     for value in inputs[1:]:
         for dim in passes:
             _tie(inputs[0], value, dim, labels)
 
 
 def _tie_calls(first: Node, again: Node, labels: Labels) -> None:
-    """The function is called once, so that all calls of the module have to lose the same entries."""
+    """Tie all calls of the module, since the user's function is called once for all of them."""
     pairs = list(zip(channel_inputs(first), channel_inputs(again), strict=False))
     for a, b in pairs:
         for dim in range(1, max(a.ndim, b.ndim)):
@@ -115,7 +116,7 @@ def _tie(a: Value, b: Value, dim: int, labels: Labels) -> None:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """What it puts out for constant channels, where channels pass; else zero where masks leave nothing."""
+    """The outputs for constant channels where channels propagate; otherwise zeros where masks leave nothing."""
     stored, kept = _inside(node, constants)
     probe = Probe(node, stored, constants.training)
     zeros = probe.zeros(kept) if any(not k.all() for k in kept.values()) else None
@@ -137,7 +138,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
 
 
 def _inside(node: Node, constants: Constants) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The module's masked parameters and its buffers, and which entries of the parameters may be other than zero."""
+    """The module's masked parameters and its buffers, and which entries of the parameters can be nonzero."""
     stored: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
     module, graph = node.args["module"], constants.graph

@@ -1,6 +1,6 @@
-"""Ops that compare the entries of an axis, or run over it: sorting, the largest k, suppression of boxes, running sums.
+"""Ops that sort, rank or accumulate along a dimension: sort, topk, nms, cumsum.
 
-The axis stays whole, since what an entry becomes depends on the others; all other axes pass.
+The dimension is frozen, since each entry of the result depends on the others; all other dimensions propagate.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from engine.rule import Rule, Sample
 
 __all__ = ["RULES"]
 
-_SORTED = "argsort cummax cummin logcumsumexp msort sort topk".split()  # the axis is as long as before, or shorter
-_RUNNING = "cumprod cumsum".split()  # of zeros they are zero
-_CHOSEN = "argmax argmin kthvalue max median min mode nanmedian".split()  # one is left of the axis
+_SORTED = "argsort cummax cummin logcumsumexp msort sort topk".split()  # the dimension keeps its size, or is shortened
+_RUNNING = "cumprod cumsum".split()  # zero where all entries are zero
+_CHOSEN = "argmax argmin kthvalue max median min mode nanmedian".split()  # reduces the dimension to one entry
 
 
 def _axis(node: Node) -> int | None:
-    """The dimension; None for all of them."""
+    """The dimension; None for all."""
     dim = node.args.get("dim", 0 if node.op == "msort" else None)
     return None if dim is None else dim % node.inputs[0].ndim
 
@@ -41,7 +41,7 @@ def _dropped(node: Node, array: Tensor) -> Tensor:
 
 def _labels(node: Node, labels: Labels) -> None:
     source, dim = node.inputs[0], _axis(node)
-    if len(node.inputs) > 1:  # the larger of two tensors, entry by entry
+    if len(node.inputs) > 1:  # element-wise maximum of two tensors
         broadcast_labels(node, labels)
         return
     labels.claim(source)
@@ -52,7 +52,7 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _running(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """Zero where all that is run over is zero."""
+    """Zero where all accumulated entries are zero."""
     zero = (constants[node.inputs[0]] == 0).all(_axis(node) or 0, keepdim=True)
     return [torch.where(zero, 0.0, math.nan).double()]
 

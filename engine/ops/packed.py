@@ -1,4 +1,4 @@
-"""Sequences of several lengths, packed and padded again."""
+"""Packing and unpacking of sequences of several lengths."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["RULES"]
 
 
 def _packed_labels(node: Node, labels: Labels) -> None:
-    """Steps and samples become one dimension, or two again; the features stay what they are."""
+    """Freeze steps and samples, which are merged into one dimension or split again; propagate features."""
     source, target = node.inputs[0], node.output
     for layer in labels.without(source, range(source.ndim - 1), f"{node!r} runs over it"):
         labels.add(target, layer.view([1] * (target.ndim - 1) + [-1]))
 
 
 def _packed_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """What is constant stays so, unless it meets other numbers where a sequence has ended."""
+    """Constants propagate, unless padding puts other numbers behind the end of a sequence."""
     known = constants.along(node.inputs[0], node.inputs[0].ndim - 1)
     known = torch.where(known == node.args.get("padding_value", known), known, math.nan)
     return [known.view([1] * (node.output.ndim - 1) + [-1]), torch.full([1], math.nan)]

@@ -1,9 +1,9 @@
-"""`nn.TransformerEncoder` without torch's fused layers, which read the weights of a layer past its modules.
+"""A `nn.TransformerEncoder` without torch's fused layers, which read a layer's weights without calling its modules.
 
-With a padding mask, in eval mode and without gradients, torch's encoder packs the tokens, hands them to one fused op
-per layer, and returns zeros in the place of padding. The fused op knows neither heads of another number nor norms that
-keep the statistics of removed channels. Once a layer holds such modules, the encoder runs its layers as they are
-written, and puts zeros where torch would.
+With a padding mask, in eval mode and without gradients, torch's encoder packs the tokens, passes them to one fused op
+per layer, and returns zeros for padding. The fused op supports neither a changed number of heads nor norms that keep
+the statistics of removed channels. Once a layer contains such modules, the encoder calls its layers as written and
+fills in zeros where torch would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PaddedEncoder", "RecordedEncoder", "unfused"]
 
 
 class PaddedEncoder(nn.TransformerEncoder):
-    """An encoder that runs its layers one by one; zeros stand for padding wherever torch puts them."""
+    """An encoder that calls its layers one by one and fills in zeros for padding where torch does."""
 
     def forward(
         self,
@@ -29,7 +29,7 @@ class PaddedEncoder(nn.TransformerEncoder):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        """Return tokens as `nn.TransformerEncoder` does."""
+        """Return tokens like `nn.TransformerEncoder`."""
         padding = F._canonical_mask(
             src_key_padding_mask, "src_key_padding_mask", F._none_or_dtype(mask), "mask", src.dtype
         )
@@ -54,7 +54,7 @@ class PaddedEncoder(nn.TransformerEncoder):
 
 
 class RecordedEncoder(PaddedEncoder):
-    """An encoder as it is recorded: in eval mode with a padding mask there are zeros, whatever the data."""
+    """An encoder for recording: in eval mode, a padding mask always leads to zeros, whatever the data."""
 
     def zeroes(self, src: Tensor, padding: Tensor) -> bool:
         """Whether torch may pack the tokens of a call like this one."""
@@ -64,11 +64,11 @@ class RecordedEncoder(PaddedEncoder):
 def unfused(
     modules: Mapping[str, nn.Module], exchanged: Collection[str]
 ) -> Iterator[tuple[nn.Module, type[nn.Module], dict[str, Any]]]:
-    """Yield the modules that must not hand their weights to a fused op, with the class and attributes that see to it.
+    """Yield modules that must not take a fused path, with the class and attributes that prevent it.
 
     Args:
-        modules: of the model, by name.
-        exchanged: names of the modules whose class is no longer torch's own.
+        modules: modules of the model by name.
+        exchanged: names of modules whose class has been exchanged.
     """
 
     def holds(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Point-wise ops with broadcasting: what they combine has to keep the same channels.
+"""Point-wise ops with broadcasting: all operands keep the same channels.
 
-They are listed by what they do to constants. Any function of constants is a constant; a product is zero where either
-factor is; comparisons give booleans, with which nothing further is computed.
+Ops are listed by their effect on constants. Any function of constants is constant; a product is zero where either
+factor is; comparisons return booleans, whose constants are not followed any further.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.rule import Rule, Sample
 
 __all__ = ["RULES", "broadcast_labels"]
 
-# One tensor in, the same function of every entry out.
+# One tensor in, the same function applied to every entry.
 UNARY = """
     abs acos acosh asin asinh atan atanh ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor
     frac gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish
@@ -34,34 +34,34 @@ UNARY = """
     softshrink sqrt square tan tanh threshold trunc
 """.split()
 
-# Several tensors in, a function of the entries that meet.
+# Several tensors in, a function of corresponding entries.
 COMBINING = """
     add addcdiv addcmul atan2 copysign fmax fmin floor_divide fmod hypot lerp maximum minimum pow prelu remainder sub
     subtract xlogy
 """.split()
 
-# Zero where either factor is zero, whatever the other is, unless that is known not to be finite.
+# Zero where either factor is zero, unless the other is known not to be finite.
 PRODUCTS = "mul multiply".split()
 
-# Zero where the dividend is zero, whatever the divisor is, unless that is known to be zero.
+# Zero where the dividend is zero, unless the divisor is known to be zero.
 QUOTIENTS = "div divide true_divide".split()
 
-# Nothing is known of the result.
+# The constants of the result are not followed.
 OPAQUE = """
     __and__ __iand__ __ior__ __ixor__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite
     isinf isnan le logical_and logical_not logical_or logical_xor lt masked_fill ne where
 """.split()
 
 
-# What they are at zero depends on its sign, which nobody knows.
+# Their value at zero depends on the sign of the zero, which is unknown.
 SIGNED = "atan2 copysign".split()
 
-# The identity in eval mode. In train mode zero stays zero, anything else is scaled or replaced at random.
+# The identity in eval mode. In train mode zero stays zero; other values are scaled or replaced at random.
 DROPOUT = "dropout feature_dropout".split()
 
 
 def _placed(node: Node, value: Value) -> Value | None:
-    """A weight per channel (`prelu`) meets dimension 1; other operands broadcast from the right."""
+    """A weight per channel (`prelu`) is aligned with dimension 1; other operands broadcast from the right."""
     return value if node.op == "prelu" and value is node.args["weight"] and value.shape != (1,) else None
 
 
@@ -82,7 +82,7 @@ def _lifted_shape(node: Node, value: Value) -> list[int]:
 
 
 def broadcast_labels(node: Node, labels: Labels) -> None:
-    """Tie what meets. A stored operand without slots takes those it meets; any other fixes the axis."""
+    """Tie operands. A stored operand without slots adopts those it meets; any other freezes the dimension."""
     target = node.output
     for value in node.inputs:
         labels.claim(value)
@@ -99,7 +99,7 @@ def _arrays(node: Node, constants: Constants) -> dict[int, Tensor]:
 
 
 def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
-    """Call the out-of-place op on arrays in place of its tensors."""
+    """Call the out-of-place op on arrays instead of its tensors."""
 
     def swap(item: Any) -> Any:
         return arrays[item.index] if isinstance(item, Value) else item
@@ -113,7 +113,7 @@ def _functional(node: Node, arrays: dict[int, Tensor]) -> Tensor:
 
 
 def _at_zero(node: Node) -> float:
-    """The function of one tensor, at zero."""
+    """The value of a unary function at zero."""
     key = (node.op, *((name, item) for name, item in node.args.items() if not isinstance(item, Value)))
     if key not in _AT_ZERO:
         _AT_ZERO[key] = float(_functional(node, {node.inputs[0].index: torch.zeros(1, dtype=torch.float64)}))
@@ -124,7 +124,7 @@ _AT_ZERO: dict[Hashable, float] = {}
 
 
 def _of_zeros(node: Node, constants: Constants) -> Tensor | None:
-    """The function of one tensor that is zero wherever it does not vary; None for any other."""
+    """A unary function of a value that is zero wherever it does not vary; None for any other."""
     if len(node.inputs) != 1 or not constants.only_zeros(node.inputs[0]):
         return None
     known, found = constants[node.inputs[0]], _at_zero(node)
@@ -134,12 +134,12 @@ def _of_zeros(node: Node, constants: Constants) -> Tensor | None:
 def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
     if node.op == "add" and len(node.inputs) == 2 and all(map(constants.only_zeros, node.inputs)):
         first, second = (_lift(node, value, constants[value]) for value in node.inputs)
-        return [first + second]  # ``0 + alpha * 0``; what varies stays NaN
+        return [first + second]  # ``0 + alpha * 0``; NaN stays NaN where it varies
     easy = None if node.op == "rrelu" else _of_zeros(node, constants)
     if easy is not None:
         return [easy]
     arrays = _arrays(node, constants)
-    if node.op in ("add", "sub"):  # NaN stays NaN by itself
+    if node.op in ("add", "sub"):  # NaN propagates
         return [_functional(node, arrays)]
     if node.op == "prelu":
         x, weight = (arrays[node.args[k].index] for k in ("self", "weight"))
@@ -166,7 +166,7 @@ def _zero_with(node: Node, constants: Constants, factors: Sequence[Value]) -> Se
 
 
 def _beside_finite(node: Node, value: Value, constants: Constants) -> bool:
-    """Whether nothing that a value meets is known to be infinite: zero times that is not zero."""
+    """Whether no other operand is known to be infinite: zero times infinity is not zero."""
     numbers = [item for item in node.args.values() if isinstance(item, (int, float))]
     return all(map(math.isfinite, numbers)) and all(constants.finite(v) for v in node.inputs if v is not value)
 
@@ -199,7 +199,7 @@ def _lower_used(node: Node, value: Value, used: Tensor) -> Tensor:
 
 
 def _finds_places(node: Node) -> bool:
-    """Whether it is ``where`` of a condition only: the indices at which that holds, as many as there are."""
+    """Whether the node is ``where(condition)``, which returns as many indices as the condition holds at."""
     return node.op == "where" and "self" not in node.args
 
 
@@ -232,7 +232,7 @@ def _product_used(node: Node, use: Use) -> None:
 
 
 def _glu_labels(node: Node, labels: Labels) -> None:
-    """The gate and what it gates go together."""
+    """Tie each gate to the entry that it gates."""
     source, dim = node.inputs[0], node.args["dim"] % node.inputs[0].ndim
     for layer in labels.layers(source):
         if dim in support(layer):
@@ -243,7 +243,7 @@ def _glu_labels(node: Node, labels: Labels) -> None:
 
 
 def _glu_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """Zero where what is gated is zero, whatever the gate."""
+    """Zero where the gated half is zero, whatever the gate."""
     source, dim = node.inputs[0], node.args["dim"] % node.output.ndim
     known = constants.plain(source)
     half, gate = known.chunk(2, dim) if known.size(dim) > 1 else (known, known)
@@ -263,7 +263,7 @@ def _copy_used(node: Node, use: Use) -> None:
     use.add(node.args["src"], use[node.output])
 
 
-# What else an op of the list above is given, for the sample that has them all.
+# Further arguments of the unary ops above, for the sample that covers them all.
 _FURTHER = {"clamp": (0.2, 0.7), "clamp_max": (0.7,), "clamp_min": (0.3,), "rsub": (2,), "threshold": (0.3, 0.1)}
 
 
@@ -352,5 +352,5 @@ RULES = [
     Rule(tuple(DROPOUT), broadcast_labels, _dropped, _used, samples=_dropout_samples),
     Rule(("glu",), _glu_labels, constants=_glu_constants, use=_glu_used, elementwise=1),
     Rule(("copy",), broadcast_labels, _copied, _copy_used),
-    shape_rule(["expand_as"], expanded, broadcast_labels),  # as if the tensor that gives the size were added
+    shape_rule(["expand_as"], expanded, broadcast_labels),  # as if adding the tensor that gives the size
 ]

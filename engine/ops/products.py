@@ -1,7 +1,7 @@
-"""Products with a stored matrix, or with one of a stack for each token: layers that are written as products.
+"""Layers written as products with a stored matrix, or with one matrix of a stack for each token.
 
 ``x @ self.weight``, ``x @ self.weight.T``, ``torch.bmm(self.weight[expert], x)``, and the product of sorted tokens with
-the matrices of their experts. Of a stack, a row or column is one unit: it goes from all matrices, or stays in all.
+the matrices of their experts. In a stack, a row or column is one unit: it is removed from all matrices or from none.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["RULES", "einsum_layer", "in_float64", "or_layer"]
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A product that is a layer.
+    """A product that acts as a layer.
 
     Attributes:
-        contraction: what it does with the channels.
-        moved: for each dimension of the input that of the output; None for that of the channels.
-        running: dimensions of the weight's stack that the input has too, with that of the input (a matrix per head).
+        contraction: how it contracts channels.
+        moved: the output dimension of each input dimension; None for that of the channels.
+        running: stack dimensions of the weight that the input has too, with those of the input (a matrix per head).
     """
 
     contraction: Contraction
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def order(self) -> list[int]:
-        """The output's dimension for each of the input, that of the channels included."""
+        """The output dimension of each input dimension, including that of the channels."""
         return [self.contraction.output_dim if d is None else d for d in self.moved]
 
 
@@ -54,19 +54,19 @@ Describe = Callable[[Node], Layer | None]
 
 
 def _product(node: Node) -> Layer | None:
-    """A product of two factors of which one is stored; None for products of activations, and for scaled sums."""
+    """A product with exactly one stored factor; None for products of activations, and for scaled sums."""
     *bias, a, b = node.inputs
     left, right = matrix_of(a), matrix_of(b)
     if (left and right) or node.args.get("alpha", 1) != 1 or node.args.get("beta", 1) != 1:
         return None
     if right is not None:
         return _described(node, right, b, a, a.ndim - 1, bias[0] if bias else None)
-    # in front of its input is what is picked for each token; else it may mix tokens, and be no layer
+    # A matrix in front of its input is one selected per token; otherwise it may mix tokens, and is not a layer.
     return _described(node, left, a, b, b.ndim - 2, None) if left and None in left.dims and not bias else None
 
 
 def _described(node: Node, matrix: Matrix, given: Value, x: Value, input_dim: int, bias: Value | None) -> Layer | None:
-    """Describe a product, where the weight's own dimensions run along with those of the input."""
+    """Describe a product, where the weight's stack dimensions are matched with those of the input."""
     stack, output = matrix.dims[:-2], node.output
     last = input_dim == x.ndim - 1
     alike = x.ndim == given.ndim and x.shape[:-2] == given.shape[:-2] if stack else given.ndim == 2
@@ -83,7 +83,7 @@ def _described(node: Node, matrix: Matrix, given: Value, x: Value, input_dim: in
 
 
 def einsum_layer(node: Node) -> Layer | None:
-    """An einsum with a stored matrix: one letter is summed over, one is new, all others pass."""
+    """An einsum with a stored matrix: one letter is summed over, one is new, all others propagate."""
     inputs, arrow, output = node.args["equation"].replace(" ", "").partition("->")
     terms, values = inputs.split(","), node.args["tensors"]
     matrices = [matrix_of(value) for value in values]
@@ -108,12 +108,12 @@ def einsum_layer(node: Node) -> Layer | None:
 
 
 def _spelled(term: str, value: Value) -> str:
-    """Spell out an ellipsis, as the same letters for the same number of dimensions."""
+    """Expand an ellipsis into letters, the same ones for the same number of dimensions."""
     return term.replace("...", "".join(map(chr, range(0x391, 0x391 + value.ndim - len(term) + 3))))
 
 
 def _sorted_product(node: Node) -> Layer | None:
-    """Tokens, sorted by expert, times the matrix of their expert."""
+    """The product of tokens, sorted by expert, and the matrices of their experts."""
     x, weight = node.inputs[:2]
     matrix = matrix_of(weight)
     if matrix is None or matrix.first is None or x.ndim != 2 or matrix.dims[:-2] != (0,) or len(node.inputs) > 3:
@@ -121,11 +121,11 @@ def _sorted_product(node: Node) -> Layer | None:
     return Layer(Contraction(x, matrix.weight, None, node.output, 1, 1, 1, matrix.first, True, 1), (0, None))
 
 
-# ---------------------------------------------------------------- what holds for all of them
+# ---------------------------------------------------------------- common to all
 
 
 def _layer_labels(node: Node, labels: Labels, layer: Layer) -> None:
-    """Dimensions that are no channels pass; a matrix per index of one of them goes with the index."""
+    """Propagate dimensions other than the channels; a matrix per index of one is removed together with the index."""
     c = layer.contraction
     labels.along(c.input, c.input_dim)
     for array in labels.layers(c.input):
@@ -141,12 +141,12 @@ def _layer_labels(node: Node, labels: Labels, layer: Layer) -> None:
 
 
 def _passed(array: Tensor, layer: Layer) -> Tensor:
-    """Bring an array of the input, which does not depend on channels, to the output's dimensions."""
+    """Permute an array of the input that does not depend on channels to the output's dimensions."""
     return array.permute(*(layer.order.index(d) for d in range(array.ndim)))
 
 
 def _constants(node: Node, constants: Constants, layer: Layer, other: Rule) -> Sequence[Tensor]:
-    """Beside what holds channel by channel: zero for an index whose matrix is zero."""
+    """The constants per channel, and zero at an index whose matrix is zero."""
     found = known(node, constants, layer.contraction)
     product = other.constants(node, constants) if layer.running else None
     return found if product is None else [torch.where(product[0] == 0, 0.0, found[0])]
@@ -157,11 +157,11 @@ def _macs(shapes: Shapes, c: Contraction) -> int:
 
 
 def or_layer(other: Rule, describe: Describe = _product) -> Rule:
-    """Return the rule of a product, which is a layer where one of its factors is stored (``x @ self.weight``).
+    """Return the rule of a product that is a layer if one of its factors is stored (``x @ self.weight``).
 
     Args:
-        other: what holds for all other products.
-        describe: tells which product is a layer.
+        other: rule for all other products.
+        describe: returns the layer that a product is, or None.
     """
     layer_of = once(describe)
 
@@ -208,7 +208,7 @@ def or_layer(other: Rule, describe: Describe = _product) -> Rule:
 
 
 class Product(nn.Module):
-    """A layer that is written as a product with its matrix, ``op`` says by which function; ``turned``: transposed."""
+    """A layer written as a product by the function ``op``; ``turned``: with its matrix transposed."""
 
     def __init__(self, inputs: int, outputs: int, op: str, turned: bool = False) -> None:
         super().__init__()
@@ -225,14 +225,14 @@ class Product(nn.Module):
 
 
 class Summed(nn.Module):
-    """A layer that is written as an einsum with its matrix."""
+    """A layer written as an einsum with its matrix."""
 
     def __init__(self, equation: str, *shape: int) -> None:
         super().__init__()
         self.equation, self.weight = equation, nn.Parameter(torch.randn(*shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the equation says, of the tokens and the matrix."""
+        """Return the einsum of the tokens and the matrix."""
         return torch.einsum(self.equation, x, self.weight)
 
 
@@ -243,7 +243,7 @@ def _summed(equation: str) -> nn.Module:
 
 
 class Heads(nn.Module):
-    """A matrix for each head, behind a layer that puts all of them out."""
+    """A matrix for each head, applied to the output of one layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -258,13 +258,13 @@ class Heads(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each token goes through the two of four gated experts that a router gives the largest weight.
+    """Route each token to the two of four gated experts with the largest router weights.
 
     Args:
-        width: of the tokens.
-        units: of each expert.
-        turned: whether matrices have their inputs first.
-        front: whether matrices stand in front of the tokens.
+        width: number of features of the tokens.
+        units: number of hidden units of each expert.
+        turned: whether matrices store the input dimension first.
+        front: whether matrices are the left factor.
     """
 
     def __init__(self, width: int, units: int, turned: bool = False, front: bool = False) -> None:
@@ -318,13 +318,13 @@ def _sorted_labels(node: Node, labels: Labels) -> None:
 
 
 def _aligned(rule: Rule) -> Rule:
-    """Rows of matrices in memory are multiples of 16 bytes, as the kernel asks for."""
+    """Keep rows of matrices at multiples of 16 bytes, as the kernel requires."""
 
     def labels(node: Node, labels: Labels) -> None:
         rule.labels(node, labels)
         x, step = node.inputs[0], 16 // max(node.inputs[0].dtype.itemsize, 1)
         layer = _sorted_product(node)
-        if layer is None or step < 2 or x.dtype == torch.float64:  # which it does not take
+        if layer is None or step < 2 or x.dtype == torch.float64:  # not supported by the kernel
             return
         c = layer.contraction
         for value, dim in ((c.input, c.input_dim), *([(c.output, c.output_dim)] if c.transposed else [])):
@@ -336,7 +336,7 @@ def _aligned(rule: Rule) -> Rule:
 
 
 def _by_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """Rows up to each offset times the next matrix; what lies behind the last one is zero."""
+    """Multiply the rows up to each offset by the next matrix; rows behind the last offset are zero."""
     found, start = x.new_zeros(len(x), weight.size(2)), 0
     for expert, end in enumerate(offs.tolist()):
         found[start:end] = x[start:end] @ weight[expert]
@@ -345,7 +345,7 @@ def _by_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
 
 
 def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Compute in float64 what an op has no kernel for; None for all that have one.
+    """Compute in float64 an op that has no float64 kernel; None for all other ops.
 
     Args:
         func: overload of an op.

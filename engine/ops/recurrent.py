@@ -32,13 +32,13 @@ __all__ = ["RULES"]
 
 
 def _dead(cell: Cell, node: Node, constants: Constants, below: Tensor, first: Sequence[Tensor]) -> Dead:
-    """The largest set of units that are zero as long as they are zero.
+    """The largest set of units that stay zero at every step.
 
     Args:
         cell, node: the weights, and the call.
-        constants: what is known of them.
-        below: what is known of what goes in.
-        first: which entries of the initial state are zero; of an LSTM what is put out, and the cells.
+        constants: constants of the weights.
+        below: constants of the input.
+        first: which entries of the initial states are zero; of an LSTM, the hidden state and the cell state.
     """
     state = torch.where(first[0], 0.0, math.nan)
     while True:
@@ -62,7 +62,7 @@ def _rows_of(constants: Constants, value: Value, layers: int) -> Tensor:
 
 
 def _all_dead(node: Node, constants: Constants) -> list[list[Dead]]:
-    """What is dead, by layer and direction."""
+    """The dead units, by layer and direction."""
     x, layers = input_of(node), layers_of(node)
     known = constants.along(x, x.ndim - 1)
     if constants.has_profile(x):
@@ -78,7 +78,7 @@ def _all_dead(node: Node, constants: Constants) -> list[list[Dead]]:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """Zero where a unit is dead; nothing is known of the others."""
+    """Zero where a unit is dead; all other units vary."""
     found = _all_dead(node, constants)
     flat = [dead for layer in found for dead in layer]
     last = torch.cat([dead.puts for dead in found[-1]]).view([1] * (node.output.ndim - 1) + [-1])
@@ -91,7 +91,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _used(cell: Cell, dead: Dead, constants: Constants, puts: Tensor, cells: Tensor) -> Used:
-    """A unit that is zero at every step needs none of what goes into it."""
+    """Used units, outputs and inputs of a cell; a unit that is zero at every step uses none of its inputs."""
     reads = links_of(cell, cell.hh, constants).any(0)
     while True:
         units = puts
@@ -137,7 +137,7 @@ def _use(node: Node, use: Use) -> None:
 
 
 def _needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
-    """Units that matter, and outputs that are read and not zero, have to stay."""
+    """Used units, and outputs that are read and not zero, have to be kept."""
     dead, found = _all_dead(node, use.constants), _all_used(node, use)
     for cells, gone, used in zip(layers_of(node), dead, found, strict=True):
         for cell, d, u in zip(cells, gone, used, strict=True):
@@ -149,7 +149,7 @@ def _needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
 
 
 class _Sequence(nn.Module):
-    """A recurrent layer between two linear ones; the last state is what counts."""
+    """A recurrent layer between two linear ones, read at the last step."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Building blocks of the samples that the rules carry."""
+"""Building blocks for the samples of rules."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Apply(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call the function with the outputs of the parts, or with the input where there is none."""
+        """Call the function with the outputs of the parts, or with the input if there are none."""
         return self.function(*(part(x) for part in self.parts)) if len(self.parts) else self.function(x)
 
 
 class Head(nn.Module):
-    """Mean over all positions and a linear layer, so that the last channels before it can go too."""
+    """Mean over all positions and a linear layer, so that the last channels before it can be removed too."""
 
     def __init__(self, outputs: int = 3) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class Head(nn.Module):
 
 
 def chain(*layers: nn.Module, flat: bool = False) -> nn.Sequential:
-    """Put layers in a row, with a head behind them."""
+    """Return a sequential model with a head on top."""
     head = nn.Sequential(nn.Flatten(), nn.LazyLinear(3)) if flat else Head()
     return nn.Sequential(*layers, head)
 
 
 def residual(x: Tensor, y: Tensor) -> Tensor:
-    """Add."""
+    """Return the sum."""
     return x + y

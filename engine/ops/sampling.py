@@ -1,8 +1,8 @@
-"""Ops that read every channel at places that other tensors give: regions of interest, sampling grids.
+"""Ops that read every channel at positions given by other tensors: regions of interest, sampling grids.
 
-Channel by channel the same weighted mean, or maximum, of some positions: a constant channel becomes that constant times
-one map, which is smaller where a place lies outside of the picture. The map depends on the places only, so it is common
-to all channels.
+Every channel becomes the same weighted mean, or maximum, of some of its positions: a constant channel becomes that
+constant times a map, which is below 1 where a position lies outside the image. The map depends on the positions only,
+so all channels share it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RULES"]
 
 
 def _labels(node: Node, labels: Labels) -> None:
-    """Channels pass; positions, and whatever says where to read, stay."""
+    """Propagate channels; freeze positions and the tensors that select them."""
     source = node.inputs[0]
     labels.claim(source)
     for place in node.inputs[1:]:
@@ -56,12 +56,12 @@ def _use(node: Node, use: Use) -> None:
 
 
 def _grid(x: Tensor) -> Tensor:
-    """Return places as the first two channels say, some of them outside."""
+    """Return sampling positions, some outside the image, from the first two channels."""
     return x[:, :2].permute(0, 2, 3, 1) * 0.7
 
 
 class _Grid(Apply):
-    """Sample features where the picture says."""
+    """Sample features at positions taken from the image."""
 
     def __init__(self, **options: str) -> None:
         super().__init__(lambda x: x)
@@ -76,7 +76,7 @@ class _Grid(Apply):
 
 
 def chain_of_two() -> torch.nn.Sequential:
-    """Two convolutions and a head; what lies between them is left to the caller."""
+    """Two convolutions and a head; the caller fills in what lies between."""
     return chain(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 3, padding=1))
 
 

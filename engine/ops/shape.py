@@ -1,6 +1,6 @@
-"""Shape ops: they move entries and compute nothing, so labels, constants and use simply go the same way.
+"""Shape ops: they move entries without computing, so labels, constants and use move along.
 
-Each needs one function that does to a compact array what the op does to the tensor; `shape_rule` derives the rest.
+Each op needs a single function that moves a compact array like the op moves the tensor; `shape_rule` derives the rest.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
 ]
 
 Move = Callable[[Node, Tensor, int], Tensor]
-"""(node, compact array of the input, which output) -> compact array of that output."""
+"""(node, compact array of the input, position of an output) -> compact array of that output."""
 
 Kept = Callable[[Value, int], Tensor | None]
-"""(value, dimension) -> which indices stay, bool; None where nothing along it can go."""
+"""(value, dimension) -> which indices are kept, bool; None if nothing along it can be removed."""
 
 
 def source_of(node: Node) -> Value:
@@ -54,15 +54,15 @@ def source_of(node: Node) -> Value:
 
 
 def call_on(node: Node | Origin, array: Tensor) -> Any:
-    """Call the op itself, with an array in the place of its tensor."""
+    """Call the op itself with an array in place of its tensor."""
     return node.target(*(array if isinstance(v, Value) else v for v in node.args.values()))
 
 
-# ---------------------------------------------------------------- the three analyses, the same for all
+# ---------------------------------------------------------------- the three analyses, shared by all shape ops
 
 
 def move_labels(move: Move) -> Callable[[Node, Labels], None]:
-    """Labels go where the entries go."""
+    """Return a label function that moves labels along with the entries."""
 
     def labels(node: Node, labels: Labels) -> None:
         labels.claim(source_of(node))
@@ -80,7 +80,7 @@ def _constants(move: Move) -> Callable[[Node, Constants], Sequence[Tensor]]:
         if not constants.has_profile(source):
             return moved
         if any(array.numel() > constants[source].numel() for array in moved):
-            # positions become channels, and each has its own share of the common map
+            # Positions become channels, each with its own entry of the shared map.
             return [move(node, constants.plain(source), k) for k in range(len(node.outputs))]
         for value in node.outputs:
             constants.mark_profile(value)
@@ -91,14 +91,14 @@ def _constants(move: Move) -> Callable[[Node, Constants], Sequence[Tensor]]:
 
 def _use(move: Move) -> Callable[[Node, Use], None]:
     def places(node: Node, shape: tuple[int, ...]) -> list[npt.NDArray[np.int64]]:
-        """Where each entry of the outputs came from."""
+        """The source position of each entry of the outputs."""
         numbered = torch.arange(math.prod(shape)).view(shape)
         return [move(node, numbered, k).numpy() for k in range(len(node.outputs))]
 
     def use(node: Node, use: Use) -> None:
         source = source_of(node)
         shape = tuple(use.shape(source))
-        if math.prod(shape) == 1 or 0 in source.shape:  # whatever is moved, if any of it is used, it was used
+        if math.prod(shape) == 1 or 0 in source.shape:  # one entry stands for all of them
             used_at_all = any(bool(use[value].numpy().any()) for value in node.outputs)
             use.add(source, torch.full(shape, used_at_all))
             return
@@ -113,11 +113,11 @@ def _use(move: Move) -> Callable[[Node, Use], None]:
 
 
 def shape_rule(ops: Iterable[str], move: Move, labels: Any = None, **more: Any) -> Rule:
-    """Return the rule of ops that do ``move``; ``labels`` where there is more to say about the axes."""
+    """Return the rule of ops that move entries by ``move``; ``labels`` replaces the default label function."""
     return Rule(ops=tuple(ops), labels=labels or move_labels(move), constants=_constants(move), use=_use(move), **more)
 
 
-# ---------------------------------------------------------------- what each op does to an array
+# ---------------------------------------------------------------- moves, by op
 
 
 def _same(node: Node, array: Tensor, position: int) -> Tensor:
@@ -134,7 +134,7 @@ def _permuted(node: Node, array: Tensor, position: int) -> Tensor:
 
 
 def expanded(node: Node, array: Tensor, position: int) -> Tensor:
-    """What becomes of a compact array where dimensions of size 1 are made larger: nothing but new ones in front."""
+    """Compact array after dimensions of size 1 are expanded: only new leading dimensions are added."""
     return array.reshape([1] * (node.output.ndim - array.ndim) + list(array.shape))
 
 
@@ -150,7 +150,7 @@ def _interleaved(node: Node, array: Tensor, position: int) -> Tensor:
 
 
 def _counted(node: Node) -> bool:
-    """Whether every entry of one axis is repeated as often, by a number in the code."""
+    """Whether every entry of one dimension is repeated equally often, by a number in the code."""
     return isinstance(node.args["repeats"], int) and node.args["dim"] is not None
 
 
@@ -176,7 +176,7 @@ def _interleave_rule() -> Rule:
 
 
 def _is_position(node: Node, dim: int, labels: Labels) -> bool:
-    """Whether the code takes the size along a dimension from one that has no slots: ``x.shape[2]``, a resolution."""
+    """Whether the code takes a size from a dimension without slots, such as ``x.shape[2]`` of a resolution."""
     expr = next((e for (name, at), e in node.sizes.items() if at == dim and name in ("size", "shape")), None)
     return expr is not None and _is_fixed(expr, labels)
 
@@ -188,10 +188,10 @@ def _is_fixed(expr: Expr, labels: Labels) -> bool:
 
 
 def _view_labels(node: Node, labels: Labels) -> None:
-    """Where axes are merged and one merely repeats the other (``expand``), the repetitions stay as many as they are.
+    """Freeze merged dimensions of which one merely repeats the other (``expand``).
 
-    What is laid out along positions (``reshape(b, c, h, w)`` of tokens that were not transposed) stays whole: which
-    entry goes where depends on the resolution.
+    A dimension laid out along positions (``reshape(b, c, h, w)`` of tokens that were not transposed) is frozen too:
+    where each entry lands depends on the resolution.
     """
     source, target = source_of(node), node.output
     labels.claim(source)
@@ -210,13 +210,13 @@ def _view_labels(node: Node, labels: Labels) -> None:
 
 
 def _cast(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """A number may not be the same in another dtype: 0.5 is 0 as an integer."""
+    """Cast constants to the output's dtype, in which 0.5 may be 0."""
     known = _constants(_same)(node, constants)[0]
     return [torch.where(known.isnan(), known, known.nan_to_num().to(node.output.dtype).double())]
 
 
 def _rolled_labels(node: Node, labels: Labels) -> None:
-    """The shift is written in the code, so the axes that are rolled stay whole."""
+    """Freeze rolled dimensions, since the shift is written in the code."""
     source = source_of(node)
     dims = [d % source.ndim for d in node.args["dims"]] or list(range(source.ndim))
     labels.without(source, dims, f"{node!r} rolls it")
@@ -225,7 +225,7 @@ def _rolled_labels(node: Node, labels: Labels) -> None:
 
 
 def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labels], None]:
-    """The result has the sizes of another tensor, so it goes along with that, dimension by dimension."""
+    """Tie the result to the tensor whose size it takes, dimension by dimension."""
 
     def labels(node: Node, labels: Labels) -> None:
         labels_of(node, labels)
@@ -242,7 +242,7 @@ def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labe
 
 
 def _expand_labels(node: Node, labels: Labels) -> None:
-    """A dimension of size 1 that is made larger gets slots of its own: it takes the size of what it meets."""
+    """An expanded dimension of size 1 gets new slots: it takes the size of the tensor that it meets."""
     move_labels(expanded)(node, labels)
     source, target = source_of(node), node.output
     offset = target.ndim - source.ndim
@@ -252,7 +252,7 @@ def _expand_labels(node: Node, labels: Labels) -> None:
 
 
 def _repeat_labels(node: Node, labels: Labels) -> None:
-    """A dimension of size 1 that is repeated has a size written in the code."""
+    """Freeze a repeated dimension of size 1, whose size is written in the code."""
     move_labels(_repeated)(node, labels)
     target = node.output
     for dim, times in enumerate(node.args["repeats"]):
@@ -261,7 +261,7 @@ def _repeat_labels(node: Node, labels: Labels) -> None:
 
 
 def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
-    """Demand the sizes of the output, one integer per dimension from ``first`` on; -1 follows by itself."""
+    """Demand the sizes of the output, one integer per dimension starting at ``first``; -1 needs no update."""
     wanted = shapes(node.output)
     for position, given in enumerate(node.args[argument]):
         if given != -1:
@@ -269,7 +269,7 @@ def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> I
 
 
 def through(name: str, f: Callable[[Tensor], Tensor], after: int = 8) -> Sample:
-    """A function between two convolutions; ``after``: channels behind it (8 before)."""
+    """A function between two convolutions; ``after``: its number of output channels (8 at its input)."""
     return Sample(lambda: chain(nn.Conv2d(3, 8, 3), Apply(f), nn.Conv2d(after, 4, 3, padding=1)), (2, 3, 6, 6), name)
 
 
@@ -328,10 +328,10 @@ _VIEW_AS = "reshape_as view_as".split()
 _PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
 
 SAME = frozenset([*_SAME, *_CAST])
-"""Ops that put out all entries where they were."""
+"""Ops that leave all entries where they are."""
 
 TURNED = frozenset(_PERMUTED) - {"flip"}
-"""Ops that put out all entries along other dimensions, in the same order."""
+"""Ops that permute dimensions and keep the order of entries along each."""
 
 MOVES: Mapping[str, Move] = (
     dict.fromkeys([*_SAME, *_CAST], _same)

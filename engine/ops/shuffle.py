@@ -20,7 +20,7 @@ __all__ = ["RULES"]
 
 
 def _block(node: Node) -> int:
-    """Channels that become one, or that one becomes."""
+    """Number of channels that are merged into one, or that one is split into."""
     factor: int = node.args["upscale_factor" if node.op == "pixel_shuffle" else "downscale_factor"]
     return factor * factor
 
@@ -37,7 +37,7 @@ def _source_channels(node: Node, labels: Labels) -> Tensor | None:
 
 
 def _shuffle_labels(node: Node, labels: Labels) -> None:
-    """The r² channels that become one channel go together."""
+    """Tie the r² channels that become one channel."""
     row = _source_channels(node, labels)
     if row is not None:
         blocks = row.view(-1, _block(node))
@@ -60,7 +60,7 @@ def _shuffle_use(node: Node, use: Use) -> None:
 
 
 def _unshuffle_labels(node: Node, labels: Labels) -> None:
-    """A channel becomes r² channels, which go together."""
+    """Tie the r² channels that a channel becomes."""
     row = _source_channels(node, labels)
     if row is not None:
         labels.add(node.output, _channels(row.repeat_interleave(_block(node)), node.output.ndim))
@@ -83,12 +83,12 @@ def _unshuffle_use(node: Node, use: Use) -> None:
 
 
 def _kernel(node: Node) -> int:
-    """Entries of a patch of one channel."""
+    """Number of entries in a patch of one channel."""
     return math.prod(node.args["kernel_size"])
 
 
 def _patches_labels(node: Node, labels: Labels) -> None:
-    """A channel becomes as many channels as a patch has entries, which go together."""
+    """Tie the channels that a channel becomes, one per entry of a patch."""
     source = source_of(node)
     channel, positions = source.ndim - 3, (source.ndim - 2, source.ndim - 1)
     row = labels.along(source, channel)
@@ -99,7 +99,7 @@ def _patches_labels(node: Node, labels: Labels) -> None:
 
 
 def _patches_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """A constant stays one, but for patches that reach over the border."""
+    """Constants propagate, except for patches that extend over the border."""
     source = source_of(node)
     known = constants.along(source, source.ndim - 3)
     if constants.has_profile(source) or any(node.args["padding"]):
@@ -114,7 +114,7 @@ def _patches_use(node: Node, use: Use) -> None:
 
 
 def _pasted_labels(node: Node, labels: Labels) -> None:
-    """The entries of a patch become one channel, and go together."""
+    """Tie the entries of a patch, which become one channel."""
     source = source_of(node)
     row = labels.along(source, source.ndim - 2)
     labels.without(source, [source.ndim - 1], f"{node!r} pastes patches of it")
@@ -125,7 +125,7 @@ def _pasted_labels(node: Node, labels: Labels) -> None:
 
 
 def _pasted_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """Patches overlap more in some places than in others, so only zero stays what it is."""
+    """Only zero propagates, since patches overlap unevenly."""
     source = source_of(node)
     blocks = constants.along(source, source.ndim - 2).view(-1, _kernel(node))
     return [_channels(torch.where((blocks == 0).all(1), 0.0, math.nan).double(), node.output.ndim)]
@@ -149,7 +149,7 @@ def _interleaved(node: Node, array: Tensor, position: int) -> Tensor:
 
 
 def _interleave_labels(node: Node, labels: Labels) -> None:
-    """The number of groups is written in the code, so the same places go from each group."""
+    """Remove the same positions from each group, since the number of groups is written in the code."""
     row = labels.along(source_of(node), 1)
     if row is not None:
         rows = row.view(node.args["groups"], -1)

@@ -1,4 +1,4 @@
-"""Ops that take a part of a tensor: chunk, split, slice, narrow, select, unbind, unfold."""
+"""Ops that take parts of a tensor: chunk, split, slice, narrow, select, unbind, unfold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _piece(node: Node, array: Tensor, position: int) -> Tensor:
 
 def _sliced(node: Node, array: Tensor, position: int) -> Tensor:
     part: Tensor = array if array.size(_dim(node)) == 1 else call_on(node, array)
-    return part if part.size(_dim(node)) else array.narrow(_dim(node), 0, 1)  # what is empty depends on no entry
+    return part if part.size(_dim(node)) else array.narrow(_dim(node), 0, 1)  # an empty part depends on no entry
 
 
 def _selected(node: Node, array: Tensor, position: int) -> Tensor:
@@ -44,7 +44,7 @@ def _selected(node: Node, array: Tensor, position: int) -> Tensor:
 
 
 def _windows(node: Node, array: Tensor, position: int) -> Tensor:
-    """Windows that may overlap, their entries in a new dimension at the end."""
+    """Windows that may overlap, with their entries in a new last dimension."""
     dim = node.args["dimension"] % source_of(node).ndim
     if array.size(dim) == 1:
         return array.unsqueeze(-1)
@@ -52,7 +52,7 @@ def _windows(node: Node, array: Tensor, position: int) -> Tensor:
 
 
 def _window_labels(node: Node, labels: Labels) -> None:
-    """How wide windows are and how far apart is written in the code: the axis stays whole."""
+    """Freeze the dimension, since the size and step of windows are written in the code."""
     source = source_of(node)
     labels.claim(source)
     labels.without(source, [node.args["dimension"] % source.ndim], f"{node!r} steps over it")
@@ -60,15 +60,16 @@ def _window_labels(node: Node, labels: Labels) -> None:
 
 
 def _freeze_following(node: Node, labels: Labels) -> None:
-    """Where an axis is cut at a place that follows the size of the input, another size cuts it elsewhere."""
+    """Freeze a dimension that is cut at a position computed from the input's size, which moves with that size."""
     if labels.amounts(node):
         labels.without(source_of(node), [_dim(node)], f"{node!r} cuts it at what follows the size of the input")
 
 
 def _piece_labels(node: Node, labels: Labels) -> None:
-    """Pieces of one size keep equally many; pieces of several sizes, unless each is given, pin the axis.
+    """Keep equally many entries in pieces of one size; freeze pieces of several sizes, unless the code lists them.
 
-    What other axes have a part in, goes along those: of queries, keys and values of each head, whole heads.
+    A slot that also spans other dimensions is tied along this one: of the queries, keys and values of a head, the whole
+    head.
     """
     source, dim = source_of(node), _dim(node)
     labels.claim(source)
@@ -87,9 +88,9 @@ def _piece_labels(node: Node, labels: Labels) -> None:
 
 
 def _picked_labels(node: Node, labels: Labels) -> None:
-    """An index is written in the code, or there is one output per index: the axis stays whole.
+    """Freeze the dimension: the index is written in the code, or there is one output per index.
 
-    The first and the last are there whatever goes, for one who takes them for their shape only.
+    The first and last index always exist, so they do not freeze it if only the shape of the result is read.
     """
     source = source_of(node)
     labels.claim(source)
@@ -100,7 +101,7 @@ def _picked_labels(node: Node, labels: Labels) -> None:
             if not for_shape:
                 labels.slots.freeze(layer, f"{node!r} picks single indices from it")
             continue
-        if not (labels.is_ragged(layer) and support(layer)[-1] != dim):  # rows of their own may be picked apart
+        if not (labels.is_ragged(layer) and support(layer)[-1] != dim):  # independent rows may be selected separately
             layer = labels.tie(layer, [dim] if layer.size(dim) > 1 else [])
         for k, value in enumerate(node.outputs):
             labels.add(value, _selected(node, layer, k))
@@ -120,7 +121,7 @@ def _slice_labels(node: Node, labels: Labels) -> None:
 
 
 def _step_labels(node: Node, labels: Labels) -> None:
-    """Where all of an axis is stepped over, as in ``x[..., ::2]``, what lies between two steps goes together."""
+    """Tie the entries between two steps, where the whole dimension is stepped over as in ``x[..., ::2]``."""
     source, dim, step = source_of(node), _dim(node), node.args["step"]
     start, size = node.args["start"] or 0, source.shape[dim]
     if not 0 <= start < step or size % step or (node.args["end"] or size) < size:
@@ -135,7 +136,7 @@ def _step_labels(node: Node, labels: Labels) -> None:
 
 
 def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
-    """A size becomes the number of kept entries of its piece; a piece of one entry has no slots of its own to ask."""
+    """Demand the number of kept entries of each piece; a piece of one entry has no slots of its own to query."""
     dim = _dim(node)
     keep = kept(source_of(node), dim)
     if node.op == "split":
@@ -146,7 +147,7 @@ def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
 
 
 def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
-    """A bound becomes the number of kept entries on its side of the cut; where steps begin stays."""
+    """Demand the number of kept entries on each bound's side of the cut; the start of a strided slice stays."""
     keep = kept(source_of(node), _dim(node)) if node.args.get("step", 1) == 1 else None
     start = node.args["start"] or 0
     for name in ("start", "end", "length"):
@@ -156,7 +157,7 @@ def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
         if name == "length":
             wanted = int(keep[start : start + given].sum())
         else:
-            # counted from the end, "none" cannot be said: -0 is the start
+            # counted from the end, an empty part cannot be expressed: -0 is the start
             wanted = int(keep[:given].sum()) if given > 0 else -int(keep[given:].sum()) or sys.maxsize
         yield Demand((name, 0), given, wanted)
 
@@ -187,7 +188,7 @@ def _samples() -> Iterable[Sample]:
 
 
 ONE = ("select", "unbind")
-"""Ops that take one index of a dimension, or each by itself."""
+"""Ops that take a single index of a dimension, or each index separately."""
 
 _PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 MOVES: Mapping[str, Move] = (

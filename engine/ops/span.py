@@ -1,8 +1,7 @@
-"""Norms whose statistics span channels: layer norm, RMS norm, group norm; and instance norm, which spans positions
-only.
+"""Layer norm, RMS norm and group norm, whose statistics span channels; instance norm, whose span positions only.
 
-A channel of a layer norm, RMS norm or group norm may go where it is a constant in front of the norm; `engine.ops.wide`
-keeps the statistics. The groups of a group norm keep equally many.
+A channel of a layer norm, RMS norm or group norm can be removed if it is constant at the input of the norm;
+`engine.ops.wide` preserves the statistics. All groups of a group norm keep equally many channels.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["RULES"]
 
 
 def _correctable(node: Node, labels: Labels) -> bool:
-    """Whether the norm is over the last dimension, and a module of its own whose class can be exchanged."""
+    """Whether the norm spans only the last dimension and its module's class can be exchanged."""
     over_last = len(node.args["normalized_shape"]) == 1
     return over_last and can_widen(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
 
@@ -62,7 +61,7 @@ def _shift_alone(node: Node, constants: Constants) -> Tensor:
 
 
 def _repaired(node: Node, constants: Constants, dim: int, result: Tensor) -> Sequence[Tensor]:
-    """Repair masks γ and β of what arrives as zero."""
+    """Repair masks γ and β of a channel that arrives as zero."""
     if not constants.repaired:
         return [result]
     zero = constants.along(node.args["input"], dim) == 0
@@ -75,7 +74,7 @@ def _layer_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _layer_used(node: Node, use: Use) -> None:
-    """Every entry has a share in the statistics."""
+    """Every entry contributes to the statistics."""
     used = use[node.output]
     use.add(node.args["input"], any_over(used, range(used.ndim - len(node.args["normalized_shape"]), used.ndim)))
 
@@ -111,7 +110,7 @@ def _group_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _group_used(node: Node, use: Use) -> None:
-    """Every entry has a share in the statistics of its group."""
+    """Every entry contributes to the statistics of its group."""
     used = any_over(use[node.output], range(2, node.output.ndim))
     if used.size(1) > 1:
         used = used.unflatten(1, (_groups(node), -1)).any(2, keepdim=True)
@@ -144,7 +143,7 @@ def _instance_labels(node: Node, labels: Labels) -> None:
 
 
 def _instance_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """``β`` where the channel is constant over positions or ``γ = 0``, with statistics of the input."""
+    """``β`` where the channel is constant over positions, with statistics of the input, or where ``γ = 0``."""
     weight, bias = node.args["weight"], node.args["bias"]
     x = constants.along(node.args["input"], 1)
     still = x.isfinite() & (not constants.has_profile(node.args["input"])) & bool(node.args["use_input_stats"])

@@ -24,7 +24,7 @@ from engine.source.pins import DIVISOR
 
 __all__ = ["RULES"]
 
-# Each output is a weighted mean with weights that sum to 1, or a maximum: a constant channel stays that constant.
+# Each output is a maximum, or a weighted mean with weights that sum to 1: a constant channel keeps its constant.
 KEEPING = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
     adaptive_max_pool3d max_pool1d max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices
@@ -32,12 +32,12 @@ KEEPING = """
     upsample_trilinear3d
 """.split()
 
-# Each output is a sum with weights that sum to less at borders: a constant channel becomes that constant times one map.
+# Each output is a sum with weights that add up to less at borders: a constant channel becomes the constant times a map.
 AVERAGE = "avg_pool1d avg_pool2d avg_pool3d".split()
 
 
 def _positions(node: Node) -> list[int]:
-    """The dimensions that a pool or an interpolation runs over: as many as its name says."""
+    """The dimensions that a pool or an interpolation runs over, as many as the digit in its name."""
     source = node.inputs[0]
     count = next(int(c) for c in node.op if c.isdigit())
     return list(range(source.ndim - count, source.ndim))
@@ -51,7 +51,7 @@ def _over_positions(node: Node, labels: Labels) -> None:
 
 def _kept(node: Node, constants: Constants) -> Sequence[Tensor]:
     known = uniform(constants.plain(node.inputs[0]), _positions(node))
-    places = torch.full([1] * node.output.ndim, math.nan)  # a maximum's place is not its value
+    places = torch.full([1] * node.output.ndim, math.nan)  # the index of a maximum is not its value
     return [known if value.dtype.is_floating_point else places for value in node.outputs]
 
 
@@ -71,7 +71,7 @@ def _used(node: Node, use: Use) -> None:
 
 
 def _pads(node: Node) -> list[tuple[int, int, int]]:
-    """(dimension, before, after) where something is added or cut."""
+    """(dimension, before, after) for each padded or cropped dimension."""
     pads, ndim = node.args["pad"], node.output.ndim
     found = [(ndim - 1 - i // 2, pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
     return [p for p in found if p[1] or p[2]]
@@ -83,12 +83,12 @@ def _mode(node: Node) -> str:
 
 
 def _padded(array: Tensor, dim: int, before: int, after: int, value: float) -> Tensor:
-    """Pad, or cut where negative, along one dimension."""
+    """Pad, or crop where negative, along one dimension."""
     return F.pad(array, [0, 0] * (array.ndim - 1 - dim) + [before, after], value=value)
 
 
 def _pad_labels(node: Node, labels: Labels) -> None:
-    """Channels that are added have a number written in the code: they stay; those in the middle may go."""
+    """Freeze added channels, whose number is written in the code; those in between can be removed."""
     source = node.inputs[0]
     labels.claim(source)
     follows = {node.output.ndim - 1 - place // 2 for name, place in labels.amounts(node) if name == "pad"}
@@ -107,7 +107,7 @@ def _pad_labels(node: Node, labels: Labels) -> None:
 
 
 def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """Padding with the constant itself keeps it; zeros around it make it a constant times one map."""
+    """Padding with the constant itself preserves it; padding with zeros makes it the constant times a map."""
     source = node.inputs[0]
     if _mode(node) != "constant":
         return [uniform(constants.plain(source), [p[0] for p in _pads(node)])]
@@ -162,7 +162,7 @@ def _reduce_labels(node: Node, labels: Labels) -> None:
 
 
 def _add_labels(node: Node, labels: Labels) -> None:
-    """What is added up along one dimension loses nothing with its zeros."""
+    """Allow removal of zeros along a single summed dimension, to which they add nothing."""
     source, dims = node.inputs[0], _reduced(node)
     labels.claim(source)
     layers = labels.layers(source) if len(dims) == 1 else labels.without(source, dims, f"{node!r} runs over it")
@@ -181,19 +181,19 @@ def _length_labels(node: Node, labels: Labels) -> None:
 
 
 def _measured(node: Node) -> Iterable[Statistic]:
-    """Zeros add nothing to a length, nor to a maximum of sizes."""
+    """Zeros add nothing to a vector norm of positive order, nor to a maximum norm."""
     return _added(node) if node.args["ord"] > 0 else []
 
 
 def _divisor(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
-    """A mean goes on dividing by as many as there were."""
+    """Keep dividing a mean by the original number of entries."""
     for span in _added(node):
         size = span.input.shape[span.dim]
         yield Demand(DIVISOR, size, size, ShapeOf(span.input, span.dim))
 
 
 def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """A mean or a maximum keeps a constant; a sum multiplies it by the number of positions, the same for all."""
+    """A mean or maximum preserves a constant; a sum multiplies it by the same number of positions everywhere."""
     if node.op == "sum":
         constants.mark_profile(node.output)
     known = uniform(constants.plain(node.inputs[0]), _reduced(node))

@@ -1,7 +1,7 @@
-"""Layers that lose channels which others keep: their short output is spread over the full width again.
+"""Layers that lose channels which coupled layers keep: their narrow output is spread to the full width again.
 
-In a sum of branches a channel stays as long as one of them feeds it. Where it is a constant in one branch, mostly zero,
-that branch need not compute it: its last layer loses the channel, and the constant takes its place behind it.
+In a sum of branches, a channel is kept as long as one branch feeds it. A branch in which it is constant, usually zero,
+need not compute it: its last layer loses the channel, and the constant is inserted behind that layer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["RULES", "Spread", "apart", "spread_out"]
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A layer whose output is spread out.
+    """A layer whose narrow output is spread to more channels.
 
     Attributes:
-        module: its name.
-        dim: the dimension of the channels in its output.
-        kept: channels of the short output.
-        table: int64, for each channel of the result where it is in the short output, with the constants behind it.
+        module: name of the layer.
+        dim: channel dimension of its output.
+        kept: number of channels of the narrow output.
+        table: int64, for each channel of the result, its index in the narrow output followed by the constants.
         fill: the constants, float64.
     """
 
@@ -48,14 +48,14 @@ class Spread:
 
     @classmethod
     def of(cls, module: str, dim: int, before: Tensor, after: Tensor, constants: Tensor) -> Spread | None:
-        """Return what brings the channels that a layer keeps to those that its readers keep; None where they agree.
+        """Return what maps the channels that a layer keeps to those that its consumers keep; None if they are the same.
 
         Args:
             module: name of the layer.
-            dim: the dimension of the channels.
+            dim: channel dimension.
             before: bool, which channels the layer keeps.
-            after: bool, which channels its readers keep.
-            constants: the constant of each channel; read where only the readers keep it.
+            after: bool, which channels its consumers keep.
+            constants: constant of each channel; read where only the consumers keep it.
         """
         if torch.equal(before, after):
             return None
@@ -66,15 +66,15 @@ class Spread:
         return cls(module, dim, int(before.sum()), table, fill if len(fill) else torch.zeros(1, dtype=torch.float64))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as primitives and tensors."""
+        """Return the spread as primitives and tensors."""
         return {"module": self.module, "dim": self.dim, "kept": self.kept, "table": self.table, "fill": self.fill}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Spread:
-        """Read what `state_dict` wrote, and check it.
+        """Load and validate a state written by `state_dict`.
 
         Raises:
-            PlanError: where it cannot be.
+            PlanError: if the table is invalid.
         """
         table, fill, kept = state["table"].long(), state["fill"].double(), int(state["kept"])
         vectors = table.ndim == 1 == fill.ndim and len(table) > 0 and len(fill) > 0
@@ -94,7 +94,7 @@ def _spread_out(x: Tensor, dim: int, table: Tensor, fill: Tensor) -> Tensor:
 
 @functools.cache
 def _spreading(cls: Hashable) -> type[nn.Module]:
-    """Return a subclass whose output is spread out."""
+    """Return a subclass whose output is spread."""
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -104,14 +104,14 @@ def _spreading(cls: Hashable) -> type[nn.Module]:
 
 
 def spread_out(module: nn.Module, spread: Spread) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what makes a layer spread its output, and what takes it back.
+    """Return functions that make a layer spread its output, and that undo it.
 
     Args:
         module: the layer.
-        spread: what it is to do.
+        spread: the mapping to apply.
 
     Raises:
-        PlanError: where its output is spread already.
+        PlanError: if the output is spread already.
     """
     if "_spread_table" in module._buffers:
         raise PlanError(f"The output of {spread.module!r} is spread already, and cannot be once more.")
@@ -130,7 +130,7 @@ def spread_out(module: nn.Module, spread: Spread) -> tuple[Callable[[], None], C
     return redo, undo
 
 
-# ---------------------------------------------------------------- the op that stands for it while a model is recorded
+# ---------------------------------------------------------------- the op that marks such a layer in a recording
 
 
 @torch.library.custom_op("engine::spread", mutates_args=())
@@ -156,11 +156,11 @@ def _marked(cls: Hashable) -> type[nn.Module]:
 
 @contextmanager
 def apart(model: nn.Module, layers: Mapping[str, int]) -> Iterator[None]:
-    """Set the channels of some layers apart from those of their readers, for the length of the body.
+    """Separate the channels of some layers from those of their consumers inside the context.
 
     Args:
         model: the model.
-        layers: names of the layers, with the dimension of the channels in their output.
+        layers: names of the layers, with the channel dimension of their output.
     """
     found = {model.get_submodule(name): dim for name, dim in layers.items()}
     classes = {module: type(module) for module in found}
@@ -176,7 +176,7 @@ def apart(model: nn.Module, layers: Mapping[str, int]) -> Iterator[None]:
 
 
 def _labels(node: Node, labels: Labels) -> None:
-    """The channels of the result are others than those of the source, and may go as well; all else is the same."""
+    """Give the channels of the result new slots, which can be removed as well; propagate all other dimensions."""
     source, target, dim = node.inputs[0], node.output, node.args["dim"] % node.output.ndim
     for layer in labels.layers(source):
         touched = support(layer)
@@ -191,7 +191,7 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """What a common map makes of a constant has no place in the table."""
+    """A constant times a map cannot be stored in the table."""
     return None if constants.has_profile(node.inputs[0]) else [constants[node.inputs[0]]]
 
 

@@ -1,4 +1,4 @@
-"""Weights that are read by way of a view: turned (``self.weight.T``), or one of a stack (``self.experts[index]``)."""
+"""Weights read through views: transposed (``self.weight.T``), or one of a stack (``self.experts[index]``)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A stored matrix, or stack of them, as an op gets it.
+    """A stored matrix, or stack of matrices, as an op reads it.
 
     Attributes:
         weight: the stored value.
-        dims: for each dimension of what the op gets, that of the stored value, or None for one of an index.
+        dims: for each dimension that the op sees, that of the stored value, or None for one of an index.
     """
 
     weight: Value
@@ -30,12 +30,12 @@ class Matrix:
 
     @property
     def stacked(self) -> int:
-        """Number of dimensions of the stored value in front of its matrices."""
+        """Number of stack dimensions of the stored value."""
         return self.weight.ndim - 2
 
     @property
     def first(self) -> bool | None:
-        """Whether the rows of the matrix that the op gets are those that are stored; None for a part of a matrix."""
+        """Whether the op sees the stored rows as rows; None for a part of a matrix."""
         here = self.dims[-2:]
         if set(here) != {self.stacked, self.stacked + 1}:
             return None
@@ -43,7 +43,7 @@ class Matrix:
 
 
 def matrix_of(value: Value) -> Matrix | None:
-    """Return what an op gets as a weight as a matrix that is stored, or picked from a stored stack; or None.
+    """Return the stored matrix, or part of a stored stack, that an op reads as its weight; None if it reads neither.
 
     Args:
         value: an argument of the op.
@@ -61,10 +61,10 @@ def matrix_of(value: Value) -> Matrix | None:
 
 
 def indices_of(value: Value) -> list[Value]:
-    """Return what picks a part of a stored weight, or the value itself where that is no view of one.
+    """Return the values that select a part of a stored weight, or the value itself if it is not a view of one.
 
     Args:
-        value: an argument of an op; no part of a stored weight is said to be used, as none is removed for that.
+        value: an argument of an op. Parts of a stored weight are not marked as used; nothing is removed because of it.
     """
     if value.origin is None:
         return [] if value.stored else [value]
@@ -73,10 +73,10 @@ def indices_of(value: Value) -> list[Value]:
 
 
 def _moved(origin: Origin, dims: Dims) -> Dims | None:
-    """Return the dimensions behind one more call; None where it does something else."""
+    """Return the dimensions after one more view; None for any other call."""
     if origin.op in SAME:
         return dims
-    if origin.op in TURNED:  # on sizes that tell dimensions apart
+    if origin.op in TURNED:  # with sizes that identify dimensions
         sizes = torch.empty(tuple(range(2, 2 + len(dims))), device="meta")
         return tuple(dims[n - 2] for n in call_on(origin, sizes).shape)
     if origin.op in ONE:

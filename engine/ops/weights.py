@@ -1,13 +1,13 @@
-"""Weights that are computed at each call: weight norm, ``w = g v / |v|``; and what spans all of a weight.
+"""Weights computed at each call: weight norm, ``w = g v / |v|``; and ops that span a whole weight.
 
-The norm of weight norm is taken over every dimension but one. An output goes with its entry of ``g`` and its slice of
-``v``. An input goes by way of ``g``: without some columns of ``v`` the norm is another, and ``g`` makes up for it.
+The norm of weight norm is taken over all dimensions but one. An output is removed with its entry of ``g`` and its slice
+of ``v``. Removing an input, a column of ``v``, changes the norm, which is corrected in ``g``.
 
-A layer may hold the norms of its rows below a limit (``self.weight.data = torch.renorm(…)``, as networks for EEG do): a
-row goes, and its entries stay.
+A layer may limit the norms of its rows (``self.weight.data = torch.renorm(…)``, as networks for EEG do): its rows can
+be removed, the entries within a row are frozen.
 
-A layer may also be converted at each call, as a router is that computes in a dtype of its own: that asks of which kind
-its weight is, and reads no entry of it.
+A layer may also be converted at each call, like a router that computes in a dtype of its own: such a check looks at the
+type of its weight and reads no entry of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _parts(node: Node) -> tuple[Value, Value]:
 
 
 def _own(node: Node) -> int | None:
-    """The dimension whose indices have a norm of their own; None where there is one norm for all."""
+    """The dimension whose indices have separate norms; None if there is a single norm."""
     dim: int = node.args["dim"]
     return None if dim == -1 else dim % node.output.ndim
 
@@ -62,7 +62,7 @@ def _norm(node: Node, v: Tensor) -> Tensor:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """``g v / |v|``; what is zero by chance, and not by a mask, may be anything later. Without a length it is NaN."""
+    """``g v / |v|``, NaN for a zero norm; an entry that is zero by chance rather than masked may change later."""
     g, v = _parts(node)
     direction = constants[v].expand(v.shape)
     length = _norm(node, direction)
@@ -74,18 +74,18 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 def _corrections(
     node: Node, tensor: Callable[[Value], Tensor], stays: Callable[[Value], Tensor | None]
 ) -> Iterable[tuple[Value, Tensor]]:
-    """``g' = g |v'| / |v|`` where ``v'`` is what is left of ``v``."""
+    """``g' = g |v'| / |v|``, where ``v'`` is the rest of ``v``."""
     g, v = _parts(node)
     mask = stays(v)
     if mask is not None:
         direction = tensor(v).expand(v.shape)
         share = _norm(node, direction * mask) / _norm(node, direction)
-        share = torch.where(share == 0, math.nan, share)  # nothing of a direction would be left
+        share = torch.where(share == 0, math.nan, share)  # nothing would remain of a direction
         yield g, (tensor(g) * (share.view(g.shape) - 1)).to(torch.float64)
 
 
 def _magnitude(node: Node) -> tuple[Value, Value, int] | None:
-    """Masks close ``g``: a direction of length zero is none."""
+    """Masks zero ``g``: a direction must not have length zero."""
     (g, v), own = _parts(node), _own(node)
     return (g, v, own) if own is not None and g.stored and v.stored else None
 
@@ -106,7 +106,7 @@ def _limited_labels(node: Node, labels: Labels) -> None:
 
 
 def _limited_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
-    """A row of zeros stays one."""
+    """A zero row stays zero."""
     return [torch.where(constants.plain(node.args["self"]) == 0, 0.0, math.nan)]
 
 
@@ -116,7 +116,7 @@ def _limited_use(node: Node, use: Use) -> None:
 
 
 class _Limited(nn.Conv2d):
-    """Limits its rows at each call, as the layers of EEGNet do."""
+    """A convolution that limits the norms of its rows at each call, as the layers of EEGNet do."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution."""
@@ -133,15 +133,15 @@ def _limited_samples() -> Iterable[Sample]:
 
 
 def _asks_labels(node: Node, labels: Labels) -> None:
-    """It asks of which kind tensors are: no entry is read, nothing is put out."""
+    """Return no labels: the op checks types, reads no entry and has no output."""
 
 
 def _asks_use(node: Node, use: Use) -> None:
-    """No entry has an influence."""
+    """Mark nothing: no entry has an influence."""
 
 
 class _Converting(nn.Linear):
-    """Converts itself when it runs, as the routers of Switch Transformers do."""
+    """A linear layer that converts itself when called, as the routers of Switch Transformers do."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the linear map."""

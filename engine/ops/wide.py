@@ -1,9 +1,8 @@
-"""Norms whose statistics span channels, after some of the channels are gone.
+"""Norms that keep statistics over their full width after some of their channels are removed.
 
-Mean and variance are those of the full width: what was removed was a constant (mostly zero) there, so it is put back
-for the length of the norm and cut off again. That is exact for any ``eps``, in train mode too, and keeps the dtype
-rules of the plain norm. The module object stays; its class is exchanged for a subclass with the same parameters and
-state-dict keys.
+A removed channel was constant (mostly zero) at the input of the norm, so it is filled in again for the computation and
+cut off afterwards. This is exact for any ``eps``, in train mode too, and follows the dtype rules of the original norm.
+The module object stays the same; its class is exchanged for a subclass with the same parameters and state-dict keys.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class Widening:
     """A norm that lost channels.
 
     Attributes:
-        module: its name.
-        size: channels that the statistics span.
-        kept: channels that are left.
-        fill: constants of the removed channels, ``(size - kept,)``, group by group, or None where all are zero.
-        groups: number of groups that have statistics of their own.
-        plain: whether it becomes an ordinary norm over what is left, which is another function.
+        module: name of the norm.
+        size: number of channels that the statistics span.
+        kept: number of channels that remain.
+        fill: constants of the removed channels, ``(size - kept,)``, group by group, or None if all are zero.
+        groups: number of channel groups with separate statistics.
+        plain: whether it becomes an ordinary norm over the remaining channels, which is a different function.
     """
 
     module: str
@@ -47,7 +46,7 @@ class Widening:
     plain: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as primitives and tensors."""
+        """Return the norm as primitives and tensors."""
         return {
             "module": self.module,
             "size": self.size,
@@ -59,14 +58,14 @@ class Widening:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Widening:
-        """Read what `state_dict` wrote."""
+        """Load a state written by `state_dict`."""
         fill, groups = state["fill"], int(state.get("groups", 1))
         name, size, kept = str(state["module"]), int(state["size"]), int(state["kept"])
         return cls(name, size, kept, None if fill is None else fill.double(), groups, bool(state.get("plain", False)))
 
 
 class FullWidth(tuple[int, ...]):
-    """``normalized_shape`` of a norm that lost channels: the sizes that are left, and what the statistics span."""
+    """``normalized_shape`` of a norm that lost channels: the remaining sizes, and the full width of the statistics."""
 
     size: int
     fill: Tensor | None
@@ -80,20 +79,20 @@ class FullWidth(tuple[int, ...]):
 
 
 class FullGroups(int):
-    """``num_groups`` of a group norm that lost channels which were constants."""
+    """``num_groups`` of a group norm that lost constant channels."""
 
     fill: Tensor
 
     @classmethod
     def of(cls, groups: int, fill: Tensor) -> FullGroups:
-        """Return the number of groups, with the constants of what is gone, group by group."""
+        """Return the number of groups, with the constants of the removed channels, group by group."""
         self = cls(groups)
         self.fill = fill
         return self
 
 
 def _laid_out(out: Tensor, like: Tensor) -> Tensor:
-    """Return what was cut off a wider tensor as a norm lays out its result: a ``view`` in the code may depend on it."""
+    """Return a part of a wider tensor in the memory format of a norm's output, on which a ``view`` may depend."""
     if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
         return out.contiguous(memory_format=torch.channels_last)
     if like.dim() == 5 and like.is_contiguous(memory_format=torch.channels_last_3d):
@@ -102,12 +101,12 @@ def _laid_out(out: Tensor, like: Tensor) -> Tensor:
 
 
 def _functional(size: int, with_fill: bool) -> ModuleType:
-    """Return `torch.nn.functional` with norms over ``size`` channels of which some were removed.
+    """Return `torch.nn.functional` with norms over ``size`` channels, some of which were removed.
 
-    Without constants to fill in they are written in what TorchScript reads.
+    Without constants to fill in, the norms are restricted to what TorchScript supports.
     """
 
-    norm: Any = ModuleType("norm")  # TorchScript takes numbers from modules, and not from closures
+    norm: Any = ModuleType("norm")  # TorchScript reads numbers from modules, but not from closures
     norm.size = size
 
     def layer_norm(
@@ -154,7 +153,7 @@ def _functional(size: int, with_fill: bool) -> ModuleType:
 
 
 def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a functional norm over the last dimension that puts constants back for its statistics."""
+    """Return a functional norm over the last dimension that fills in constants for its statistics."""
 
     def wide(x: Tensor, shape: FullWidth, *parameters: Any, **named: Any) -> Tensor:
         assert shape.fill is not None
@@ -174,7 +173,7 @@ def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _filled_groups(
     x: Tensor, groups: FullGroups, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Group norm that puts constants back for its statistics."""
+    """Group norm that fills in constants for its statistics."""
     fill, positions = groups.fill.view(groups, -1), [1] * (x.ndim - 2)
     kept, missing = x.shape[1] // groups, fill.shape[1]
     rest = fill.to(x).view(1, groups, missing, *positions).expand(len(x), -1, -1, *x.shape[2:])
@@ -190,14 +189,14 @@ def _filled_groups(
 def can_widen(cls: Any) -> bool:
     """Whether a module class calls a norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward.
 
-    A group norm is called with ``self.num_groups``. A forward may leave that to its base class, as
+    For a group norm the argument is ``self.num_groups``. A forward may also delegate to its base class by
     ``super().forward(x)``.
     """
     return _caller(_plain(cls)) is not None
 
 
 def _caller(cls: Any) -> type[nn.Module] | None:
-    """Return the class whose forward calls the norm: a base class where those of the classes before it hand on."""
+    """Return the class whose forward calls the norm: the first one in the MRO that does not delegate to its base."""
     for base in getattr(cls, "__mro__", ()):
         forward = vars(base).get("forward")
         if isinstance(forward, FunctionType) and forward.__code__.co_freevars == ("__class__",):
@@ -224,7 +223,7 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
     caller = _caller(cls)
     members = {"_plain": cls, "_size": size}
-    if caller is not None and cls.forward is not caller.forward:  # what it hands on arrives there
+    if caller is not None and cls.forward is not caller.forward:  # delegates to the base class
         return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
     assert isinstance(forward, FunctionType)
@@ -234,20 +233,20 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
 
 
 def _plain(cls: Any) -> Any:
-    """Return the class that a norm was of before it lost channels."""
+    """Return the original class of a norm that lost channels."""
     return vars(cls).get("_plain", cls) if isinstance(cls, type) else cls
 
 
 def spans_of(model: nn.Module) -> dict[str, int]:
-    """Return how many channels the statistics of each norm span that lost some, by its name."""
+    """Return the number of channels that the statistics of each narrowed norm span, by name."""
     return {name: vars(type(m))["_size"] for name, m in distinct_modules(model).items() if "_plain" in vars(type(m))}
 
 
 @contextmanager
 def plain_norms(model: nn.Module) -> Iterator[None]:
-    """Give norms that lost channels the classes that they had, for the length of the body: what they lost is constant.
+    """Give narrowed norms their original classes inside the context.
 
-    Recorded like this, each is one norm over the channels that it has left, which may lose more.
+    Recorded like this, each is a norm over its remaining channels and may lose more; the removed ones are constant.
     """
     found = {m: type(m) for _, m in modules_of(model) if "_plain" in vars(type(m))}
     for module in found:
@@ -260,7 +259,7 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
 
 
 def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Widening, ...]:
-    """Return the norms of two compactions as those of one that does both."""
+    """Merge the norms of two compactions into those of a single one that does both."""
     found = {norm.module: norm for norm in earlier}
     for norm in later:
         first = found.get(norm.module)
@@ -269,7 +268,7 @@ def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Wid
 
 
 def _fills(first: Widening, last: Widening) -> Tensor | None:
-    """Constants of all that two compactions removed, group by group; statistics do not ask for their order inside."""
+    """Constants of all channels removed by two compactions, group by group; statistics do not depend on their order."""
     if first.fill is None and last.fill is None:
         return None
     parts = [torch.zeros(n.size - n.kept, dtype=torch.float64) if n.fill is None else n.fill for n in (first, last)]
@@ -277,7 +276,7 @@ def _fills(first: Widening, last: Widening) -> Tensor | None:
 
 
 def _lost(module: nn.Module, name: str) -> list[Widening]:
-    """Return what a norm has lost already."""
+    """Return the earlier widening of a norm, if it has lost channels."""
     cls, span = type(module), getattr(module, _attribute(module))
     if "_plain" not in vars(cls):
         return []
@@ -291,10 +290,10 @@ def _attribute(module: nn.Module) -> str:
 
 
 def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return what makes a norm that lost channels span its full width, and what takes it back.
+    """Return functions that make a narrowed norm span its full width, and that undo it.
 
     Raises:
-        PlanError: where the module is no norm that can.
+        PlanError: if the module's class cannot be exchanged, or its size does not match.
     """
     attribute = _attribute(module)
     if not can_widen(type(module)) or not _fits(module, widening):
@@ -322,7 +321,7 @@ def _fits(module: nn.Module, widening: Widening) -> bool:
 
 
 def _span(module: nn.Module, widening: Widening) -> Any:
-    """Return what tells a norm its channels, with what its statistics span besides."""
+    """Return the norm's shape or group count, together with the full width of its statistics."""
     if widening.plain:
         return int(module.num_groups) if isinstance(module, nn.GroupNorm) else (widening.kept,)
     if not isinstance(module, nn.GroupNorm):

@@ -1,4 +1,4 @@
-"""A write into a view of a tensor (``x[:, :4] = …``), which the recorder makes explicit."""
+"""Writes into a view of a tensor (``x[:, :4] = …``), which the recorder makes explicit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from engine.rule import Rule, Sample
 __all__ = ["RULES"]
 
 _MOVES = {**shape.MOVES, **slicing.MOVES}
-_LARGEST = 1 << 20  # entries that are looked at one by one
+_LARGEST = 1 << 20  # largest number of entries to examine individually
 
 
 def _seen_through(node: Node, array: Tensor) -> Tensor | None:
-    """Look at an array of the base through the views that led to what was written; None if a view is unknown."""
+    """Apply the views that led to the written tensor to an array of the base; None for an unknown view."""
     for view, position in node.args["chain"]:
         if view.op not in _MOVES:
             return None
@@ -34,7 +34,7 @@ def _seen_through(node: Node, array: Tensor) -> Tensor | None:
 
 
 def _labels(node: Node, labels: Labels) -> None:
-    """What is written goes together with the place it is written to; the rest of the base is as it was."""
+    """Tie written entries to the positions they are written to; all other entries of the base propagate."""
     base, written = node.inputs
     labels.claim(base)
     places = [_seen_through(node, layer) for layer in labels.layers(base)]
@@ -50,7 +50,7 @@ def _labels(node: Node, labels: Labels) -> None:
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    """What was written where it was written, what was there before elsewhere."""
+    """The written values where something was written, the old values elsewhere."""
     base, written = node.inputs
     old, new = constants.plain(base), constants.plain(written)
     index = _index(node, base, old, new)
@@ -65,18 +65,18 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     follows = any(constants.amounts.at(view) for view, _ in node.args["chain"])
     value = torch.where(whole & (not follows) | (kept == value), value, math.nan)
     result = torch.where((count == 0).view(index.shape), kept, value)
-    if follows:  # at another size it covers more, or less
+    if follows:  # at another size it covers more or fewer entries
         return [uniform(result, [d for d in range(base.ndim) if not constants.amounts.is_channel(node.output, d)])]
     return [result]
 
 
 def _nowhere(written: Value) -> bool:
-    """Whether nothing is written at this size; something may be at another."""
+    """Whether nothing is written at the example's size; at another, something may be."""
     return not math.prod(written.shape)
 
 
 def _index(node: Node, base: Value, old: Tensor, new: Tensor) -> Tensor | None:
-    """Number the entries of the base along the dimensions on which the result can depend; None where that is much."""
+    """Number the entries of the base along the dimensions that the result depends on; None if there are too many."""
     sizes = [1] * base.ndim
     for dim, size in enumerate(base.shape):
         place = _seen_through(node, torch.arange(size).view([-1 if d == dim else 1 for d in range(base.ndim)]))
@@ -89,7 +89,7 @@ def _index(node: Node, base: Value, old: Tensor, new: Tensor) -> Tensor | None:
 
 
 def _uniform(places: Tensor, values: Tensor, numel: int) -> Tensor:
-    """Return the value that each place receives, NaN where it receives none or several."""
+    """Return the value written to each position, NaN if there is none or more than one."""
     flat, given = places.reshape(-1), values.reshape(-1)
     low, high = (
         torch.full((numel,), start, dtype=torch.float64).scatter_reduce(0, flat, given, how)
