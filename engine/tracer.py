@@ -36,6 +36,7 @@ from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
+from engine.program.sharded import why_sharded
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.around import around
@@ -91,7 +92,8 @@ def check_model(model: Any) -> None:
     """Refuse what is no module whose Python code runs.
 
     Raises:
-        InputError: for a class in place of an instance, for TorchScript, and for anything else.
+        InputError: for a class in place of an instance, for TorchScript, for parameters that are spread over processes,
+            and for anything else.
 
     Example:
         >>> check_model(nn.Linear(1, 1))
@@ -102,6 +104,9 @@ def check_model(model: Any) -> None:
         raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
     if not isinstance(model, nn.Module):
         raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
+    sharded = why_sharded(model)
+    if sharded is not None:
+        raise InputError(sharded)
     lazy = next((name for name, tensor in stored_tensors(model).items() if is_lazy(tensor)), None)
     if lazy is not None:
         raise InputError(f"{lazy!r} has no shape yet: run the model once, so that its lazy layers get their sizes.")

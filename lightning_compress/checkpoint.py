@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError
-from engine.files.atomic import replacing, save, unwritable
+from engine.files.atomic import next_version, replacing, save, unwritable
 from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from lightning_compress.packages import LIGHTNING_MODULES
 
@@ -71,7 +71,7 @@ def _is_readable(value: Any) -> bool:
     return True
 
 
-def write(checkpoint: Mapping[str, Any], path: Path) -> None:
+def write(checkpoint: Mapping[str, Any], path: Path, new: bool = False) -> None:
     """Write atomically: a temporary file with digests, fsync, read back and compare, rename.
 
     At any moment ``path`` is the old file or the new one.
@@ -79,16 +79,42 @@ def write(checkpoint: Mapping[str, Any], path: Path) -> None:
     Args:
         checkpoint: the content, with plans under its own key.
         path: where to; its folder is made.
+        new: whether there may be no file yet.
 
     Raises:
         CheckpointError: if it cannot be written, or does not read back as it is; ``path`` is then untouched.
+        FileExistsError: where it is to be new, and there is one.
     """
     try:
-        with replacing(path) as temporary:
+        with replacing(path, new) as temporary:
             save(seal(checkpoint), temporary)
             _check_written(temporary, path)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def write_new(checkpoint: Mapping[str, Any], path: Path) -> Path:
+    """Write as `write` does, under a name that no file has: ``-v1``, ``-v2``, … behind it.
+
+    Args:
+        checkpoint: the content, with plans under its own key.
+        path: where to; its folder is made.
+
+    Returns:
+        The file. A file that another process writes there meanwhile stays as well.
+
+    Raises:
+        CheckpointError: as `write` does.
+    """
+    while True:
+        target = next_version(path)
+        try:
+            write(checkpoint, target, new=True)
+        except FileExistsError:  # another process took the name meanwhile
+            continue
+        return target
 
 
 def _check_written(temporary: Path, path: Path) -> None:

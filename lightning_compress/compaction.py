@@ -15,16 +15,17 @@ from typing_extensions import override
 
 import engine
 from engine.compaction.history import is_compacted
-from engine.errors import CheckpointError, EngineError, VerificationError
-from engine.files.atomic import check_writable, next_version
+from engine.errors import EngineError, VerificationError
 from engine.files.checkpoint import KEY, content_of
 from lightning_compress import checkpoint as files
 from lightning_compress.base import CompressionCallback
 from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.launchers import bring_results_back
 from lightning_compress.masking import MaskWatch, active_masks, holders
+from lightning_compress.occasions import check_epochs, check_source, occasions
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.report import change
+from lightning_compress.saving import bytes_of, check_room, save
 from lightning_compress.shrinking import shrink
 from lightning_compress.steps import EVALUATING, TRAINING
 from lightning_compress.survey import check_runs, latency
@@ -111,7 +112,7 @@ class ModelCompaction(CompressionCallback):
         self.follows_steps = steps
         check_runs(latency_runs)
         self.latency_runs, self.reindex = latency_runs, reindex
-        self.when = _times(when)
+        self.when = occasions(when)
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
         if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
@@ -145,7 +146,8 @@ class ModelCompaction(CompressionCallback):
         # All ranks take part in finding the folder, so it cannot wait for an interrupt.
         self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
         if self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._check_writable(trainer)
+            # Uncompacted: so large it is where nothing can be removed.
+            check_room(trainer, self._folder / f"{self.filename}.ckpt", bytes_of(pl_module))
 
     def _check_no_model_pruning(self, trainer: Trainer) -> None:
         names = {cls.__name__ for callback in trainer.callbacks for cls in type(callback).__mro__}  # type: ignore[attr-defined]
@@ -164,6 +166,8 @@ class ModelCompaction(CompressionCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # What is missing, rejected or cannot be recorded is an error before the first epoch, not after the last.
+        check_source(self.when, trainer, self.target(pl_module)[1])
+        check_epochs(self.when, trainer)
         self.trace(trainer, pl_module)
         self._training = True
 
@@ -317,29 +321,7 @@ class ModelCompaction(CompressionCallback):
         # States that are spread over the ranks cannot be had by one that may be alone.
         weights_only = self.save_weights_only or (alone and trainer.world_size > 1)
         checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
-        written: tuple[str | None, str | None] = None, None
-        if trainer.is_global_zero:
-            path = next_version(self._folder / f"{self.filename}.ckpt")
-            try:
-                files.write(checkpoint, path)
-                written = str(path), None
-            except CheckpointError as error:
-                written = None, f"The model is compacted, and its checkpoint could not be written. {error}"
-        self.checkpoint_path, failure = written if alone else trainer.strategy.broadcast(written)
-        if failure is not None:
-            raise CheckpointError(failure)
-
-    def _check_writable(self, trainer: Trainer) -> None:
-        """Refuse, on all ranks and before the fit, a file that could not be written after it."""
-        failure: str | None = None
-        if trainer.is_global_zero and self._folder is not None:
-            try:
-                check_writable(self._folder / f"{self.filename}.ckpt")
-            except CheckpointError as error:
-                failure = str(error)
-        failure = trainer.strategy.broadcast(failure)
-        if failure is not None:
-            raise MisconfigurationException(failure)
+        self.checkpoint_path = save(trainer, checkpoint, self._folder / f"{self.filename}.ckpt", alone)
 
 
 def brief(plan: engine.Plan, before: int, after: int, told: Sequence[str] = ()) -> str:
@@ -376,18 +358,6 @@ def _warn_if_slower(before: float | None, after: float | None) -> None:
             f"{before:.2f} ms: these widths do not suit this device. Prune to multiples of 8 (`round_to=8`), or to "
             "widths that were measured (`widths=engine.paying_widths(...)`)."
         )
-
-
-def _times(when: int | float | Sequence[int] | None) -> float | tuple[int, ...] | None:
-    """A fraction, epochs, or neither."""
-    if when is None or (isinstance(when, float) and 0 < when < 1):
-        return when
-    epochs = [when] if isinstance(when, (int, float)) else list(when)
-    if all(type(epoch) is int and epoch >= 0 for epoch in epochs):
-        return tuple(int(epoch) for epoch in epochs)
-    raise MisconfigurationException(
-        f"`when` is an epoch or a list of epochs from 0 on, or a fraction of the parameters in (0, 1), got {when!r}."
-    )
 
 
 def _check_no_buffers(model: nn.Module) -> None:

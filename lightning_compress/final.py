@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from lightning_compress.packages import Callback, MisconfigurationException
@@ -22,6 +23,16 @@ class FinalMetric(Callback):
     ``val_loss_final``, which is as bad as can be (infinite) as long as a :class:`ChannelPruning` of the Trainer has
     something left to mask, and ``val_loss`` from then on. A `ModelCheckpoint` that monitors it replaces whatever it
     saved before by the first checkpoint at final sparsity.
+
+    That checkpoint is masked, and as large as the unpruned model, unless ``ModelCompaction(when=...)`` compacted before
+    it was written: `ModelCompaction` compacts at the end of the fit, and writes a checkpoint of its own, of the last
+    epoch. ``trainer.test(ckpt_path="best")`` therefore tests the masked network; `compact_checkpoint` makes the small
+    one of it::
+
+        trainer.test(module, ckpt_path="best")  # masked, of the best epoch at final sparsity
+        trainer.test(module, ckpt_path=compaction.checkpoint_path)  # small, of the last epoch
+        small = compact_checkpoint(saver.best_model_path, MyModule, "best-small.ckpt")
+        trainer.test(small)  # small, of the best epoch at final sparsity
 
     The metric is one of the validation, or one that is logged in ``training_step``. What the LightningModule logs in
     its ``on_train_epoch_end`` comes after the callbacks, so that this one would see the value of the epoch before. An
@@ -85,6 +96,15 @@ class FinalMetric(Callback):
         """Callbacks that monitor the metric."""
         found = (c for c in trainer.callbacks if getattr(c, "monitor", None) == self.name)  # type: ignore[attr-defined]
         return [callback for callback in found if hasattr(callback, "mode")]
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        late = [end for pruning in _prunings(trainer) if (end := pruning.too_late(trainer)) is not None]
+        if late:
+            rank_zero_warn(
+                f"{self.name!r} stays infinite in this fit, so that no checkpoint is better than another: pruning is "
+                f"done in {late[0]}, behind the end of the fit. Train longer, or give `end` an earlier value."
+            )
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

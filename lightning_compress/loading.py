@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from typing_extensions import override
 
 from engine.compaction.follow import follow
 from engine.compaction.history import KEY, is_compacted
 from engine.errors import CheckpointError
-from engine.files.archive import check_archive
-from engine.files.checkpoint import content_of, is_compacted_file, read_checkpoint, told, with_metadata
+from engine.files.archive import read_archive, read_bytes
+from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, told, with_metadata
 from lightning_compress.packages import LIGHTNING_MODULES, classes
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ else:
     _Base = object
 
 __all__ = ["Compactable", "follow_checkpoints"]
+
+_READ = "lightning_compress_read"  # stands in a checkpoint that Lightning restores, where we have read it
 
 
 class Compactable(_Base):
@@ -61,7 +64,7 @@ class Compactable(_Base):
         """
         if kwargs.get("weights_only") is not False and isinstance(checkpoint_path, (str, os.PathLike)):
             if Path(checkpoint_path).is_file():
-                is_compacted_file(checkpoint_path)
+                checkpoint_path = _checked_bytes(checkpoint_path)
         if "weights_only" not in inspect.signature(super().load_from_checkpoint).parameters:
             kwargs.pop("weights_only", None)  # Lightning before 2.6 would hand it on to `__init__`
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
@@ -106,9 +109,16 @@ def _follows(pl_module: LightningModule) -> bool:
     return any(getattr(hook, "hook", None) is _restore for hook in pl_module._load_state_dict_pre_hooks.values())
 
 
+def _checked_bytes(path: str | os.PathLike[str]) -> BinaryIO:
+    """The content of a file, checked: what another process writes there from then on does not matter."""
+    content, file = read_bytes(path)
+    is_compacted_content(content, os.fspath(path), os.path.getsize(path))
+    return file
+
+
 @functools.cache
 def _check_first(connector: Any) -> None:
-    """Let Lightning check a file before it unpickles it, which versions before 2.6 do whatever it holds."""
+    """Let Lightning read files as we do; its versions before 2.6 unpickle whatever a file holds."""
     start = connector.resume_start
 
     @functools.wraps(start)
@@ -116,10 +126,30 @@ def _check_first(connector: Any) -> None:
         vouched_for = False in (*args[:1], kwargs.get("weights_only"))
         if checkpoint_path and not vouched_for and _follows(self.trainer.lightning_module):
             if Path(checkpoint_path).is_file():
-                check_archive(checkpoint_path)
+                with _loading(self.trainer.strategy, _checked(checkpoint_path)):
+                    start(self, checkpoint_path, *args, **kwargs)
+                self._loaded_checkpoint[_READ] = True
+                return
         start(self, checkpoint_path, *args, **kwargs)
 
     connector.resume_start = resume_start
+
+
+def _checked(path: str | os.PathLike[str]) -> Any:
+    """What a file holds, its plans checked against their digests."""
+    content = read_archive(path)
+    is_compacted_content(content, os.fspath(path), os.path.getsize(path))
+    return content
+
+
+@contextlib.contextmanager
+def _loading(strategy: Any, content: Any) -> Iterator[None]:
+    """Let a strategy take what was read already, so that there is one reading of the file."""
+    strategy.load_checkpoint = lambda *args, **kwargs: content
+    try:
+        yield
+    finally:
+        del strategy.load_checkpoint
 
 
 def _restore(
@@ -133,14 +163,34 @@ def _restore(
             raise CheckpointError(f"The names of the weights differ: {', '.join(odd[:4])}.")
         state_dict = with_metadata(state_dict, content)
         local_metadata = {KEY: content}
-    follow(module, state_dict, prefix, local_metadata)
+    follow(module, state_dict, prefix, local_metadata, **_advice(module))
+
+
+def _advice(module: LightningModule) -> dict[str, str]:
+    """What to do where a module grows back for the best checkpoint: how its Trainer tests the small one."""
+    trainer: Any = getattr(module, "_trainer", None)
+    kind, path = type(module).__name__, None if trainer is None else trainer.ckpt_path
+    if path is None or trainer.state.fn is None or trainer.state.fn.value == "fit":
+        return {}
+    run = trainer.state.fn.value
+    compactions = [callback for callback in trainer.callbacks if hasattr(callback, "certificate")]  # `ModelCompaction`
+    written = next((callback.checkpoint_path for callback in compactions if callback.checkpoint_path), None)
+    now = f"trainer.{run}(module, ckpt_path={written!r})" if written else f"trainer.{run}(load_compacted(...))"
+    return {
+        "advice": f"{os.path.basename(path)} is of before the compaction, so what runs now is not the small network. "
+        f"`{now}` runs the compacted checkpoint; `compact_checkpoint({os.fspath(path)!r}, {kind}, 'small.ckpt')` "
+        "makes a small one of this file."
+    }
 
 
 def _restored(module: LightningModule) -> Mapping[str, Any] | None:
     """The checkpoint that the module's Trainer is restoring just now, checked where it is a local file."""
     trainer: Any = getattr(module, "_trainer", None)
     loaded: Mapping[str, Any] = {} if trainer is None else trainer._checkpoint_connector._loaded_checkpoint
-    if told(loaded) is None:
+    content = told(loaded)
+    if content is None:
         return None
     path = trainer.ckpt_path
-    return read_checkpoint(path) if path is not None and Path(path).is_file() else loaded
+    if _READ in loaded or path is None or not Path(path).is_file():
+        return {**loaded, KEY: content}
+    return read_checkpoint(path)  # the user vouched for what else it holds

@@ -198,6 +198,14 @@ class MaskingCallback(CompressionCallback):
         """The masks in force, bool and relative to the model; empty before the first pruning and after a compaction."""
         return self._masks
 
+    def first_epoch(self, trainer: Trainer) -> int | None:
+        """The first epoch in which it may mask anything of its own; None if it never does.
+
+        Args:
+            trainer: the Trainer of the fit.
+        """
+        return 0
+
     def forget(self) -> None:
         """Drop all masks: after a compaction they fit the model no more."""
         self._masks, self._zeroings = {}, []

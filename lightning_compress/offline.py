@@ -16,7 +16,7 @@ import engine
 from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files.archive import read_archive
-from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_any, read_checkpoint, told
+from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, told
 from lightning_compress.base import find_model, from_shape, to_device
 from lightning_compress.checkpoint import instantiate, readable_hparams, write
 
@@ -123,7 +123,9 @@ def _read(path: str | os.PathLike[str], map_location: Any) -> dict[str, Any]:
     checkpoint = read_any(path, map_location)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise CheckpointError(f"{os.fspath(path)} is no Lightning checkpoint: it has no `state_dict`.")
-    return checkpoint if told(checkpoint) is None else read_checkpoint(path, map_location)
+    if told(checkpoint) is None:
+        return checkpoint
+    return checked(checkpoint, os.fspath(path), os.path.getsize(path))
 
 
 def _read_shards(folder: Path, map_location: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine.files.atomic import next_version, replacing, unwritable
 from lightning_compress import report as reports
 from lightning_compress import svg
 from lightning_compress.report import Report, Section, human
@@ -22,15 +23,29 @@ _CHARTS = (
 _MANY = 40  # rows, from which on a part of the page is closed until it is asked for
 
 
-def write(report: Report, path: Path) -> None:
-    """Write the page.
+def write(report: Report, path: Path) -> Path:
+    """Write the page, under a name that no file has: ``-v1``, ``-v2``, … behind it where there is one.
 
     Args:
         report: the report.
-        path: file to write; its folder is made.
+        path: where to; its folder is made.
+
+    Returns:
+        The file.
+
+    Raises:
+        CheckpointError: where it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html(report), encoding="utf-8")
+    while True:
+        target = next_version(path)
+        try:
+            with replacing(target, new=True) as temporary:
+                temporary.write_text(html(report), encoding="utf-8")
+        except FileExistsError:  # another process took the name meanwhile
+            continue
+        except OSError as error:
+            raise unwritable(target, error) from error
+        return target
 
 
 def html(report: Report) -> str:

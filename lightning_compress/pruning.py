@@ -20,7 +20,7 @@ from lightning_compress.packages import MisconfigurationException
 from lightning_compress.ranks import from_rank_zero
 from lightning_compress.repair import MaskConflictRepair
 from lightning_compress.selector import Selector
-from lightning_compress.timing import Timing
+from lightning_compress.timing import Timing, length
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -144,6 +144,16 @@ class ChannelPruning(MaskingCallback):
         """Whether the whole amount is masked, so that the model is at its final sparsity."""
         return self._fraction >= self._schedule(1.0)
 
+    def too_late(self, trainer: Trainer) -> str | None:
+        """The epoch or step of the last pruning, as text, where the fit ends before it."""
+        end, total = self._timing.window(trainer)[1], length(trainer, self._timing.unit)
+        late = total is not None and not self._timing.reached(end, total) and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        return f"{self._timing.unit} {end}" if late else None
+
+    @override
+    def first_epoch(self, trainer: Trainer) -> int:
+        return 0 if self._masks else self._timing.first_epoch(trainer)
+
     @property
     @override
     def state_key(self) -> str:
@@ -184,12 +194,15 @@ class ChannelPruning(MaskingCallback):
         # What cannot work fails here, before the first epoch, and not at the first pruning.
         subject = self._subject(trainer, pl_module)
         self._window = self._timing.window(trainer)
+        self._timing.check_reached("ChannelPruning", trainer, self._window)
         amounts = self._selector.amounts(subject.groups)
         if not self._present:
             self._present = {group.name: torch.ones(group.size, dtype=torch.bool) for group in subject.groups}
         if self._selector.target != "channels" and not self._reference:
             self._reference = from_rank_zero(trainer, lambda: targets.reference(subject, self._selector.target))
         self._selector.check_reachable(subject, self._reference)
+        if not self._fraction:
+            self._selector.check_effective(subject, self._schedule(1.0), self._reference)
         self._look_at(subject)
         if amounts and not self._gatherer.kinds:
             self._scores(subject, self._alive(trainer, pl_module))

@@ -53,6 +53,10 @@ class MaskConflictRepair(MaskingCallback):
     def state_key(self) -> str:
         return self._generate_state_key(model=self.model)
 
+    @override
+    def first_epoch(self, trainer: Trainer) -> int | None:
+        return None  # it extends the masks of others
+
     def repaired(self, masks: Masks, model: nn.Module, example: Any, graph: Any = None) -> Masks:
         """Repaired masks; ``report`` then holds what was changed.
 

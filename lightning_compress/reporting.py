@@ -12,7 +12,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 import engine
-from engine.files.atomic import next_version
 from engine.plots import channels_figure, dependency_figure
 from lightning_compress import loggers, page, terminal
 from lightning_compress.base import CompressionCallback, describe
@@ -21,6 +20,7 @@ from lightning_compress.complexity import ComplexityMonitor
 from lightning_compress.masking import active_masks
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.report import Report, kept_channels, markdown, sections
+from lightning_compress.saving import check_room
 from lightning_compress.survey import Survey, check_runs, survey
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class CompressionReport(CompressionCallback):
             )
         self._before, self.report, self.path = None, None, None
         self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+        check_room(trainer, self._folder / f"{self.filename}.html")
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -168,8 +169,7 @@ class CompressionReport(CompressionCallback):
             self.report = self._collect(trainer, pl_module, self._before)
         finally:
             pl_module.to(was)
-        self.path = next_version(self._folder / f"{self.filename}.html")
-        page.write(self.report, self.path)
+        self.path = page.write(self.report, self._folder / f"{self.filename}.html")
         self._log(trainer, self.report)
         terminal.show(self.report, self.terminal)
         rank_zero_info(f"CompressionReport: {self.path}")

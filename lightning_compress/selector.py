@@ -105,6 +105,39 @@ class Selector:
                 f"{lowest:,.0f} are left when all goes that may. Prune more layers, or raise `max_amount`."
             )
 
+    def check_effective(self, subject: targets.Subject, fraction: float, reference: float) -> None:
+        """Refuse settings under which nothing goes, whatever the scores are.
+
+        Args:
+            subject: the model.
+            fraction: how far the schedule goes, in [0, 1].
+            reference: what the unpruned model costs; unused where the target is channels.
+
+        Raises:
+            MisconfigurationException: naming the settings.
+        """
+        chosen = [group for group in subject.groups if group.name in self.amounts(subject.groups)]
+        if not chosen or not fraction or self._lets_go(subject, chosen, fraction, reference):
+            return
+        sizes = [group.size for group in chosen]
+        options: dict[str, object] = {"amount": self.amount, "budget": self.budget, "max_amount": self.max_amount}
+        options |= {"round_to": self.round_to, "minimum": self.minimum, "widths": self.widths and dict(self.widths)}
+        usual = {"budget": None, "max_amount": 1.0, "round_to": 1, "minimum": 1, "widths": None}
+        settings = ", ".join(f"{name}={value!r}" for name, value in options.items() if value != usual.get(name, ...))
+        raise MisconfigurationException(
+            f"Under {settings} no channel is ever masked: the groups have {min(sizes)} to {max(sizes)} units. Choose "
+            "settings that let some go, or leave the callback out."
+        )
+
+    def _lets_go(self, subject: targets.Subject, chosen: Sequence[Group], fraction: float, reference: float) -> bool:
+        """Whether a channel goes in the end, if all are equally important."""
+        if self.target != "channels":
+            at_all = len(self._descent(self._ladders(subject.groups, None, {}, {}))) > 0
+            return at_all and (self.target == "latency" or self.final(reference) < reference)
+        scores = {group.name: torch.zeros(group.size) for group in chosen}
+        keep = self.choose(subject, scores, {}, fraction, reference, {})
+        return not all(stays.all() for stays in keep.values())
+
     def choose(
         self,
         subject: targets.Subject,

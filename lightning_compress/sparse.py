@@ -162,6 +162,7 @@ class SparseTraining(CompressionCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._window = self._timing.window(trainer)
+        self._timing.check_reached("SparseTraining", trainer, self._window)
         self._look_at(trainer, pl_module)
         model = self.target(pl_module)[1]
         if not any(self._factors(group, model, 1.0) for group in self._groups):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
 from lightning_compress import schedules
 from lightning_compress.packages import MisconfigurationException
 
@@ -81,6 +83,32 @@ class Timing:
             )
         return start, end
 
+    def check_reached(self, what: str, trainer: Trainer, window: tuple[int, int]) -> None:
+        """Warn where the fit ends before the first event.
+
+        Args:
+            what: the callback whose timing it is.
+            trainer: the Trainer of the fit, which is about to start.
+            window: as `window` gives it.
+        """
+        total = length(trainer, self.unit)
+        if total is not None and not self.reached(window[0], total) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"`{what}` does not act in this fit: it starts at {self.unit} {window[0]}, and the fit ends after "
+                f"{total} {self.unit}s. Train longer, or let it start earlier."
+            )
+
+    def reached(self, position: int, total: int) -> bool:
+        """Whether an event at a position comes before the end of a fit of so many epochs or steps."""
+        return position < total if self.unit == "epoch" else position <= total  # steps count once they are done
+
+    def first_epoch(self, trainer: Trainer) -> int:
+        """The epoch of the first event; 0 where events go by steps and the steps in an epoch are not known."""
+        start, per_epoch = self.window(trainer)[0], _steps_per_epoch(trainer)
+        if self.unit == "epoch":
+            return start
+        return start // per_epoch if per_epoch else 0
+
     def position(self, trainer: Trainer) -> int:
         """The current epoch or step."""
         return trainer.current_epoch if self.unit == "epoch" else trainer.global_step
@@ -98,14 +126,10 @@ class Timing:
     def _first(self, trainer: Trainer) -> int:
         if not self.early or self.unit == "epoch":
             return self.early
-        return min(self.early * max(self._per_epoch(trainer), 1), 100)
-
-    def _per_epoch(self, trainer: Trainer) -> int:
-        batches = trainer.num_training_batches
-        return math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else 0
+        return min(self.early * max(_steps_per_epoch(trainer), 1), 100)
 
     def _last(self, trainer: Trainer) -> int:
-        steps, per_epoch = trainer.estimated_stepping_batches, self._per_epoch(trainer)
+        steps, per_epoch = trainer.estimated_stepping_batches, _steps_per_epoch(trainer)
         if self.unit == "epoch" and trainer.max_epochs not in (None, -1) and trainer.max_steps == -1:
             return self._before_the_end(int(trainer.max_epochs), 1)
         known = per_epoch and math.isfinite(steps) and steps >= 0
@@ -120,3 +144,27 @@ class Timing:
 
     def _before_the_end(self, total: int, per_epoch: int) -> int:
         return max(total - (per_epoch if self.cool_down is None else self.cool_down), 0)
+
+
+def _steps_per_epoch(trainer: Trainer) -> int:
+    """Return the optimizer steps in an epoch; 0 where they are not known."""
+    batches = trainer.num_training_batches
+    return math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else 0
+
+
+def length(trainer: Trainer, unit: str) -> int | None:
+    """Return how many epochs or optimizer steps a fit has at most, from its very start; None where nobody knows.
+
+    Args:
+        trainer: the Trainer of the fit, which is about to start.
+        unit: ``"epoch"`` or ``"step"``.
+    """
+    per_epoch = _steps_per_epoch(trainer)
+    steps = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    epochs = [int(trainer.max_epochs)] if trainer.max_epochs not in (None, -1) else []
+    if unit == "epoch":
+        epochs += [math.ceil(total / per_epoch) for total in steps if per_epoch]
+        return min(epochs, default=None)
+    manual = not trainer.lightning_module.automatic_optimization  # it steps as often as it likes
+    steps += [total * per_epoch for total in epochs if per_epoch and not manual]
+    return min(steps, default=None)

@@ -25,6 +25,7 @@ from engine.ops.padding import unfused
 from engine.ops.spread import Spread, spread_out
 from engine.ops.wide import Widening, widen
 from engine.program.arrays import is_finite
+from engine.program.sharded import why_sharded
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.source.integers import with_integers
 from engine.source.pins import Pin, pinned_class
@@ -40,9 +41,15 @@ class Compaction:
     Args:
         model: the model to change.
         optimizers: whose state shrinks along.
+
+    Raises:
+        PlanError: where the model's parameters are spread over several processes.
     """
 
     def __init__(self, model: nn.Module, optimizers: OptimizerLike = None) -> None:
+        sharded = why_sharded(model)
+        if sharded is not None:
+            raise PlanError(sharded)
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
         self._model, self._stored = model, stored_tensors(model)

@@ -26,6 +26,7 @@ __all__ = ["Shapes", "compactable", "entries", "follow", "is_compactable", "join
 Shapes = Mapping[str, tuple[int, ...]]
 Queue = list[Callable[[], Compaction]]
 
+_ADVICE = "Load the compacted checkpoint to keep it small; a new optimizer is needed to train on."
 _MOST = 10_000  # compacted modules of which a checkpoint may tell
 
 
@@ -72,8 +73,17 @@ def follow(
     prefix: str,
     local_metadata: Mapping[str, Any],
     *rest: Any,
+    advice: str = _ADVICE,
 ) -> None:
     """Reshape a module for a state dict that it is about to load; a hook of ``load_state_dict``.
+
+    Args:
+        module: the module that loads.
+        state_dict: what it loads.
+        prefix: of its names in the state dict.
+        local_metadata: the module's own.
+        rest: what else torch hands to such a hook.
+        advice: what to do where the module grows back, for the warning.
 
     Raises:
         CheckpointError: where the state dict does not fit; the module is then as it was.
@@ -86,7 +96,7 @@ def follow(
         if f"{name}.".startswith(prefix)
     }
     wanted = joined_entries(inside)
-    reshape(module, shapes_in(state_dict, prefix), wanted if inside else None)
+    reshape(module, shapes_in(state_dict, prefix), wanted if inside else None, advice)
 
 
 def shapes_in(state_dict: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -151,7 +161,9 @@ def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
     return found
 
 
-def reshape(model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None) -> Callable[[], None]:
+def reshape(
+    model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None, advice: str = _ADVICE
+) -> Callable[[], None]:
     """Bring a model to the shapes of weights; all or nothing.
 
     Args:
@@ -159,6 +171,7 @@ def reshape(model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None
         shapes: of the weights that it is to take, by name.
         wanted: by path in the model, the compactions that the weights went through; None where nothing is known of
             them: the model is then left alone or, where it was compacted and they do not fit, grows back.
+        advice: what to do where it grows back, for the warning.
 
     Returns:
         A function that takes it back.
@@ -190,7 +203,7 @@ def reshape(model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None
     except BaseException:
         undo()
         raise
-    _warn_of_growth(model, before)
+    _warn_of_growth(model, before, advice)
     return undo
 
 
@@ -266,14 +279,13 @@ def _misfit(model: nn.Module, shapes: Shapes) -> str | None:
     return None
 
 
-def _warn_of_growth(model: nn.Module, before: Mapping[str, Any]) -> None:
+def _warn_of_growth(model: nn.Module, before: Mapping[str, Any], advice: str) -> None:
     now = stored_tensors(model)
     grown = [name for name, shape in before.items() if name in now and now[name].numel() > shape.numel()]
     if grown:
         name = grown[0]
         warnings.warn(
             f"The weights to be loaded are from before a compaction of {type(model).__name__}: it grows back for them "
-            f"({name!r} from {list(before[name])} to {list(now[name].shape)}, and {len(grown) - 1} more). Load the "
-            "compacted checkpoint to keep it small; a new optimizer is needed to train on.",
+            f"({name!r} from {list(before[name])} to {list(now[name].shape)}, and {len(grown) - 1} more). {advice}",
             stacklevel=2,
         )

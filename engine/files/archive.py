@@ -8,9 +8,11 @@ or cut off meanwhile is an error, and changes nothing of what was checked.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +22,7 @@ from engine.errors import CheckpointError
 from engine.files.records import Record, read_record, records_of
 from engine.files.unpickle import unpickled
 
-__all__ = ["check_archive", "read_archive"]
+__all__ = ["read_archive", "read_bytes"]
 
 # What the objects of a file may take, and what its tensors may claim: a few views that repeat entries are common.
 _FREE = 20 * 2**20
@@ -44,38 +46,47 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
         CheckpointError: if there is no such file, or it is truncated, damaged, no file of ``torch.save``, holds other
             objects than primitives and tensors, or claims more memory than it holds.
     """
-    return _reading(path, map_location)
+    if not Path(path).is_file():
+        raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
+    with _explained(path), open(path, "rb") as file:
+        return _read(file, map_location)
 
 
-def check_archive(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that `read_archive` would refuse, without reading its tensors.
+def read_bytes(path: str | os.PathLike[str]) -> tuple[Any, BinaryIO]:
+    """Read a file of plain values and tensors, and its bytes for another reader, which gets the very same.
 
     Args:
         path: the file.
 
+    Returns:
+        What `read_archive` gives, and the file's content in memory.
+
     Raises:
         CheckpointError: as `read_archive` does.
     """
-    _reading(path, "cpu", with_data=False)
-
-
-def _reading(path: str | os.PathLike[str], map_location: Any, with_data: bool = True) -> Any:
-    name = os.fspath(path)
     if not Path(path).is_file():
-        raise CheckpointError(f"There is no checkpoint {name}.")
+        raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
+    file = io.BytesIO(Path(path).read_bytes())
+    with _explained(path):
+        content = _read(file, "cpu")
+    file.seek(0)
+    return content, file
+
+
+@contextlib.contextmanager
+def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
-        with open(path, "rb") as file:
-            return _read(file, map_location, with_data)
+        yield
     except Exception as error:  # what a damaged file raises is not defined, nor what the user's own classes raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{name} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
+            f"{os.fspath(path)} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
             "Take another copy of it, or compact again."
         ) from error
 
 
-def _read(file: BinaryIO, map_location: Any, with_data: bool) -> Any:
-    size, records = os.fstat(file.fileno()).st_size, records_of(file)
+def _read(file: BinaryIO, map_location: Any) -> Any:
+    size, records = file.seek(0, os.SEEK_END), records_of(file)
     pickled = records.get("data.pkl")
     if pickled is None or pickled.size > _LARGEST_PICKLE:
         raise ValueError("it has no record `data.pkl` of a sensible size")
@@ -87,8 +98,6 @@ def _read(file: BinaryIO, map_location: Any, with_data: bool) -> Any:
         record = records.get(f"data/{key}")
         if record is None or record.size != claimed:
             raise ValueError(f"its storage {key!r} has not the size of its record")
-        if not with_data:
-            return torch.UntypedStorage(record.size, device="meta")
         return _placed(_storage(file, record), location, map_location)
 
     return unpickled(read_record(file, pickled), load, _FREE + int(_OBJECTS * size), _FREE + _CLAIMS * size)

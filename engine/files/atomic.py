@@ -29,7 +29,7 @@ _TEMPORARY = re.compile(rf"{re.escape(_PREFIX)}[0-9a-f]{{32}}(\.[^/]*)?")
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]:
     """Give a temporary file to write to; it takes the place of a file once it is complete and on the disk.
 
     At any moment there is the old file or the new one, also if the process is killed or the machine loses power. What
@@ -37,9 +37,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         path: where the file is to be; its folder is made.
+        new: whether there may be no file yet.
 
     Yields:
         The temporary file, in the same folder and with the same ending. What raises leaves the old file as it is.
+
+    Raises:
+        FileExistsError: where it is to be new, and there is one by the time that it is complete.
 
     Example:
         >>> import tempfile
@@ -55,11 +59,25 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         _sync(temporary)
-        os.replace(temporary, target)
+        _rename(temporary, target, new)
         _sync(target.parent)  # the rename itself is safe only once the folder is
     finally:
         temporary.unlink(missing_ok=True)
         os.close(descriptor)  # and with it the lock
+
+
+def _rename(temporary: Path, target: Path, new: bool) -> None:
+    if new:
+        try:
+            os.link(temporary, target)  # unlike a rename, it fails where there is a file
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if os.path.lexists(target):
+                raise FileExistsError(f"{target} exists") from None
+        else:
+            return
+    os.replace(temporary, target)
 
 
 def _opened(target: Path) -> tuple[Path, int]:
@@ -170,7 +188,7 @@ def check_writable(path: str | os.PathLike[str], size: int = 0) -> None:
 
     Args:
         path: where the file is to be; its folder is made.
-        size: bytes that it will take at least.
+        size: bytes that it may take.
 
     Raises:
         CheckpointError: where it could not.
@@ -194,7 +212,7 @@ def check_writable(path: str | os.PathLike[str], size: int = 0) -> None:
         raise unwritable(path, error) from error
     if free < size:
         raise CheckpointError(
-            f"{target} could not be written: it takes at least {size / 2**20:.0f} MB, and its disk has "
+            f"{target} could not be written: it may take {size / 2**20:.0f} MB, and its disk has "
             f"{free / 2**20:.0f} MB left. Make room or choose another folder."
         )
 

@@ -33,7 +33,9 @@ __all__ = [
     "KEY",
     "UNREADABLE",
     "VERSION",
+    "checked",
     "content_of",
+    "is_compacted_content",
     "is_compacted_file",
     "load_compacted_state",
     "load_state",
@@ -100,25 +102,42 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, its format is newer, or
             it is not as it was written.
     """
-    checkpoint, name = _in_form(read_any(path, map_location)), os.fspath(path)
+    return checked(read_any(path, map_location), os.fspath(path), os.path.getsize(path))
+
+
+def checked(content: Any, name: str, size: int) -> dict[str, Any]:
+    """Check the form and the digests of what was read from a compacted checkpoint.
+
+    Args:
+        content: what `read_any` gave.
+        name: of the file, for messages.
+        size: of the file, in bytes.
+
+    Returns:
+        The checkpoint, as `read_checkpoint` does.
+
+    Raises:
+        CheckpointError: as `read_checkpoint` does.
+    """
+    checkpoint = _in_form(content)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
             f"{name} is no Lightning checkpoint: it has no `state_dict`; nor is it the state dict of a compacted model."
         )
     try:
-        content = told(checkpoint)
-        if content is None:
+        compactions = told(checkpoint)
+        if compactions is None:
             raise CheckpointError(
                 "It holds no compaction plan: it was not written by `ModelCompaction`. Load it with "
                 "`load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
             )
-        stored = entries(content)
-        check_plans([plan for entry in stored.values() for plan in entry["plans"]], os.path.getsize(name))
-        if content["version"] > 1:
-            _check_seal(checkpoint, content)
+        stored = entries(compactions)
+        check_plans([plan for entry in stored.values() for plan in entry["plans"]], size)
+        if compactions["version"] > 1:
+            _check_seal(checkpoint, compactions)
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(f"{name} cannot be used. {error}") from error
-    return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], content), KEY: content}
+    return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], compactions), KEY: compactions}
 
 
 def _in_form(found: Any) -> Any:
@@ -156,10 +175,19 @@ def is_compacted_file(path: str | os.PathLike[str]) -> bool:
     Raises:
         CheckpointError: if it is damaged, whether it holds plans or not.
     """
-    checkpoint = _in_form(read_any(path))
+    return is_compacted_content(read_any(path), os.fspath(path), os.path.getsize(path))
+
+
+def is_compacted_content(content: Any, name: str, size: int) -> bool:
+    """Whether what was read from a file holds plans, which are checked; for the arguments see `checked`.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
+    checkpoint = _in_form(content)
     compacted = isinstance(checkpoint, Mapping) and told(checkpoint) is not None
     if compacted:
-        read_checkpoint(path)
+        checked(content, name, size)
     return compacted
 
 

@@ -54,12 +54,12 @@ def records_of(file: BinaryIO) -> dict[str, Record]:
     """Return the records of an archive by name, without the folder that all of them are in.
 
     Args:
-        file: opened for reading, on the disk.
+        file: opened for reading.
 
     Raises:
         ValueError: where it is no such archive, or can be read in two ways.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
     count, start, end = _directory(file, size)
     entries = sorted(_entries(_part(file, start, end - start), count), key=lambda entry: entry.offset)
     if len({entry.name.lower() for entry in entries}) < len(entries):

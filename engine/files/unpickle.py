@@ -9,51 +9,19 @@ of each against what the file may take. Classes and functions that the user vouc
 
 from __future__ import annotations
 
-import math
 import struct
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-__all__ = ["Load", "unpickled"]
+from engine.files.builder import CALLS, DTYPES, ITEM, OBJECT, STORAGES, TENSOR_CLASSES, Builder, Load, Name
+from engine.files.nesting import check_nesting
 
-Load = Callable[[str, int, str], torch.UntypedStorage]
-"""Name of a storage, its size in bytes and where it was -> the storage."""
+__all__ = ["unpickled"]
 
-_DEEPEST = 100  # levels of containers in each other
 _LONGEST = 64  # bytes of an integer
-_ODD_KEYS = 1000  # keys of dictionaries that are neither text nor small integers, whose hashes anyone can make collide
-_OBJECT, _TENSOR, _ITEM = 120, 800, 16  # bytes that an object takes, and its place in a container
-
-_KINDS = {
-    "Double": torch.float64,
-    "Float": torch.float32,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-}
-_STORAGES: dict[str, torch.dtype | None] = {f"torch.{name}Storage": dtype for name, dtype in _KINDS.items()}
-_STORAGES["torch.storage.UntypedStorage"] = None
-_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_TENSOR_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch._tensor.Tensor")
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A class or function that the pickle names, by what it stands for here."""
-
-    name: str
 
 
 class _Vouched:
@@ -61,15 +29,6 @@ class _Vouched:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-
-@dataclass(frozen=True, eq=False)
-class _Storage:
-    """A storage with the dtype of its elements; None where the tensors say it."""
-
-    key: str
-    data: torch.UntypedStorage
-    dtype: torch.dtype | None
 
 
 def unpickled(data: bytes, load: Load, memory: int, claims: int) -> Any:
@@ -91,13 +50,12 @@ class _Reader:
     """The machine that the instructions of a pickle are for: a stack, marks on it, and a memo."""
 
     def __init__(self, data: bytes, load: Load, memory: int, claims: int) -> None:
-        self._data, self._load, self._memory, self._claims = data, load, memory, claims
-        self._place, self._odd_keys = 0, 0
+        self._data, self._place = data, 0
+        self._builder = Builder(load, memory, claims)
+        self._take = self._builder.take
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        self._storages: dict[str, _Storage] = {}
-        self._views: dict[tuple[Any, ...], Tensor] = {}
         self._vouched = _vouched()
 
     def read(self) -> Any:
@@ -113,7 +71,7 @@ class _Reader:
     def _finished(self) -> Any:
         if len(self._stack) != 1 or self._marks:
             raise ValueError("its pickle ends in the middle")
-        _check_nesting(self._stack[0])
+        check_nesting(self._stack[0])
         return self._stack[0]
 
     # ------------------------------------------------------------ bytes and memory
@@ -136,12 +94,7 @@ class _Reader:
         self._place += 1
         return line
 
-    def _take(self, size: int) -> None:
-        self._memory -= size
-        if self._memory < 0:
-            raise ValueError("its objects would take much more memory than it has bytes")
-
-    def _push(self, value: Any, size: int = _OBJECT) -> None:
+    def _push(self, value: Any, size: int = OBJECT) -> None:
         self._take(size)
         self._stack.append(value)
 
@@ -162,7 +115,7 @@ class _Reader:
 
     def _text(self, size: int, encoding: str = "utf-8") -> None:
         raw = self._bytes(size)
-        self._push(raw.decode(encoding, "surrogatepass" if encoding == "utf-8" else "strict"), 4 * size + _OBJECT)
+        self._push(raw.decode(encoding, "surrogatepass" if encoding == "utf-8" else "strict"), 4 * size + OBJECT)
 
     def _long(self) -> None:
         size = self._bytes(1)[0]
@@ -178,16 +131,16 @@ class _Reader:
 
     def _put(self, index: int) -> None:
         if index not in self._memo:
-            self._take(_OBJECT)
+            self._take(OBJECT)
         self._memo[index] = self._top(object)
 
     def _get(self, index: int) -> None:
         if index not in self._memo:
             raise ValueError("its pickle refers to what is not there")
-        self._push(self._memo[index], _ITEM)
+        self._push(self._memo[index], ITEM)
 
     def _mark(self) -> None:
-        self._take(_OBJECT)
+        self._take(OBJECT)
         self._marks.append(self._stack)
         self._stack = []
 
@@ -195,12 +148,12 @@ class _Reader:
         if not self._marks:
             raise ValueError("its pickle ends what has not begun")
         items, self._stack = self._stack, self._marks.pop()
-        self._take(_ITEM * len(items))
+        self._take(ITEM * len(items))
         return items
 
     def _tuple(self, count: int) -> None:
         items = [self._pop() for _ in range(count)]
-        self._push(tuple(reversed(items)), _OBJECT + _ITEM * count)
+        self._push(tuple(reversed(items)), OBJECT + ITEM * count)
 
     def _marked_tuple(self) -> None:
         self._push(tuple(self._marked()))
@@ -208,7 +161,7 @@ class _Reader:
     def _append(self) -> None:
         item = self._pop()
         self._top(list).append(item)
-        self._take(_ITEM)
+        self._take(ITEM)
 
     def _appends(self) -> None:
         items = self._marked()
@@ -226,24 +179,17 @@ class _Reader:
             raise ValueError("its pickle holds a key without a value")
         target = self._top(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            self._take(_OBJECT)
-            target[self._key(key)] = value
-
-    def _key(self, key: Any) -> Any:
-        if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 2**31):
-            self._odd_keys += 1
-            if self._odd_keys > _ODD_KEYS:
-                raise ValueError("too many of its keys are neither text nor small integers")
-        return key
+            self._take(OBJECT)
+            target[self._builder.key(key)] = value
 
     # ------------------------------------------------------------ classes, functions and calls
 
     def _global(self) -> None:
         name = f"{self._line()}.{self._line()}".replace("__builtin__.", "builtins.")
-        if name in _DTYPES:
-            self._push(_DTYPES[name])
-        elif name in _CALLS or name in _STORAGES or name in _TENSOR_CLASSES:
-            self._push(_Name(name))
+        if name in DTYPES:
+            self._push(DTYPES[name])
+        elif name in CALLS or name in STORAGES or name in TENSOR_CLASSES:
+            self._push(Name(name))
         elif name in self._vouched:
             self._push(_Vouched(self._vouched[name]))
         else:
@@ -254,11 +200,11 @@ class _Reader:
 
     def _call(self) -> None:
         arguments = self._pop(tuple)
-        function = self._pop((_Name, _Vouched))
+        function = self._pop((Name, _Vouched))
         if isinstance(function, _Vouched):
             self._push(function.value(*arguments))
-        elif function.name in _CALLS:
-            self._push(_CALLS[function.name](self, *arguments))
+        elif function.name in CALLS:
+            self._push(CALLS[function.name](self._builder, *arguments))
         else:
             raise ValueError(f"it calls {function.name}")
 
@@ -280,115 +226,8 @@ class _Reader:
     def _built(self) -> set[str]:
         return {value.__qualname__ for value in self._vouched.values() if isinstance(value, type)}
 
-    def _ordered(self) -> OrderedDict[Any, Any]:
-        return OrderedDict()
-
-    def _counter(self, counts: Any = None) -> Counter[Any]:
-        if not isinstance(counts, (dict, type(None))):
-            raise ValueError("it counts something else than a dictionary")
-        self._take(_OBJECT * len(counts or ()))
-        return Counter(counts)
-
-    def _set_of(self, items: Any = ()) -> set[Any]:
-        if not isinstance(items, (list, tuple)):
-            raise ValueError("it makes a set of something else than a list")
-        self._take(_OBJECT * len(items))
-        return {self._key(item) for item in items}
-
-    def _complex(self, real: Any, imaginary: Any) -> complex:
-        return complex(float(real), float(imaginary))
-
-    def _encoded(self, text: Any, encoding: Any) -> bytes:
-        if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-            raise ValueError("it encodes what is no bytes")
-        self._take(len(text))
-        return text.encode("latin-1")
-
-    def _empty_bytes(self, *arguments: Any) -> bytes:
-        if arguments:
-            raise ValueError("it makes bytes of something else")
-        return b""
-
-    def _size(self, sizes: Any = ()) -> torch.Size:
-        self._take(_OBJECT * len(sizes))
-        return torch.Size(_numbers(sizes))
-
-    def _device(self, kind: Any, index: Any = None) -> torch.device:
-        return torch.device(str(kind)) if index is None else torch.device(str(kind), int(index))
-
-    # ------------------------------------------------------------ tensors
-
     def _persistent(self) -> None:
-        reference = self._pop(tuple)
-        if len(reference) != 5 or reference[0] != "storage" or not isinstance(reference[1], _Name):
-            raise ValueError("it refers to something outside that is no storage")
-        _, kind, key, location, count = reference
-        if kind.name not in _STORAGES or not isinstance(key, str) or not isinstance(location, str):
-            raise ValueError("it refers to a storage of an unknown kind")
-        dtype, (count,) = _STORAGES[kind.name], _numbers([count])
-        size = count * (1 if dtype is None else dtype.itemsize)
-        if key not in self._storages:
-            self._storages[key] = _Storage(key, self._load(key, size, location), dtype)
-        storage = self._storages[key]
-        if storage.dtype is not dtype or storage.data.nbytes() != size:
-            raise ValueError(f"it refers to the storage {key!r} in two ways")
-        self._push(storage)
-
-    def _tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor:
-        """``torch._utils._rebuild_tensor_v2``: then whether it requires a gradient, its hooks, and metadata."""
-        dtype = storage.dtype if isinstance(storage, _Storage) else None
-        if dtype is None or len(rest) > 3 or any(rest[1:]):
-            raise ValueError("it holds a tensor that is no plain one")
-        return self._view(storage, dtype, offset, sizes, strides, *rest[:1])
-
-    def _typed_tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor:
-        """``torch._utils._rebuild_tensor_v3``: then gradient, hooks, dtype and metadata."""
-        plain = isinstance(storage, _Storage) and 3 <= len(rest) <= 4 and isinstance(rest[2], torch.dtype)
-        if not plain or rest[1] or any(rest[3:]):
-            raise ValueError("it holds a tensor that is no plain one")
-        return self._view(storage, rest[2], offset, sizes, strides, rest[0])
-
-    def _view(
-        self, storage: _Storage, dtype: torch.dtype, offset: Any, sizes: Any, strides: Any, gradient: Any = False
-    ) -> Tensor:
-        (offset,), sizes, strides = _numbers([offset]), _numbers(sizes), _numbers(strides)
-        key = (storage.key, dtype, offset, sizes, strides, bool(gradient))
-        if key not in self._views:
-            last = offset + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-            if math.prod(sizes) and (last + 1) * dtype.itemsize > storage.data.nbytes():
-                raise ValueError("it holds a tensor that is larger than its storage")
-            self._claims -= math.prod(sizes) * dtype.itemsize
-            if self._claims < 0:
-                raise ValueError("its tensors claim much more memory than it has bytes")
-            self._take(_TENSOR)
-            empty = torch.empty(0, dtype=dtype, device=storage.data.device)
-            self._views[key] = empty.set_(storage.data, offset, sizes, strides).requires_grad_(bool(gradient))  # type: ignore[call-overload]
-        return self._views[key]
-
-    def _parameter(self, data: Any, gradient: Any, hooks: Any, state: Any = None) -> nn.Parameter:
-        if not isinstance(data, Tensor) or hooks:
-            raise ValueError("it holds a parameter that is no plain one")
-        self._take(_TENSOR)
-        return nn.Parameter(data, bool(gradient))
-
-    def _of_class(self, function: Any, kind: Any, arguments: Any, state: Any) -> Tensor:
-        """``torch._tensor._rebuild_from_type_v2``: a tensor with attributes of its own, which are left out."""
-        plain = isinstance(function, _Name) and function.name.startswith("torch._utils._rebuild_")
-        if not plain or not isinstance(kind, _Name) or kind.name not in _TENSOR_CLASSES:
-            raise ValueError("it holds a tensor that is no plain one")
-        if not isinstance(arguments, tuple) or function.name not in _CALLS:
-            raise ValueError("it holds a tensor that is no plain one")
-        tensor: Tensor = _CALLS[function.name](self, *arguments)
-        return tensor
-
-
-def _numbers(sizes: Any) -> tuple[int, ...]:
-    """Return sizes, strides or an offset, none of which is negative or more than memory can hold."""
-    if not isinstance(sizes, (tuple, list)) or len(sizes) > 64:
-        raise ValueError("it holds a tensor without a shape")
-    if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
-        raise ValueError("it holds a tensor with an impossible shape")
-    return tuple(sizes)
+        self._push(self._builder.storage(self._pop(tuple)))
 
 
 def _vouched() -> dict[str, Any]:
@@ -400,72 +239,21 @@ def _vouched() -> dict[str, Any]:
     return names
 
 
-def _check_nesting(root: Any) -> None:
-    """Refuse containers that hold themselves, or are in each other too deep for whoever goes through them.
-
-    Each container is looked at once, however often it is referred to.
-    """
-    heights: dict[int, int] = {}
-    path: list[tuple[Any, list[Any]]] = [(root, _children(root))]
-    above = {id(root)}
-    while path:
-        item, children = path[-1]
-        if children:
-            child = children.pop()
-            if id(child) in above or len(path) > _DEEPEST:
-                raise ValueError("its containers hold themselves, or are nested too deep")
-            if id(child) not in heights:
-                above.add(id(child))
-                path.append((child, _children(child)))
-            continue
-        path.pop()
-        above.discard(id(item))
-        heights[id(item)] = 1 + max((heights.get(id(child), 0) for child in _children(item)), default=0)
-        if heights[id(item)] > _DEEPEST:
-            raise ValueError("its containers are nested too deep")
-
-
-def _children(item: Any) -> list[Any]:
-    """Return the containers in a container; of an ordered dictionary, the metadata of a state dict too."""
-    if isinstance(item, dict):
-        inside = [*item.values(), *getattr(item, "__dict__", {}).values()]
-    else:
-        inside = list(item) if isinstance(item, (list, tuple)) else []
-    return [value for value in inside if isinstance(value, (dict, list, tuple)) and value]
-
-
-_CALLS: Mapping[str, Callable[..., Any]] = {
-    "collections.OrderedDict": _Reader._ordered,
-    "collections.Counter": _Reader._counter,
-    "builtins.set": _Reader._set_of,
-    "builtins.complex": _Reader._complex,
-    "builtins.bytes": _Reader._empty_bytes,
-    "_codecs.encode": _Reader._encoded,
-    "torch.Size": _Reader._size,
-    "torch.device": _Reader._device,
-    "torch._utils._rebuild_tensor": _Reader._tensor,
-    "torch._utils._rebuild_tensor_v2": _Reader._tensor,
-    "torch._utils._rebuild_tensor_v3": _Reader._typed_tensor,
-    "torch._utils._rebuild_parameter": _Reader._parameter,
-    "torch._utils._rebuild_parameter_with_state": _Reader._parameter,
-    "torch._tensor._rebuild_from_type_v2": _Reader._of_class,
-}
-
 # The instructions of protocol 2 that a pickler writes: https://github.com/python/cpython/blob/main/Lib/pickletools.py
 _INSTRUCTIONS: Mapping[bytes, Callable[[_Reader], None]] = {
     b"\x80": _Reader._protocol,
-    b"N": lambda reader: reader._push(None, _ITEM),
-    b"\x88": lambda reader: reader._push(True, _ITEM),
-    b"\x89": lambda reader: reader._push(False, _ITEM),
+    b"N": lambda reader: reader._push(None, ITEM),
+    b"\x88": lambda reader: reader._push(True, ITEM),
+    b"\x89": lambda reader: reader._push(False, ITEM),
     b"J": lambda reader: reader._push(reader._number("<i")),
-    b"K": lambda reader: reader._push(reader._bytes(1)[0], _ITEM),
+    b"K": lambda reader: reader._push(reader._bytes(1)[0], ITEM),
     b"M": lambda reader: reader._push(reader._number("<H")),
     b"\x8a": _Reader._long,
     b"G": lambda reader: reader._push(reader._number(">d")),
     b"X": lambda reader: reader._text(reader._number("<I")),
     b"U": lambda reader: reader._text(reader._bytes(1)[0], "latin-1"),
     b"T": lambda reader: reader._text(reader._number("<i"), "latin-1"),
-    b")": lambda reader: reader._push((), _ITEM),
+    b")": lambda reader: reader._push((), ITEM),
     b"]": lambda reader: reader._push([]),
     b"}": lambda reader: reader._push({}),
     b"(": _Reader._mark,

@@ -21,6 +21,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
+from lightning_compress.masking import MaskingCallback
 from lightning_compress.packages import MisconfigurationException
 from tests.lightning_compress.models import data, fit
 
@@ -418,7 +419,7 @@ def trained(module: Module, folder: Path, compact: bool) -> tuple[Follow, ModelC
     """Prune in the second epoch, and compact at once, or at the end only."""
     follow = Follow()
     compaction = ModelCompaction(when=1, on_failure="raise", confidence=2, dirpath=folder, model="")
-    watch = ModelCompaction(when=[99], on_failure="raise", confidence=0, save=False, model="")
+    watch = ModelCompaction(when=0.99, on_failure="raise", confidence=0, save=False, model="")
     layers = "*linear1" if isinstance(module, Language) else None  # a criterion for attention is another matter
     pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1, model="", layers=layers)
     callbacks = [follow, compaction if compact else watch, pruning, MaskConflictRepair(model="")]
@@ -470,13 +471,13 @@ def test_a_step_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MisconfigurationException, match="'training_step' does not run.*no such batch.*steps=False"):
         trained(Broken(), tmp_path, compact=True)
     with pytest.raises(ValueError, match="no such batch"):
-        fit(Broken(), tmp_path, ModelCompaction(when=1, steps=False))
+        fit(Broken(), tmp_path, ModelCompaction(when=1, steps=False), MaskingCallback())
 
 
 def test_recording_leaves_no_trace(tmp_path: Path) -> None:
     """Weights, metrics, logs, random numbers and the order of batches are those of a fit without it."""
     seen = []
-    for callbacks in ([], [ModelCompaction(when=[99], save=False)]):
+    for callbacks in ([], [ModelCompaction(when=0.99, save=False), MaskingCallback()]):
         module, follow = Shuffled(), Follow()
         torch.manual_seed(3)
         module.random = torch.Generator().manual_seed(4)

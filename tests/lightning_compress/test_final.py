@@ -9,7 +9,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_compress import ChannelPruning, FinalMetric
+from lightning_compress import ChannelPruning, FinalMetric, ModelCompaction, compact_checkpoint
 from lightning_compress.packages import MisconfigurationException
 from tests.lightning_compress.models import Wrapped, data, seeded, trainer
 
@@ -30,6 +30,18 @@ class Worsening(Wrapped):
         return super().training_step(batch, batch_idx)
 
     def val_dataloader(self) -> Any:
+        """One batch."""
+        return data(8)
+
+
+class WithTest(Worsening):
+    """Tests what it computes."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Log."""
+        self.log("test_loss", super(Worsening, self).training_step(batch, batch_idx))
+
+    def test_dataloader(self) -> Any:
         """One batch."""
         return data(8)
 
@@ -87,6 +99,31 @@ def test_patience_counts_from_final_sparsity(tmp_path: Path, first: bool, patien
         trainer(tmp_path, FinalMetric("val_loss"), EarlyStopping("val_loss_final"), ChannelPruning(), **settings).fit(
             seeded(Worsening)
         )
+
+
+def test_the_small_network_of_the_best_epoch(tmp_path: Path) -> None:
+    """The best file is masked and large; `compact_checkpoint` makes the small one that it is tested with."""
+    metric, compaction = FinalMetric("val_loss"), ModelCompaction(on_failure="raise")
+    saver = ModelCheckpoint(dirpath=tmp_path, monitor=metric.name, filename="{epoch}")
+    module, settings = seeded(WithTest), {"max_epochs": 5, "limit_val_batches": 1, "enable_checkpointing": True}
+    callbacks = [saver, metric, ChannelPruning(amount=0.5, end=2), compaction]
+    runner = trainer(tmp_path, *callbacks, **settings)
+    runner.fit(module)
+    assert module.net.wide.out_channels == 8
+    with pytest.warns(UserWarning, match="grows back"):
+        masked = runner.test(module, ckpt_path="best", verbose=False)
+    assert module.net.wide.out_channels == 16
+    small = compact_checkpoint(saver.best_model_path, WithTest, tmp_path / "small.ckpt", torch.zeros(2, 3, 8, 8))
+    assert small.net.wide.out_channels == 8
+    assert trainer(tmp_path).test(small, verbose=False)[0] == pytest.approx(masked[0])
+
+
+def test_a_metric_that_stays_infinite(tmp_path: Path) -> None:
+    """A pruning that ends behind the fit leaves no checkpoint at final sparsity: said before the first epoch."""
+    pruning = ChannelPruning(amount=0.5, start=0, end=9)
+    with pytest.warns(UserWarning) as caught:
+        trainer(tmp_path, FinalMetric("val_loss"), pruning, limit_val_batches=1).fit(seeded(Worsening))
+    assert any("stays infinite in this fit" in str(w.message) and "epoch 9" in str(w.message) for w in caught)
 
 
 def test_bad_use() -> None:

@@ -106,11 +106,24 @@ def test_best_grows_back(tmp_path: Path, compacted: Any) -> None:
     callbacks = [ChannelPruning(amount=0.5), ModelCompaction(on_failure="raise"), saver]
     runner = fit(module, tmp_path, *callbacks, enable_checkpointing=True)
     assert module.net.wide.out_channels == 8
-    with pytest.warns(UserWarning, match="grows back"):
+    advice = r"grows back.*best.ckpt is of before.*trainer.test\(module, ckpt_path='.*compacted.ckpt'\).*compact_check"
+    with pytest.warns(UserWarning, match=advice):
         runner.test(module, ckpt_path="best", verbose=False)
     assert module.net.wide.out_channels == 16 and not history(module.net)
     expected = torch.load(tmp_path / "best.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
+    runner.test(module, ckpt_path=callbacks[1].checkpoint_path, verbose=False)  # as the warning says
+    assert module.net.wide.out_channels == 8
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_fit_that_goes_back_is_advised_otherwise(tmp_path: Path) -> None:
+    """Who trains on from before a compaction needs a new optimizer, and is told so."""
+    saver, module = ModelCheckpoint(tmp_path, filename="best"), seeded(Mixed)
+    fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(), saver, enable_checkpointing=True)
+    again = trainer(tmp_path, max_epochs=4)
+    with pytest.warns(UserWarning, match="grows back.*a new optimizer"):
+        again.fit(module, ckpt_path=saver.best_model_path)
 
 
 @pytest.mark.parametrize("cls", [Mixed, Hooked])

@@ -416,7 +416,7 @@ def test_natural_zeros_are_not_dead(tmp_path: Path) -> None:
             pl_module.net.wide_norm.weight.data.zero_()
 
     module = seeded(Trained)
-    fit(module, tmp_path, ModelCompaction(when=[0, 1], on_failure="raise"), Zero())
+    fit(module, tmp_path, ModelCompaction(when=[0, 1], on_failure="raise"), MaskingCallback(), Zero())
     assert module.net.wide.weight.shape[0] == 16 and module.net.wide_norm.weight.all()
 
 
@@ -496,7 +496,7 @@ def test_a_stream_goes_in_steps(tmp_path: Path) -> None:
 
     found: dict[bool, Any] = {}
     for compact in (False, True):
-        follow, sizes = Widths(), ModelCompaction(when=range(5), save=False, on_failure="raise", confidence=1)
+        follow, sizes = Widths(), ModelCompaction(when=range(4), save=False, on_failure="raise", confidence=1)
         pruning = ChannelPruning(amount=0.5, schedule="linear", start=0, end=2)
         module = seeded(Attentive)
         callbacks = [follow, pruning, *([sizes] if compact else [])]
