@@ -4,7 +4,9 @@ from lightning_compress import namesake as namesake  # first: it checks which `e
 from lightning_compress.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.checkpoint import load_compacted
 from lightning_compress.compaction import ModelCompaction
+from lightning_compress.compensating import Compensation
 from lightning_compress.complexity import ComplexityMonitor
+from lightning_compress.distillation import Distillation
 from lightning_compress.final import FinalMetric
 from lightning_compress.loading import Compactable
 from lightning_compress.offline import compact_checkpoint
@@ -18,8 +20,10 @@ from lightning_compress.sparse import SparseTraining
 __all__ = [
     "ChannelPruning",
     "Compactable",
+    "Compensation",
     "ComplexityMonitor",
     "CompressionReport",
+    "Distillation",
     "FinalMetric",
     "MaskConflictRepair",
     "ModelCompaction",

@@ -23,6 +23,8 @@ from lightning_compress.steps import TRAINING, cannot_follow, forget_steps, same
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
+    from lightning_compress.selection import Masks
+
 # Strategies that shard or flatten parameters: a channel is then no slice of any one tensor.
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 SUPPORTED = ("SingleDeviceStrategy", "DDPStrategy")
@@ -250,6 +252,41 @@ class CompressionCallback(Callback):
             trainer: the Trainer.
             pl_module: the LightningModule.
             cuts: what stays of each parameter that got smaller; whatever has a parameter's shape is cut like it.
+        """
+
+    def before_masking(
+        self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+    ) -> None:
+        """Look at a model of which channels are about to be masked; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            path: path of the model inside it.
+            masks: repaired masks, relative to the model, with those of this pruning and of earlier ones.
+            graph: the model as it is.
+        """
+
+    def during_masking(
+        self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+    ) -> None:
+        """Change a model of which channels are about to be masked, once all callbacks have looked; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            path: path of the model inside it.
+            masks: as in `before_masking`.
+            graph: the model as it was.
+        """
+
+    def after_masking(self, trainer: Trainer, pl_module: LightningModule, path: str) -> None:
+        """Change a model of which channels were just masked; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            path: path of the model inside it.
         """
 
     def steps(self) -> Sequence[str]:

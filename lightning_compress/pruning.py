@@ -13,7 +13,7 @@ from typing_extensions import override
 import engine
 from lightning_compress import criteria, schedules, selection, targets
 from lightning_compress.alive import Living, survivors
-from lightning_compress.base import to_device
+from lightning_compress.base import CompressionCallback, to_device
 from lightning_compress.evidence import Evidence, Gatherer
 from lightning_compress.masking import MaskingCallback, MaskWatch, active_masks, masks_anything
 from lightning_compress.packages import MisconfigurationException
@@ -308,7 +308,19 @@ class ChannelPruning(MaskingCallback):
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
                 masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
         boolean = {module: {name: mask != 0 for name, mask in own.items()} for module, own in masks.items()}
-        self.impose(pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")))
+        self._impose_on_all(trainer, pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")), subject.graph)
+
+    def _impose_on_all(self, trainer: Trainer, pl_module: LightningModule, masks: Masks, graph: engine.Graph) -> None:
+        """Put masks in force, and let all callbacks act on the model before and after."""
+        path = self.target(pl_module)[0]
+        others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
+        for callback in others:
+            callback.before_masking(trainer, pl_module, path, masks, graph)
+        for callback in others:
+            callback.during_masking(trainer, pl_module, path, masks, graph)
+        self.impose(pl_module, masks)
+        for callback in others:
+            callback.after_masking(trainer, pl_module, path)
 
     def _choose(self, subject: targets.Subject, alive: Living, fraction: float) -> Masks:
         scores = self._scores(subject, alive) if self._selector.amounts(subject.groups) else {}

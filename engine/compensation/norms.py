@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, flo
         model: its norms change in place; parameters, modes and all other buffers stay. Masked parameters have to be
             zero in it.
         batches: inputs as the model takes them: a tensor, a tuple of positional arguments, a mapping of keyword
-            arguments; of a pair of inputs and targets the inputs, where the model takes one argument.
+            arguments; of a pair of inputs and targets the inputs, where the model can be called with one argument.
 
     Returns:
         By the norm's name, how far its mean moved, in standard deviations (root mean square over channels).
@@ -45,12 +46,13 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, flo
     """
     check_model(model)
     norms = {name: m for name, m in distinct_modules(model).items() if _has_statistics(m)}
+    alone = _takes_one(model)
     before = {name: {key: t.clone() for key, t in _statistics(norm).items()} for name, norm in norms.items()}
     try:
         count = 0
         with torch.no_grad(), _estimating(model, norms):
             for batch in batches:
-                call_model(model, *_arguments(batch))
+                call_model(model, *_arguments(batch, alone))
                 count += 1
         _check(count, norms)
     except BaseException:
@@ -69,11 +71,20 @@ def _has_statistics(module: nn.Module) -> bool:
     return all(isinstance(module._buffers.get(key), Tensor) for key in _STATISTICS) and hasattr(module, "momentum")
 
 
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _takes_one(model: nn.Module) -> bool:
+    """Whether the model can be called with one positional argument."""
+    try:
+        inspect.signature(model.forward).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def _arguments(batch: Any, alone: bool) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(batch, Mapping):
         return (), batch
     if isinstance(batch, (tuple, list)):
-        pair = len(batch) == 2 and isinstance(batch[0], Tensor)
+        pair = alone and len(batch) == 2 and isinstance(batch[0], Tensor)
         return (batch[0],) if pair else tuple(batch), {}
     return (batch,), {}
 

@@ -42,7 +42,17 @@ VALUES: dict[str, list[dict[str, Any]]] = {
         },
         {"criterion": "lightning_compress.criteria:lamp", "schedule": "lightning_compress.schedules:one_shot"},
     ],
+    "Compensation": [
+        {"samples": 64, "method": "norms", "ridge": 0.1, "model": "net", "example_input": [1, 3, 8, 8], "seed": 1},
+    ],
     "ComplexityMonitor": [{"model": "net", "example_input": [1, 3, 8, 8]}],
+    "Distillation": [
+        {
+            "teacher": "dense.ckpt", "weight": 0.5, "temperature": 2.0, "layers": "wide", "loss": "mse", "dim": 1,
+            "model": "net",
+        },
+        {"layers": ["wide", "back"], "loss": "torch.nn.functional:l1_loss"},
+    ],
     "FinalMetric": [{"monitor": "val_loss", "mode": "max"}],
     "MaskConflictRepair": [{"policy": "score", "model": "net", "example_input": [1, 3, 8, 8]}],
     "ModelCompaction": [
@@ -98,7 +108,7 @@ def test_each_argument_arrives(tmp_path: Path, name: str) -> None:
 
 def test_no_argument_of_the_pruning_is_left_out() -> None:
     """The values above name each argument of the callbacks that choose what goes."""
-    for name in ("ChannelPruning", "FinalMetric", "SparseTraining"):
+    for name in ("ChannelPruning", "Compensation", "Distillation", "FinalMetric", "SparseTraining"):
         named = {argument for values in VALUES[name] for argument in values}
         assert named == set(inspect.signature(CALLBACKS[name]).parameters)
 
