@@ -1,4 +1,4 @@
-"""The engine's errors.
+"""Errors raised by the engine.
 
 ::
 
@@ -39,11 +39,11 @@ class InputError(EngineError, ValueError):
 
 
 class MaskError(InputError):
-    """Masks that name what the model does not have, or that are no 0/1 tensors of the right shape."""
+    """Masks for parameters that the model does not have, or that are not 0/1 tensors of the right shape."""
 
 
 class CheckpointError(InputError):
-    """A checkpoint that is damaged, of another model, or of a newer format."""
+    """A checkpoint that is damaged, belongs to another model, or has a newer format."""
 
 
 class TraceError(EngineError):
@@ -55,7 +55,7 @@ class StaleGraphError(TraceError):
 
 
 class RuleError(EngineError):
-    """Two rules claim the same op, or a rule gave something impossible."""
+    """Two rules claim the same op, or a rule returned an impossible result."""
 
 
 class PlanError(EngineError):
@@ -63,4 +63,4 @@ class PlanError(EngineError):
 
 
 class VerificationError(EngineError):
-    """The compacted model differs from the masked one; the model was left as it was."""
+    """The compacted model differs from the masked one; the model was left unchanged."""

@@ -1,4 +1,4 @@
-"""Dependency groups: which parameter entries go together, as users and criteria see them."""
+"""Dependency groups: parameter entries that are removed together, as users and criteria see them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A parameter, as far as it belongs to a group.
+    """The part of a parameter that belongs to a group.
 
     Attributes:
         parameter: its full name.
-        role: ``"out"`` for weight and bias of a layer that puts the units out, ``"norm"`` for those of a norm,
-            ``"in"`` for the input columns of a layer that reads them, ``"scale"`` for parameters that are combined
+        role: ``"out"`` for weight and bias of a layer that produces the units, ``"norm"`` for parameters of a norm,
+            ``"in"`` for the input columns of a consumer, ``"scale"`` for parameters that are combined with the units
             point by point.
-        units: int64, broadcastable to the parameter; the unit of each entry, -1 where it is not of the group.
+        units: int64, broadcastable to the parameter; the unit of each entry, -1 where it does not belong to the group.
         shape: shape of the parameter.
 
     Example:
@@ -48,15 +48,15 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Channels (units) that touch the same parameters, each of which can be removed as a whole.
+    """Units (channels) that touch the same parameters, each of which can be removed as a whole.
 
     Attributes:
-        name: the first layer that puts the units out; ``#2`` and so on where a layer feeds several groups.
-        layers: all layers that put them out, by first use.
+        name: first layer that produces the units; with ``#2`` and so on if a layer feeds several groups.
+        layers: all layers that produce the units, by first use.
         size: number of units.
         members: the parameters involved.
-        reason: why the group has to stay whole, or None.
-        rows: int64 ``(size,)``; units of different rows must go in equal numbers (groups of a convolution, chunks).
+        reason: why the group is frozen, or None.
+        rows: int64 ``(size,)``; different rows must lose equally many units (groups of a convolution, chunks).
         slots: int64 ``(size,)``, the slot behind each unit.
 
     Example:
@@ -87,11 +87,11 @@ def dependency_groups(
     Args:
         model: it is only read.
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Raises:
-        TraceError: where the model rejects the example inputs, or the graph is stale.
+        TraceError: if the model rejects the example inputs, or the graph is stale.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -108,7 +108,7 @@ def dependency_groups(
 
 
 def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
-    """Return the groups of a structure; ``parameters`` names what may be a member."""
+    """Return the groups of a structure; ``parameters``: names of possible members."""
     root = structure.roots == torch.arange(len(structure.roots))
     numbered = clusters(structure, structure.born & root, balanced=False)
     rows = clusters(structure, structure.born & root)
@@ -130,7 +130,7 @@ def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
 
 
 def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
-    """(module, slots that it puts out) per contraction or table, in order of execution."""
+    """Return (module, slots that it produces) per contraction or table, in order of execution."""
     found = []
     for node in structure.graph.nodes:
         places = [(c.output, c.output_dim) for c in structure.rules.contractions(node)]
@@ -143,14 +143,14 @@ def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
 
 
 def _by_number(numbered: Tensor) -> list[Tensor]:
-    """Return the slots of each group, ascending, by the group's number."""
+    """Return the slots of each group, ascending, by group number."""
     order = numbered.argsort(stable=True)
     counts = torch.bincount(numbered + 1)  # -1 is no group
     return list(order.split(counts.tolist()))[1:]
 
 
 def _layers(numbered: Tensor, producers: list[tuple[str, Tensor]]) -> dict[int, tuple[str, ...]]:
-    """Return the layers that put out each group's units, groups and layers by first use."""
+    """Return the layers that produce each group's units; groups and layers by first use."""
     found: dict[int, dict[str, None]] = {}
     for name, made in producers:
         for number in numbered[made].unique_consecutive().tolist():
@@ -175,7 +175,7 @@ def _members(structure: Structure, numbered: Tensor, parameters: set[str]) -> di
 
 
 def _roles(structure: Structure) -> Any:
-    """Return (value, layer) -> role."""
+    """Return a function (value, layer) -> role."""
     weights: dict[int, Contraction] = {}
     biases: set[int] = set()
     norms: set[int] = set()
@@ -192,7 +192,7 @@ def _roles(structure: Structure) -> Any:
             norms |= {v.index for v in node.inputs if v.stored}
 
     def role(value: Value, layer: Tensor) -> str:
-        if value.index in structure.tables or value.index in biases:  # a table that is tied to the last layer too
+        if value.index in structure.tables or value.index in biases:  # a table may be tied to the last layer too
             return "out"
         if (value.index, *support(layer)) in structure.unmasked:
             return "in"
@@ -208,17 +208,17 @@ def _roles(structure: Structure) -> Any:
 
 
 def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return masks that remove units from every parameter that puts them out.
+    """Return masks that remove units from every parameter that produces them.
 
     Args:
         groups: dependency groups of a model.
-        keep: group name -> bool ``(size,)``, which units stay; groups that are not named stay whole.
+        keep: group name -> bool ``(size,)``, which units to keep; groups that are not named are kept whole.
 
     Returns:
         ``{module: {parameter: float mask}}`` in full parameter shape (expanded, not materialised).
 
     Raises:
-        InputError: for a name that no group has, or a wrong length.
+        InputError: for an unknown group name, or a wrong length.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -245,7 +245,7 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
 
 
 def _member_masks(group: Group, stays: Tensor) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
-    flags = torch.cat([stays.cpu().float(), torch.ones(1)])  # unit -1 is not of the group
+    flags = torch.cat([stays.cpu().float(), torch.ones(1)])  # unit -1 is not in the group
     for member in group.members:
         if member.role != "in":
             yield member.parameter, flags[member.units], member.shape

@@ -1,4 +1,4 @@
-"""Masks as users have them: ``{module name: {parameter name: 0/1 tensor}}``, a file of these, or pruning buffers."""
+"""User-facing masks: ``{module name: {parameter name: 0/1 tensor}}``, a file of these, or pruning buffers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Masks = Mapping[str, Mapping[str, Tensor]]
 """Module name -> parameter name -> 0/1 tensor in full parameter shape; ``""`` is the root module."""
 
 ZEROS = "zeros"
-"""Stands for "whatever is zero in the weights" where masks are asked for."""
+"""Value of ``masks`` that stands for "whatever is zero in the weights"."""
 
-_NUMPY = frozenset({torch.float16, torch.float32, torch.float64})  # the floats that numpy has as well
+_NUMPY = frozenset({torch.float16, torch.float32, torch.float64})  # floating dtypes that numpy has, too
 _FORMS = ("{0}", "{0}_orig", "{0}_g", "parametrizations.{0}.original0", "parametrizations.{0}.original")
 
 
 def load_masks(masks: Any, map_location: Any = None) -> Masks:
-    """Return masks, read from a file where a path is given (with ``weights_only=True``).
+    """Return masks, loaded from a file if a path is given (with ``weights_only=True``).
 
     Raises:
-        MaskError: where the file cannot be read or holds something else.
+        MaskError: if the file cannot be read or does not contain masks.
     """
     if isinstance(masks, (str, os.PathLike)):
         try:
@@ -46,7 +46,7 @@ def load_masks(masks: Any, map_location: Any = None) -> Masks:
 
 
 def _what_it_is(masks: Any) -> str:
-    """Say what was given in place of masks, and how it is written."""
+    """Describe an invalid ``masks`` argument, with a hint how to write it."""
     if not isinstance(masks, Mapping):
         return f"got {type(masks).__name__}"
     name, value = next((str(name), value) for name, value in masks.items() if not isinstance(value, Mapping))
@@ -57,7 +57,7 @@ def _what_it_is(masks: Any) -> str:
 
 
 def parameter_name(module: str, parameter: str, known: Mapping[str, Any]) -> str | None:
-    """Return the full name of a parameter, also where it is pruned or parametrised; None if there is none."""
+    """Return the full name of a parameter, pruned or parametrised or not; None if there is none."""
     prefix = f"{module}." if module else ""
     return next((n for form in _FORMS if (n := prefix + form.format(parameter)) in known), None)
 
@@ -71,14 +71,14 @@ def narrowed(mask: Tensor) -> Tensor:
 
 
 def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
-    """Check masks against a model and return them by canonical parameter name, compact, bool.
+    """Validate masks against a model and return them by canonical parameter name, compact, bool.
 
     Args:
-        masks: as users give them.
-        model: whose parameters they mask. The names of a tied parameter share the product of their masks.
+        masks: masks by module and parameter name.
+        model: model whose parameters they mask. The names of a tied parameter share the product of their masks.
 
     Raises:
-        MaskError: for an unknown module or parameter, a wrong shape, no entries, or entries that are not 0 or 1.
+        MaskError: for an unknown module or parameter, a wrong shape, missing data, or entries other than 0 and 1.
     """
     modules = dict(modules_of(model))
     parameters = parameters_of(model)
@@ -116,7 +116,7 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
     mask = mask.detach()
     if mask.layout is not torch.strided:
         mask = mask.to_dense()
-    if mask.is_floating_point() and mask.dtype.itemsize == 1:  # few ops take such floats
+    if mask.is_floating_point() and mask.dtype.itemsize == 1:  # few ops support such floats
         mask = mask.float()
     mask = narrowed(mask)
     mask = next(_uniform(mask), mask).cpu()
@@ -128,9 +128,9 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _uniform(mask: Tensor) -> Iterator[Tensor]:
-    """Yield a mask of whole rows, or of whole columns, in size 1 along all other dimensions.
+    """Yield a mask of whole rows, or of whole columns, with size 1 along all other dimensions.
 
-    The smallest and the largest entry of each row take one look at the mask; NaN equals nothing.
+    Minimum and maximum of each row take one pass over the mask; NaN equals nothing.
     """
     for dim in (0, 1) if mask.ndim > 1 and not mask.is_complex() else ():
         size = mask.size(dim)
@@ -141,7 +141,7 @@ def _uniform(mask: Tensor) -> Iterator[Tensor]:
 
 
 def read_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return the masks that `torch.nn.utils.prune` keeps in a model's buffers; empty where there are none.
+    """Return the masks that `torch.nn.utils.prune` stores in a model's buffers; empty if there are none.
 
     Args:
         model: it is only read; any model is fine.

@@ -1,1 +1,1 @@
-"""What rules write to: slots and what ties them, constants, and use."""
+"""The analyses that rules feed: slots and their constraints, constants, and use."""

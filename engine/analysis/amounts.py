@@ -1,8 +1,8 @@
-"""Numbers among an op's arguments that follow a size which is no channel: another input gives others.
+"""Numbers among an op's arguments that depend on a size of the input other than a number of channels.
 
-What a rule says of an op has to hold for each of them. So it is asked again with other numbers in their place, and what
-comes out differently is not constant: a border that is padded by nothing at the example's size, a slice that cuts
-nothing, a factor that is one over the number of positions.
+What a rule claims about an op has to hold for all values of such a number. The rule is therefore evaluated again with
+other values, and entries that change are not constant: a border that is not padded at the example's size, a slice that
+cuts nothing off, a factor of one over the number of positions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from engine.program.graph import Graph, Node, Value
 __all__ = ["Amounts", "Place", "agreed", "amounts_of", "follows_size", "none_known", "other_amounts"]
 
 Place = tuple[str, int]
-"""An argument's name, and the position of the number in it."""
+"""Name of an argument, and position of the number in it."""
 
 IsChannel = Callable[[Value, int], bool]
-"""Whether the size of a value along a dimension is a number of channels, which no input changes."""
+"""Whether the size of a value along a dimension is a number of channels, which does not depend on the input."""
 
 
 def follows_size(expr: Expr, is_channel: IsChannel) -> bool:
-    """Whether a number is another one for inputs of another size.
+    """Whether a number changes with the size of the input.
 
     Example:
         >>> from engine.program.expressions import Apply
@@ -47,16 +47,16 @@ def _is_size(leaf: ShapeOf, is_channel: IsChannel) -> bool:
 
 
 def amounts_of(node: Node, is_channel: IsChannel) -> frozenset[Place]:
-    """Return where the arguments of a node hold numbers that are others for inputs of another size."""
+    """Return the positions of a node's numeric arguments that change with the size of the input."""
     return frozenset(place for place, expr in node.sizes.items() if follows_size(expr, is_channel))
 
 
 @dataclass(frozen=True, eq=False)
 class Amounts:
-    """Which numbers among the arguments of a program's ops follow a size which is no channel.
+    """Numbers among the arguments of a program's ops that change with the size of the input.
 
     Attributes:
-        varying: by index of a node, the places of such numbers.
+        varying: node index -> positions of such numbers.
         is_channel: whether the size of a value along a dimension is a number of channels.
     """
 
@@ -65,11 +65,11 @@ class Amounts:
 
     @classmethod
     def of(cls, graph: Graph, is_channel: IsChannel) -> Amounts:
-        """Return those of a program, with what came out differently in its runs at other sizes.
+        """Return those of a program, including numbers that changed when it ran at other sizes.
 
         Args:
             graph: the recorded program.
-            is_channel: tells sizes that no input changes.
+            is_channel: identifies sizes that do not depend on the input.
         """
         table: dict[int, set[Place]] = {}
         for node in graph.nodes:
@@ -79,12 +79,12 @@ class Amounts:
         return cls({index: frozenset(places) for index, places in table.items() if places}, is_channel)
 
     def at(self, node: Node) -> frozenset[Place]:
-        """Return the places of such numbers among the arguments of a node."""
+        """Return the positions of such numbers among the arguments of a node."""
         return self.varying.get(node.index, frozenset())
 
 
 def other_amounts(node: Node, places: Iterable[Place]) -> Iterator[Node]:
-    """Yield the node as it would be with larger and with smaller numbers at some places.
+    """Yield the node with larger and with smaller numbers at some positions.
 
     Example:
         >>> node = Node(0, "pad", None, {"pad": [0, 0, 4, 1]}, {}, (), (), "")
@@ -110,7 +110,7 @@ def _smaller(number: float) -> float:
 
 
 def _changed(tree: Any, at: set[int], other: Callable[[float], float], count: list[int]) -> Any:
-    """Return nested arguments with other numbers at some positions, counted as `numbers_in` does."""
+    """Return nested arguments with some numbers changed, by their position as counted by `numbers_in`."""
     if isinstance(tree, (list, tuple)):
         return type(tree)([_changed(item, at, other, count) for item in tree])
     if isinstance(tree, bool) or not isinstance(tree, (int, float)):
@@ -120,7 +120,7 @@ def _changed(tree: Any, at: set[int], other: Callable[[float], float], count: li
 
 
 def agreed(arrays: Sequence[Tensor], others: Sequence[Tensor] | None) -> list[Tensor]:
-    """Return compact arrays of constants with NaN wherever those for other numbers differ.
+    """Return compact arrays of constants, NaN wherever those for other numbers differ.
 
     Example:
         >>> agreed([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 3.0])])
@@ -137,5 +137,5 @@ def _met(array: Tensor, other: Tensor) -> Tensor:
 
 
 def none_known(arrays: Sequence[Tensor]) -> bool:
-    """Whether nothing is constant, so that no number matters."""
+    """Whether nothing is constant, so that numbers make no difference."""
     return all(bool(array.isnan().all()) for array in arrays)

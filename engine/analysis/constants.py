@@ -1,8 +1,8 @@
-"""Forward pass: what is known of every tensor without running the model.
+"""Forward pass: the constants of every tensor, without running the model.
 
-A dead channel is not nothing: it leaves its bias, a norm's β, ``sigmoid(0)`` behind. Each value gets a compact
-float64 array; NaN stands for "varies with the input". A constant that borders disturb in the same way in all channels
-(zero padding in an average, a sum over positions) is a *profile*: the constant times one common map.
+A dead channel is not nothing: it still produces its bias, a norm's β, ``sigmoid(0)``. Each value gets a compact float64
+array in which NaN means "varies with the input". A constant that borders change in the same way in all channels (zero
+padding in an average, a sum over positions) is a *profile*: the constant times a map that all channels share.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Constants:
     Args:
         graph, rules: the recorded program.
         stored: parameters and buffers by canonical name.
-        masks: per canonical name a 0/1 mask in full shape; only masked entries of parameters count as zero. None:
-            whatever is zero in a parameter counts.
-        repaired: look at the model as it is once masks reach every parameter that puts a masked channel out, so that
-            a dead channel puts out exactly 0.
-        training: norms use the statistics of the batch, as in train mode.
-        known: constants of the same graph, parameters and masks that may differ in ``training``: what does not depend
-            on it is taken over.
-        amounts: the numbers among arguments that follow a size which is no channel; none by default.
+        masks: 0/1 masks by canonical name, in full shape; then only masked entries of parameters count as zero. None:
+            all zeros in parameters count.
+        repaired: treat the masks as repaired, so that they cover all parameters that produce a masked channel and a
+            dead channel produces exactly 0.
+        training: norms use batch statistics, as in train mode.
+        known: constants of the same graph, parameters and masks with another ``training``; whatever does not depend on
+            it is reused.
+        amounts: numeric arguments that change with the size of the input; none by default.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Constants:
         self.repaired = repaired
         self._training = training
         self._asked = False
-        self._asking: set[int] = set()  # nodes whose constants depend on whether the model trains
+        self._asking: set[int] = set()  # nodes whose constants depend on train mode
         self._stored = stored
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
@@ -69,10 +69,10 @@ class Constants:
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         self._zeros: dict[int, bool] = {}
         self._tidy: set[int] = set()  # identities of arrays that are kept below
-        self._infinite: set[int] = set()  # values of which something is known not to be finite
+        self._infinite: set[int] = set()  # values with entries that are known not to be finite
         bits = (torch.finfo(v.dtype).bits for v in graph.stored.values() if v.dtype.is_floating_point)
-        self._bits = min(bits, default=0)  # of the narrowest floating dtype that anything is stored in
-        self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large, and seldom asked for
+        self._bits = min(bits, default=0)  # width of the narrowest floating dtype that anything is stored in
+        self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large and rarely needed
         if known is None:
             for node in graph.nodes:
                 self._compute(node, rules)
@@ -81,7 +81,7 @@ class Constants:
 
     @property
     def training(self) -> bool:
-        """Whether norms use the statistics of the batch; who asks depends on it."""
+        """Whether norms use batch statistics; reading it marks the current node as dependent on the mode."""
         self._asked = True
         return self._training
 
@@ -93,7 +93,7 @@ class Constants:
             self._evaluate(node, rules)
 
     def _on_demand(self, value: Value) -> None:
-        """Compute what is made of a stored value alone, once it is asked for."""
+        """Compute a value derived from a stored value alone, on first access."""
         if value.index in self._waiting:
             node, rules = self._waiting[value.index]
             for other in node.outputs:
@@ -112,7 +112,7 @@ class Constants:
             self._asking.add(node.index)
 
     def _steady(self, node: Node, constants: ConstantsOf) -> Sequence[Tensor] | None:
-        """Return what a rule says of a node whatever the sizes of the input: the same for all numbers from these."""
+        """Return a rule's constants of a node that hold for all sizes of the input."""
         found = constants(node, self)
         places = self.amounts.at(node)
         if found is None or not places or none_known(found):
@@ -126,12 +126,12 @@ class Constants:
                 RuntimeError,
                 TypeError,
                 ValueError,
-            ):  # no such call: nothing is known
+            ):  # not a valid call: nothing is constant
                 return None
         return found
 
     def _compute_from(self, known: Constants, rules: Registry) -> None:
-        """Compute anew what depends on the mode, and what is made of values that came out differently."""
+        """Recompute nodes that depend on the mode, and nodes whose inputs changed as a result."""
         changed: set[int] = set()
         for node in self.graph.nodes:
             if all(v.index in known._waiting for v in node.outputs) and node.outputs:
@@ -155,10 +155,10 @@ class Constants:
         return not (same and np.array_equal(mine, theirs, equal_nan=True))
 
     def _held(self, array: Tensor, value: Value) -> Tensor:
-        """What is known of a value: where its dtype cannot hold the number, nothing is.
+        """Return the constants of a value, NaN where its dtype cannot represent the number.
 
-        What is stored may be rounded like everything that is computed with it; where the code converts to less than
-        that, to whole numbers or to truth values, a constant that is computed in float64 would be another one.
+        Stored values may be rounded like everything computed from them. Where the code converts to a narrower dtype, to
+        integers or to booleans, a constant computed in float64 would be a different number.
         """
         if array.isinf().any():
             self._infinite.add(value.index)
@@ -169,9 +169,9 @@ class Constants:
         return array if same.logical_or(array.isnan()).all() else compact(torch.where(same, array, math.nan))
 
     def finite(self, value: Value) -> bool:
-        """Whether nothing stored, or computed from constants, tells that a value is not finite somewhere.
+        """Whether no entry of a value is known to be infinite, from stored values or constants.
 
-        Zero times what varies counts as zero; zero times an infinity that is there for all inputs is none.
+        Zero times a varying value counts as zero; zero times an infinity that is present for all inputs does not.
         """
         if value.index in self._infinite:
             return False
@@ -181,7 +181,7 @@ class Constants:
         return data is None or is_finite(data)
 
     def _cleaned(self, array: Tensor) -> Tensor:
-        """What a rule passes on as it got it is clean already."""
+        """Clean an array once; arrays that a rule passes on unchanged are clean already."""
         if id(array) not in self._tidy:
             array = _clean(array)
             self._tidy.add(id(array))
@@ -196,7 +196,7 @@ class Constants:
         return found
 
     def assume(self, value: Value, array: Tensor) -> None:
-        """Say what is known of a value that no call makes: a compact float64 array, NaN where it varies."""
+        """Set the constants of a value that no node produces: a compact float64 array, NaN where it varies."""
         self._sources[value.index] = array
 
     def _source(self, value: Value) -> Tensor:
@@ -206,7 +206,7 @@ class Constants:
             data = self._stored[value.name].detach()
             if data.is_meta:
                 return torch.where(self.zero(value), 0.0, math.nan).double()
-            if data.is_complex():  # of complex numbers only zeros are known
+            if data.is_complex():  # only the zeros of complex numbers are tracked
                 data = torch.where(data == 0, 0.0, math.nan)
             data = data.to("cpu", torch.float64)
             mask = None if self._masks is None else self._masks.get(value.name)
@@ -221,7 +221,7 @@ class Constants:
         return along(self[value], dim, value.shape[dim])
 
     def zero(self, value: Value) -> Tensor:
-        """Return a compact bool array: where the value is certainly zero, and stays so while training."""
+        """Return a compact bool array: where the value is certainly zero and stays zero during training."""
         if value.name is None:
             return self[value] == 0
         data = self._stored[value.name].detach()
@@ -233,7 +233,7 @@ class Constants:
         return (data == 0).cpu()
 
     def only_zeros(self, value: Value) -> bool:
-        """Whether a value, stored nowhere, is zero wherever it does not vary: then so is much that is made of it."""
+        """Whether a value is not stored, and zero wherever it does not vary; many results are then zero, too."""
         array = self[value]
         found = self._zeros.get(value.index)
         if found is None:
@@ -242,7 +242,7 @@ class Constants:
         return found
 
     def links(self, c: Contraction) -> Links:
-        """Return which input has a weight that is not zero on which output."""
+        """Return which inputs have a nonzero weight to which outputs."""
         key = (c.weight.index, c.transposed)
         found = self._links.get(key)
         if found is None:
@@ -250,7 +250,7 @@ class Constants:
         return found
 
     def magnitude(self, c: Contraction) -> Tensor:
-        """Return the L1 norm of the weights of each output, masked or not: float64, (groups * outputs,)."""
+        """Return the L1 norm of the weights of each output, ignoring masks: float64, (groups * outputs,)."""
         name = c.weight.name
         weight = self[c.weight].expand(c.weight.shape) if name is None else self._stored[name].detach()
         if weight.is_meta:
@@ -258,32 +258,32 @@ class Constants:
         return c.canonical(weight.abs().double().cpu()).sum((2, 3)).reshape(-1)
 
     def magnitude_along(self, value: Value, dim: int) -> Tensor:
-        """Return the L1 norm of a stored value at each index of a dimension, masked or not: float64."""
+        """Return the L1 norm of a stored value at each index of a dimension, ignoring masks: float64."""
         data = self._stored[value.name or ""].detach()
         if data.is_meta:
             return torch.ones(value.shape[dim], dtype=torch.float64)
         return data.abs().double().cpu().movedim(dim, 0).reshape(value.shape[dim], -1).sum(1)
 
     def is_parameter(self, value: Value) -> bool:
-        """Whether a value is a parameter, not a buffer."""
+        """Whether a value is a parameter rather than a buffer."""
         return value.name in self._parameters
 
     def has_profile(self, value: Value) -> bool:
-        """Whether the value's constants hold only up to one common map over positions."""
+        """Whether the value's constants hold only up to a shared map over positions."""
         self._on_demand(value)
         return value.index in self._profiles
 
     def mark_profile(self, value: Value) -> None:
-        """Say that the value's constants hold only up to one common map over positions."""
+        """Declare that the value's constants hold only up to a shared map over positions."""
         self._profiles.add(value.index)
 
     def bordered(self, node: Node, c: Contraction) -> bool:
-        """Whether constants differ from place to place where a contraction reads them, at some size of the input."""
+        """Whether constants differ between positions where a contraction reads them, at any size of the input."""
         follows = any(name == "padding" for name, _ in self.amounts.at(node))
         return c.bordered or follows or self.has_profile(c.input)
 
     def plain(self, value: Value) -> Tensor:
-        """Return the array of a value for ops that do not keep a common map: what is not zero varies then."""
+        """Return the array of a value for ops that do not preserve a profile, for which all but zeros varies."""
         array = self[value]
         return torch.where(array == 0, array, math.nan) if self.has_profile(value) else array
 
@@ -293,7 +293,7 @@ def _varies(value: Value) -> Tensor:
 
 
 def _clean(array: Tensor) -> Tensor:
-    """Compact; what is not finite is nothing to compute with."""
+    """Compact an array, with NaN in place of infinities."""
     array = array.to(torch.float64)
     if np.isinf(array.numpy()).any():
         array = torch.where(array.isfinite(), array, math.nan)
@@ -301,7 +301,7 @@ def _clean(array: Tensor) -> Tensor:
 
 
 def varies_where(unknown: Sequence[Tensor], result: Tensor) -> Tensor:
-    """Return ``result`` with NaN where any of the operands is NaN (comparisons and clamps would hide it)."""
+    """Return ``result`` with NaN where any operand is NaN, which comparisons and clamps would hide."""
     for operand in unknown:
         result = torch.where(operand.isnan(), math.nan, result)
     return result

@@ -1,6 +1,6 @@
-"""What must hold between slots beyond "these go together": counts that agree, and layers that keep something.
+"""Constraints between slots beyond ties: numbers of kept slots that have to agree, layers that must not become empty.
 
-A constraint only ever asks to keep more, so that a closure over all of them ends.
+A constraint only ever requires more slots to be kept, so computing a closure over all of them terminates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Constraint", "Equal", "Fewer", "Grouped", "Multiple", "NonEmpty", "c
 
 
 def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
-    """Return the best removed labels of each row, as many as the row is short of, flat."""
+    """Return the removed labels of each row with the highest scores, as many as the row is short of, flat."""
     rank = score[labels].masked_fill(kept, -torch.inf).argsort(dim=1, descending=True, stable=True)
     wanted = torch.arange(labels.size(1)) < short.clamp(min=0)[:, None]
     return labels.gather(1, rank)[wanted]
@@ -23,33 +23,33 @@ def _fill(labels: Tensor, kept: Tensor, short: Tensor, score: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Constraint:
-    """Base: ``missing`` returns slots to keep in addition, empty where the constraint holds."""
+    """Base class; ``missing`` returns slots that have to be kept in addition, empty if the constraint holds."""
 
     def holds(self, keep: Tensor) -> bool:
-        """Whether nothing is missing."""
+        """Whether the kept slots satisfy the constraint."""
         raise NotImplementedError
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Return the slots that have to be kept too.
+        """Return the slots that have to be kept in addition.
 
         Args:
             keep: bool per slot.
-            score: importance per slot; where there is a choice the higher one is kept.
+            score: importance per slot; higher scores are kept first.
         """
         raise NotImplementedError
 
     def resolve(self, roots: Tensor) -> Constraint:
-        """Return the constraint on representatives."""
+        """Return the constraint with representatives in place of slots."""
         raise NotImplementedError
 
     def sites(self) -> list[Tensor]:
-        """Return the label sets that a slot must be told apart by: equal numbers go from each."""
+        """Return label sets that divide slots into groups of their own, because each set loses equally many."""
         return []
 
 
 @dataclass(frozen=True, eq=False)
 class NonEmpty(Constraint):
-    """At least one of the slots stays: a layer keeps an output."""
+    """At least one of the slots is kept, so that a layer keeps an output."""
 
     labels: Tensor
 
@@ -58,19 +58,19 @@ class NonEmpty(Constraint):
         return bool(keep[self.labels].any())
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Ask for the best slot where none is kept."""
+        """Return the slot with the highest score if none is kept."""
         if self.holds(keep):
             return self.labels[:0]
         return self.labels[score[self.labels].argmax()][None]
 
     def resolve(self, roots: Tensor) -> NonEmpty:
-        """Return the constraint on representatives."""
+        """Return the constraint with representatives in place of slots."""
         return replace(self, labels=roots[self.labels].unique())
 
 
 @dataclass(frozen=True, eq=False)
 class Equal(Constraint):
-    """The rows keep equally many: the pieces of a chunk.
+    """All rows keep equally many slots, such as the pieces of a chunk.
 
     Attributes:
         rows: labels, shape (pieces, size).
@@ -79,87 +79,87 @@ class Equal(Constraint):
     rows: Tensor
 
     def holds(self, keep: Tensor) -> bool:
-        """Whether the rows keep equally many, and something."""
+        """Whether the rows keep equally many slots, and at least one."""
         low, high = keep[self.rows].sum(1).aminmax()
         return bool(low == high) and bool(low > 0)
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Ask for more in the rows that keep fewer than the fullest."""
+        """Return slots to add to each row that keeps fewer than the fullest."""
         kept = keep[self.rows]
         count = kept.sum(1)
         return _fill(self.rows, kept, count.max().clamp(min=1) - count, score)
 
     def resolve(self, roots: Tensor) -> Equal:
-        """Return the constraint on representatives."""
+        """Return the constraint with representatives in place of slots."""
         return replace(self, rows=roots[self.rows])
 
     def sites(self) -> list[Tensor]:
-        """Each piece is a site."""
+        """Return each piece as a site."""
         return list(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Fewer(Constraint):
-    """Less is kept of some slots than of others: a projection of recurrent units is known by its being smaller.
+    """Fewer of some slots are kept than of others; torch recognises a recurrent projection by its smaller size.
 
     Attributes:
         few: labels, shape (few,).
-        many: labels, shape (many,), of which there are more.
+        many: labels, shape (many,), which are more.
     """
 
     few: Tensor
     many: Tensor
 
     def holds(self, keep: Tensor) -> bool:
-        """Whether fewer of the few are kept than of the many."""
+        """Whether fewer of ``few`` are kept than of ``many``."""
         return int(keep[self.few].sum()) < int(keep[self.many].sum())
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Ask for more of the many."""
+        """Return slots to add to ``many``."""
         kept = keep[self.many][None]
         return _fill(self.many[None], kept, keep[self.few].sum() + 1 - kept.sum(1), score)
 
     def resolve(self, roots: Tensor) -> Fewer:
-        """Return the constraint on representatives."""
+        """Return the constraint with representatives in place of slots."""
         return replace(self, few=roots[self.few], many=roots[self.many])
 
 
 @dataclass(frozen=True, eq=False)
 class Multiple(Constraint):
-    """A multiple of a number is kept: rows of a matrix that a kernel wants in whole steps.
+    """The number of kept channels is a multiple, as a kernel requires of the rows of a matrix.
 
     Attributes:
         labels: one per channel; channels may share labels.
-        step: what their number is a multiple of.
+        step: divisor of the number of channels.
     """
 
     labels: Tensor
     step: int
 
     def holds(self, keep: Tensor) -> bool:
-        """Whether a multiple is kept, and something."""
+        """Whether a positive multiple is kept."""
         kept = int(keep[self.labels].sum())
         return kept > 0 and kept % self.step == 0
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Ask for as many more as are short."""
+        """Return as many slots as are missing from the next multiple."""
         kept = keep[self.labels][None]
         count = kept.sum(1)
         return _fill(self.labels[None], kept, (-count) % self.step + self.step * (count == 0), score)
 
     def resolve(self, roots: Tensor) -> Multiple:
-        """Return the constraint on representatives."""
+        """Return the constraint with representatives in place of slots."""
         return replace(self, labels=roots[self.labels])
 
 
 @dataclass(frozen=True, eq=False)
 class Grouped(Constraint):
-    """A grouped convolution: its groups keep equally many inputs and equally many outputs, or go as a whole.
+    """Groups of a convolution keep equally many inputs and equally many outputs, or are removed as a whole.
 
     Attributes:
-        inputs: labels, shape (groups, inputs per group), or None where the input cannot shrink.
+        inputs: labels, shape (groups, inputs per group), or None if the input cannot be narrowed.
         outputs: labels, shape (groups, outputs per group).
-        removable: whether whole groups may go.
+        removable: whether whole groups can be removed.
     """
 
     inputs: Tensor | None
@@ -167,7 +167,7 @@ class Grouped(Constraint):
     removable: bool
 
     def _rows(self, keep: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return which groups stay, and which inputs and outputs each group keeps."""
+        """Return which groups are kept, and which inputs and outputs each group keeps."""
         kept = [keep[labels] for labels in (self.inputs, self.outputs) if labels is not None]
         active = torch.stack([rows.any(1) for rows in kept]).any(0)
         if self.inputs is None or not self.removable:
@@ -177,13 +177,13 @@ class Grouped(Constraint):
         return active, kept
 
     def holds(self, keep: Tensor) -> bool:
-        """Whether the groups that stay keep equally many inputs, and equally many outputs."""
+        """Whether kept groups keep equally many inputs, and equally many outputs."""
         active, kept = self._rows(keep)
         ranges = [rows.sum(1)[active].aminmax() for rows in kept]
         return all(bool(low == high) and bool(low > 0) for low, high in ranges)
 
     def missing(self, keep: Tensor, score: Tensor) -> Tensor:
-        """Ask for more in the groups that stay and keep fewer than the fullest."""
+        """Return slots to add to kept groups that keep fewer than the fullest."""
         active, rows = self._rows(keep)
         asked = []
         for labels, kept in zip((x for x in (self.inputs, self.outputs) if x is not None), rows, strict=True):
@@ -193,23 +193,23 @@ class Grouped(Constraint):
         return torch.cat(asked)
 
     def resolve(self, roots: Tensor) -> Grouped:
-        """Return the constraint on representatives."""
+        """Return the constraint with representatives in place of slots."""
         inputs = None if self.inputs is None else roots[self.inputs]
         return replace(self, inputs=inputs, outputs=roots[self.outputs])
 
     def sites(self) -> list[Tensor]:
-        """Each group's inputs and outputs are sites; a single input goes with its whole group, whatever others do."""
+        """Return each group's inputs and outputs as sites; a single input is removed with its group, independently."""
         whole = self.inputs is None or self.inputs.size(1) == 1 and self.removable
         return [*([] if self.inputs is None or whole else self.inputs), *self.outputs]
 
 
 def closed(constraints: Sequence[Constraint], keep: Tensor, score: Callable[[], Tensor]) -> Tensor:
-    """Keep more, in place, until all constraints hold.
+    """Keep more slots, in place, until all constraints hold.
 
     Args:
         constraints: on representatives.
         keep: bool per slot.
-        score: is asked for the importance of slots where there is a choice.
+        score: returns the importance of slots; called only when there is a choice.
     """
     while True:
         before = int(keep.sum())

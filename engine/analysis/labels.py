@@ -1,4 +1,4 @@
-"""What the label rules write to: slots of every tensor, constraints between slots, and what is frozen."""
+"""Label arrays of every value, written by rules: slots, ties and constraints between them, and frozen slots."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Labels", "is_made_of"]
 
 
 class Labels:
-    """What the rules write to: per value a list of layers, each a compact int64 array of slots.
+    """Label arrays ("layers") per value: a list of compact int64 arrays of slots.
 
-    An entry of a tensor goes when the slot of any of its layers goes. An activation's layers touch different
-    dimensions; a stored weight may have one layer over (outputs, inputs) beside one over outputs.
+    An entry of a tensor is removed when its slot in any of the layers is removed. The layers of an activation span
+    different dimensions; a stored weight may have one layer over (outputs, inputs) and another over outputs.
     """
 
     def __init__(self, graph: Graph, rules: Registry) -> None:
@@ -32,7 +32,7 @@ class Labels:
         self.slots = Slots()
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []
-        self.ragged: list[Tensor] = []  # rows that keep equally many, so that a tensor of them need be no product
+        self.ragged: list[Tensor] = []  # rows that keep equally many slots; tensors made of them need not be products
         self._layers: dict[int, list[Tensor]] = {}
         self._same: dict[int, Value] = {}
         self._meetings: list[tuple[Tensor, Tensor]] = []
@@ -48,14 +48,14 @@ class Labels:
         return self._layers.setdefault(self._same.get(value.index, value).index, [])
 
     def alias(self, value: Value, source: Value) -> None:
-        """Say that a value has the slots of another one, whatever comes to light about either from now on."""
+        """Give a value the slots of another one, including those that either receives later."""
         self._same[value.index] = self._same.get(source.index, source)
 
     def _stored(self, value: Value) -> bool:
         return self._same.get(value.index, value).stored
 
     def claim(self, value: Value) -> None:
-        """Give a stored value fresh slots along each dimension that has none yet (its first use in a point-wise op)."""
+        """Give a stored value fresh slots along each dimension without any (on first use in a point-wise op)."""
         if self._stored(value):
             covered = {d for layer in self.layers(value) for d in support(layer)}
             for layer in self.fresh(value, sorted(set(range(value.ndim)) - covered)):
@@ -71,7 +71,7 @@ class Labels:
         return made
 
     def along(self, value: Value, dim: int) -> Tensor | None:
-        """Return the slots along one dimension, shape ``(size,)``, tied over whatever else they depend on, or None."""
+        """Return the slots along one dimension, shape ``(size,)``, tied over all others that they span, or None."""
         found: Tensor | None = None
         for layer in self.layers(value):
             touched = support(layer)
@@ -83,29 +83,29 @@ class Labels:
         return found
 
     def amounts(self, node: Node) -> frozenset[Place]:
-        """Return where the arguments of a node hold numbers that follow a size which is no channel."""
+        """Return the positions of a node's numeric arguments that change with the size of the input."""
         return amounts_of(node, self._is_channel)
 
     def _is_channel(self, value: Value, dim: int) -> bool:
         return any(dim in support(layer) and self.can_go(layer) for layer in self.layers(value))
 
     def can_go(self, layer: Tensor) -> bool:
-        """Whether some of the slots are outputs of a contraction so far; nothing else is ever removed."""
+        """Whether some of the slots are outputs of a contraction so far; no other slots are ever removed."""
         while self._marked < len(self.born):
             self.slots.mark(self.born[self._marked])
             self._marked += 1
         return bool(self.slots.marked(layer).any())
 
     def _row(self, layer: Tensor) -> Tensor:
-        """Flatten a layer: the same object for the same layer, so that whatever takes it is known to share it."""
+        """Flatten a layer, always to the same object, so that sharing can be detected by identity."""
         if layer.ndim == 1:
             return layer
         if id(layer) not in self._rows:
-            self._rows[id(layer)] = (layer, layer.reshape(-1))  # the layer is kept, for its identity
+            self._rows[id(layer)] = (layer, layer.reshape(-1))  # the layer is kept for its identity
         return self._rows[id(layer)][1]
 
     def without(self, value: Value, dims: Sequence[int], reason: str) -> list[Tensor]:
-        """Return the value's layers so that none depends on ``dims``; what only depends on them is frozen."""
+        """Return the value's layers tied along ``dims``; slots that span only these dimensions are frozen."""
         kept = []
         for layer in self.layers(value):
             touched = support(layer)
@@ -116,7 +116,7 @@ class Labels:
         return kept
 
     def tie(self, layer: Tensor, dims: Iterable[int]) -> Tensor:
-        """Tie the slots of a layer along dimensions, and return it without them."""
+        """Tie the slots of a layer along dimensions, and return it with size 1 along these."""
         for dim in dims:
             self.slots.union(layer, layer.narrow(dim, 0, 1))
             layer = layer.narrow(dim, 0, 1)
@@ -125,10 +125,10 @@ class Labels:
     # ------------------------------------------------------------------ writing
 
     def add(self, value: Value, layer: Tensor) -> None:
-        """Say that a value has this layer; it is tied to what the value has along the same dimensions.
+        """Add a layer to a value and tie it to the value's other slots along the same dimensions.
 
         Raises:
-            RuleError: where it does not fit the value.
+            RuleError: if the layer does not fit the value.
         """
         if layer.ndim != value.ndim or any(layer.shape[d] not in (1, n) for d, n in enumerate(value.shape)):
             raise RuleError(f"Slots of shape {tuple(layer.shape)} do not fit {value!r}; its op's rule is wrong.")
@@ -149,7 +149,7 @@ class Labels:
         elif len(met) == 1 and touched < set(support(met[0])):
             self._meetings.append((met[0], layer))
         elif shared := touched.intersection(*(support(other) for other in met)):
-            # What each has for itself is tied: of attention between the channels of a head, whole heads go.
+            # Tie what each has for itself: in attention between the channels of a head, whole heads are removed.
             tied = [self.tie(array, set(support(array)) - shared) for array in (*met, layer)]
             have[:] = [other for other in have if all(other is not m for m in met)] + tied[:1]
             for array in tied[1:]:
@@ -159,7 +159,7 @@ class Labels:
                 self.slots.freeze(array, f"its axes overlap in {value!r}")
 
     def hold(self, value: Value, dims: Collection[int], reason: str) -> None:
-        """Say that sizes along some dimensions never change; what touches others too may go along those."""
+        """Fix the sizes along some dimensions; slots that also span others can still be removed along those."""
         for layer in self.layers(value):
             touched = support(layer)
             if set(touched) <= set(dims):
@@ -173,20 +173,20 @@ class Labels:
             self.add(target, layer)
 
     def freeze(self, value: Value, reason: str) -> None:
-        """Freeze everything that a value has, and each dimension of a stored value that has nothing yet."""
+        """Freeze all slots of a value, and each dimension of a stored value that has none yet."""
         self.claim(value)
         for layer in self.layers(value):
             self.slots.freeze(layer, reason)
 
     def per_channel(self, value: Value, channels: Tensor | None) -> None:
-        """Say that a stored vector has one entry per channel; without slots its size never changes."""
+        """Give a stored vector one slot per channel; without slots its size is fixed."""
         if channels is None:
             self.fix(value, value.ndim - 1)
         else:
             self.add(value, channels)
 
     def fix(self, value: Value, dim: int) -> None:
-        """Say that the size along a dimension never changes."""
+        """Fix the size along a dimension."""
         if value.shape[dim] > 1:
             shape = [value.shape[d] if d == dim else 1 for d in range(value.ndim)]
             if (known := self._fixed.get(tuple(shape))) is None:
@@ -194,7 +194,7 @@ class Labels:
             self.add(value, known)
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
-        """Return the output slots of a contraction's weight, (groups, outputs); None for an unknown computed weight."""
+        """Return the output slots of a contraction's weight, (groups, outputs); None if it is computed without any."""
         known = self._outputs.get((c.weight.index, c.transposed))
         if known is not None:
             return known
@@ -204,14 +204,14 @@ class Labels:
                 return None
             labels = self.slots.new(c.groups * c.outputs)
         self._outputs[c.weight.index, c.transposed] = labels = labels.view(c.groups, c.outputs)
-        if c.depthwise or not (c.transposed and c.groups > 1 and c.outputs == 1):  # else the rows go with the inputs
+        if c.depthwise or not (c.transposed and c.groups > 1 and c.outputs == 1):  # else rows follow the inputs
             self.add(c.weight, c.layout(labels[:, :, None]))
         self.born.append(labels.reshape(-1))
         self.constraints.append(NonEmpty(labels.reshape(-1)))
         return labels
 
     def settled(self, layer: Tensor) -> Tensor:
-        """Drop dimensions along which all slots are tied, but never the last one."""
+        """Drop dimensions along which all slots are tied, except the last one."""
         touched = support(layer)
         if len(touched) > 1:
             root = self.slots.find(layer)
@@ -221,12 +221,13 @@ class Labels:
         return layer
 
     def settle_meetings(self) -> None:
-        """Decide, where slots over (heads, entries) met slots over entries alone, what goes: rows or columns.
+        """Decide between rows and columns where slots over (heads, entries) met slots over entries alone.
 
-        Rows go as a whole where the entries are tied within each row or have to stay; else an entry goes in all rows.
+        Rows are removed as a whole if the entries within each row are tied or frozen; otherwise an entry is removed
+        from all rows.
         """
         keys = [tuple((layer.shape, self._roots(layer)) for layer in pair) for pair in self._meetings]
-        distinct = dict(zip(keys, self._meetings, strict=True))  # a block that is called again meets the same again
+        distinct = dict(zip(keys, self._meetings, strict=True))  # repeated calls of a block meet alike
         settled = [self._by_rows(joint, single) for joint, single in distinct.values()]
         waiting = [pair for pair, done in zip(distinct.values(), settled, strict=True) if not done]
         for apart in self._separate(waiting) if waiting else ():
@@ -243,7 +244,7 @@ class Labels:
         return tuple(self.slots.find(layer).reshape(-1).tolist())
 
     def _separate(self, meetings: list[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:
-        """Return meetings in sets that have no slots in common, so that what one decides is nothing to another."""
+        """Partition meetings into sets without common slots, which can be decided independently."""
         parts = Slots()
         position = {
             root: i for i, root in enumerate(dict.fromkeys(r for pair in meetings for r in self._members(pair)))
@@ -284,7 +285,7 @@ class Labels:
                     self._rectangle(layer)
 
     def is_ragged(self, layer: Tensor) -> bool:
-        """Whether a layer is made of whole rows that keep equally many, each its own."""
+        """Whether a layer consists of whole rows that keep equally many slots, but not necessarily the same ones."""
         if not self.ragged or len(support(layer)) < 2:
             return False
         return is_made_of(
@@ -294,7 +295,7 @@ class Labels:
     def _rectangle(self, layer: Tensor) -> None:
         while len(support(layer)) > 1:
             root = self.slots.find(layer)
-            root = torch.where(self.slots.frozen(root), FROZEN, root)  # what stays anyway is all alike
+            root = torch.where(self.slots.frozen(root), FROZEN, root)  # frozen slots are all alike
             free = [d for d in support(root) if not (root == root.narrow(d, 0, 1)).all()]
             if len(free) < 2:
                 return
@@ -303,5 +304,5 @@ class Labels:
 
 
 def is_made_of(rows: Collection[tuple[int, ...]], layer: Tensor) -> bool:
-    """Whether the rows of a layer along its last dimension are all among some rows."""
+    """Whether all rows of a layer along its last dimension are among the given rows."""
     return all(tuple(row) in rows for row in layer.reshape(-1, layer.size(support(layer)[-1])).tolist())

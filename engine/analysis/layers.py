@@ -1,4 +1,4 @@
-"""The layers of all values in one array: one look at a choice of slots tells what stays of each of them."""
+"""Label arrays of all values in one array, so that a single lookup evaluates a choice of slots for all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Layers"]
 
 
 class Layers:
-    """Layers side by side; values that share a layer share its place.
+    """Concatenated label arrays; values that share a layer share its position.
 
     Args:
-        layers: per value index its layers, which must be kept alive: they are told apart by identity.
+        layers: layers by value index; they have to be kept alive, since they are compared by identity.
 
     Example:
         >>> layers = Layers({0: (torch.tensor([[1, 2, 3]]),), 1: (torch.tensor([4, 5]),)})
@@ -46,19 +46,19 @@ class Layers:
             self._plain[index] = tuple((touched[0], place) for touched, place in found) if plain else None
 
     def of(self, index: int) -> tuple[tuple[int, int], ...] | None:
-        """Return (dimension, place) of each layer of a value; None where dimensions hang together."""
+        """Return (dimension, position) of each layer of a value; None if a layer spans several dimensions."""
         return self._plain.get(index, ())
 
     def touched(self, index: int) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """Return (dimensions, place) of each layer of a value."""
+        """Return (dimensions, position) of each layer of a value."""
         return self._all.get(index, ())
 
     def look(self, chosen: Tensor) -> Tensor:
-        """Return, for all layers side by side, which entries are chosen."""
+        """Return which entries are chosen, concatenated over all layers."""
         return chosen[self._slots]
 
     def counts(self, looked: Tensor) -> list[int]:
-        """Return how many entries of each layer are chosen."""
+        """Return the number of chosen entries of each layer."""
         total = np.cumsum(looked.numpy(), dtype=np.int64)
         upto: npt.NDArray[np.int64] = np.concatenate([[0], total])[self._ends]
         return np.diff(upto, prepend=0).tolist()

@@ -1,7 +1,7 @@
-"""Which inputs of a contraction have a weight that is not zero on which outputs.
+"""The nonzero pattern of a contraction's weight: which inputs are linked to which outputs.
 
-Masks of whole channels make this pattern the same along outputs or inputs; it is kept, and computed with, in that
-compact form, so that its cost does not grow with the weights.
+Masks of whole channels make this pattern constant along outputs or inputs. It is stored and evaluated in compact form,
+so that its cost does not grow with the weights.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """The non-zero pattern of a weight.
+    """The nonzero pattern of a weight.
 
     Attributes:
-        pattern: bool, (groups, outputs, inputs) or of size 1 along what it does not depend on.
+        pattern: bool, (groups, outputs, inputs), of size 1 along dimensions that it does not depend on.
         shape: (groups, outputs per group, inputs per group).
 
     Example:
@@ -41,10 +41,10 @@ class Links:
 
     @classmethod
     def of(cls, c: Contraction, nonzero: Tensor) -> Links:
-        """Read the pattern off a compact bool array in the weight's layout."""
+        """Build the pattern from a compact bool array in the weight's layout."""
         for _ in range(c.stacked):
             nonzero = nonzero.any(0)
-        if nonzero.ndim > 2:  # the largest byte of a kernel is found twice as fast as any true one
+        if nonzero.ndim > 2:  # the maximum of a kernel's bytes takes half the time of any()
             kernel = nonzero.flatten(2)
             nonzero = kernel[..., 0] if kernel.size(-1) == 1 else kernel.view(torch.uint8).amax(-1).bool()
         return cls(c.compact(nonzero), (c.groups, c.outputs, c.inputs))
@@ -58,21 +58,21 @@ class Links:
         return _full(_any(self.pattern.numpy(), outputs[:, :, None], 1), self.shape[::2])
 
     def outputs(self) -> Tensor:
-        """Return which outputs have a link at all: bool, (groups, outputs)."""
+        """Return which outputs have any link: bool, (groups, outputs)."""
         return self.pattern.any(2).expand(self.shape[:2])
 
     def dense(self) -> Tensor:
-        """Return the pattern in full: bool, (groups, outputs, inputs)."""
+        """Return the expanded pattern: bool, (groups, outputs, inputs)."""
         return self.pattern.expand(self.shape)
 
 
 def _full(found: Bools, shape: tuple[int, ...]) -> Bools:
-    """Repeat where the pattern is the same along a dimension."""
+    """Expand where the pattern is constant along a dimension."""
     return found if found.shape == shape else np.array(np.broadcast_to(found, shape))
 
 
 def _any(pattern: Bools, row: Bools, dim: int) -> Bools:
-    """``(pattern & row).any(dim)``, without the outer product where the pattern is the same along ``dim``."""
+    """``(pattern & row).any(dim)``, without the outer product where the pattern is constant along ``dim``."""
     if pattern.shape[dim] == 1:
         return pattern.squeeze(dim) & row.any(dim)
     return np.asarray((pattern & row).any(dim))

@@ -1,4 +1,4 @@
-"""Graph + rules -> slot labels of every tensor, the constraints between slots, and what is frozen, with reasons."""
+"""Propagate slot labels through a graph by its rules: labels, constraints, and frozen slots with reasons."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["Labels", "Structure", "propagate", "resolve"]
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """How the axes of a model hang together.
+    """Slots of a model, and how they are tied.
 
     Attributes:
         graph, rules: what it was derived from.
-        layers: per value index its layers, entries being representatives.
+        layers: value index -> its label arrays, whose entries are representatives.
         constraints: on representatives.
         roots: representative of each slot.
-        frozen: per slot, whether it may not go.
-        born: per slot, whether it is an output of a contraction; nothing else is ever removed.
-        slots: the union-find, for reasons.
-        unsafe: per slot, whether a size written in the code does not follow when it goes.
-        ragged: rows that keep equally many, each its own; tensors of them are no products.
+        frozen: per slot, whether it must not be removed.
+        born: per slot, whether it is an output of a contraction; no other slots are ever removed.
+        slots: the union-find, which holds the reasons.
+        unsafe: per slot, whether removing it breaks a size written in the code.
+        ragged: rows that keep equally many slots, but not the same ones; tensors of them are not products.
     """
 
     graph: Graph
@@ -51,7 +51,7 @@ class Structure:
     ragged: frozenset[tuple[int, ...]] = frozenset()
 
     def of(self, value: Value) -> tuple[Tensor, ...]:
-        """Return the layers of a value."""
+        """Return the label arrays of a value."""
         return self.layers.get(value.index, ())
 
     def along(self, value: Value, dim: int) -> Tensor | None:
@@ -60,7 +60,7 @@ class Structure:
             touched = support(layer)
             if dim in touched:
                 if self.ragged and dim != touched[-1] and is_made_of(self.ragged, layer):
-                    continue  # every row keeps something
+                    continue  # every row keeps a slot
                 for other in touched:
                     layer = layer if other == dim else layer.narrow(other, 0, 1)
                 return layer.reshape(-1)
@@ -68,7 +68,7 @@ class Structure:
 
     @functools.cached_property
     def amounts(self) -> Amounts:
-        """The numbers among arguments that follow a size which is no number of a layer's outputs."""
+        """Numeric arguments that depend on a size other than a number of a layer's outputs."""
         return Amounts.of(self.graph, self._is_channel)
 
     def _is_channel(self, value: Value, dim: int) -> bool:
@@ -76,22 +76,22 @@ class Structure:
         return slots is not None and bool(self.born[slots].any())
 
     def free(self) -> Tensor:
-        """Return a bool per slot: a representative that may go as far as the structure is concerned."""
+        """Return a bool per slot: representatives that the structure allows to be removed."""
         return ~self.frozen & self.born & (self.roots == torch.arange(len(self.roots)))
 
     @functools.cached_property
     def table(self) -> Layers:
-        """All layers in one array."""
+        """All label arrays, concatenated."""
         return Layers(self.layers)
 
     @functools.cached_property
     def magnitudes(self) -> Mapping[int, Value]:
-        """What masks of a computed weight's outputs go to, by index of the weight (weight norm)."""
+        """Index of a computed weight -> the scales that masks of its outputs apply to (weight norm)."""
         return {c.weight.index: scale for c, (scale, _, dim) in self._scaled if dim == c.transposed}
 
     @functools.cached_property
     def unmasked(self) -> frozenset[tuple[int, int]]:
-        """(index, dimension) of stored values that masks leave alone there: directions, and scales of what is read."""
+        """(index, dimension) of stored values that such masks leave alone: directions, and the scales of inputs."""
         directions = ((direction.index, dim) for _, (_, direction, dim) in self._scaled)
         return frozenset((*directions, *((s.index, dim) for c, (s, _, dim) in self._scaled if dim != c.transposed)))
 
@@ -106,13 +106,13 @@ class Structure:
 
     @functools.cached_property
     def tables(self) -> frozenset[int]:
-        """Indices of stored values that an op other than a contraction puts channels out from: embeddings."""
+        """Indices of stored values from which an op other than a contraction produces channels: embeddings."""
         put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.rule(n.op).produces(n)))
         return frozenset(v.index for node in put_out for v in node.inputs if v.stored)
 
     @functools.cached_property
     def attributes(self) -> list[tuple[Node, Mapping[str, int]]]:
-        """The nodes whose sizes are attributes of their module, with these attributes as recorded."""
+        """Nodes whose sizes are attributes of their module, with these attributes as recorded."""
         found: list[tuple[Node, Mapping[str, int]]] = []
         for node in self.graph.nodes:
             asked = self.rules.rule(node.op).attributes(node, lambda value: value.shape)
@@ -123,7 +123,7 @@ class Structure:
         return found
 
     def contractions(self) -> list[tuple[Node, Contraction]]:
-        """Return the nodes that contract channels with a weight."""
+        """Return the nodes that contract channels with a weight, with their contractions."""
         return self._contractions
 
     @functools.cached_property
@@ -132,7 +132,7 @@ class Structure:
 
 
 def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
-    """Return the layers of values by index, with representatives; a layer that values share stays shared."""
+    """Return the layers of values by index, with representatives; shared layers stay shared."""
     known: dict[int, Tensor] = {}
     found: dict[int, tuple[Tensor, ...]] = {}
     for value in labels.graph.values:
@@ -146,7 +146,7 @@ def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
 
 
 def resolve(labels: Labels) -> Structure:
-    """Return what the labels say once no more are added."""
+    """Return the structure described by labels that are complete."""
     roots = labels.slots.roots()
     frozen = labels.slots.frozen(roots)
     born = torch.zeros(len(roots), dtype=torch.bool)
@@ -167,9 +167,9 @@ def resolve(labels: Labels) -> Structure:
 
 
 def _beside_missed(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Yield what runs in modules of a list of which others did not, where the data decide which: experts of a mixture.
+    """Yield nodes in those modules of a list that ran, where the data decide which ones run: experts of a mixture.
 
-    What these read, and put out, is not known; their parameters would stay as they are.
+    The inputs and outputs of the modules that did not run are unknown, and their parameters would not be narrowed.
     """
     containers = {name for name, kind in graph.types.items() if issubclass(kind, (nn.ModuleList, nn.ModuleDict))}
     own = {name: parts for name in graph.aliases if (parts := _inside(name, containers))} if graph.decided else {}
@@ -181,14 +181,14 @@ def _beside_missed(graph: Graph) -> Iterator[tuple[Node, str]]:
 
 
 def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
-    """Return (container, key) for each container that a name lies in."""
+    """Return (container, key) for each container that contains a name."""
     parts = name.split(".")
     found = ((".".join(parts[:i]), parts[i]) for i in range(len(parts) - 1))
     return [(container, key) for container, key in found if container in containers]
 
 
 def _hold_amounts(node: Node, labels: Labels) -> None:
-    """Keep whole what a node takes an amount of that may follow from data."""
+    """Freeze the dimension along which a node takes an amount that may depend on data."""
     dim, reason = place_of(node), f"{node!r} takes an amount of it that may follow from what the code reads"
     for value in (*node.inputs, *node.outputs):
         if dim is None or value.ndim != node.inputs[0].ndim:
@@ -198,14 +198,14 @@ def _hold_amounts(node: Node, labels: Labels) -> None:
 
 
 def propagate(graph: Graph, rules: Registry) -> Structure:
-    """Derive the structure of a graph.
+    """Propagate slot labels through a graph.
 
     Args:
         graph: the recorded program.
-        rules: what each op does to its axes; an op without a rule freezes the axes of its inputs and outputs.
+        rules: rules by op; an op without a rule freezes its inputs and outputs.
 
     Returns:
-        The labels of all values. Whatever reaches a model output is frozen.
+        The label arrays of all values. Slots that reach an output of the model are frozen.
 
     Example:
         >>> from torch import nn

@@ -1,7 +1,7 @@
-"""Slots: indices of parameter dimensions that may be removed, and the union-find that ties those which go together.
+"""Slots, indices of parameter dimensions that could be removed, and the union-find that ties them.
 
-A slot is an integer. Slot 0 stands for "not removable"; whatever is tied to it is frozen. Nothing but integers is known
-here.
+A slot is an integer. Slot 0 means "not removable"; any slot tied to it is frozen. This module deals with nothing but
+integers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        # The arrays are small and many: numpy's calls cost a third of torch's.
+        # The arrays are small and many; numpy calls cost a third of torch's.
         self._parent = np.zeros(1024, dtype=np.int64)
         self._reason = np.zeros(1024, dtype=np.int64)
         self._mark = np.zeros(1024, dtype=np.bool_)
@@ -73,7 +73,7 @@ class Slots:
         return root
 
     def union(self, a: Tensor, b: Tensor) -> None:
-        """Tie ``a`` and ``b`` element by element, after broadcasting. A tie to slot 0 freezes and does nothing else."""
+        """Tie ``a`` and ``b`` element by element, after broadcasting. A tie to slot 0 only freezes."""
         if a is not b:
             left, right = a.numpy(), b.numpy()
             if left.shape != right.shape:
@@ -92,14 +92,14 @@ class Slots:
                 return
             a, b, ra, rb = a[differ], b[differ], ra[differ], rb[differ]
             low, high = np.minimum(ra, rb), np.maximum(ra, rb)
-            # Several pairs may want to move the same root: the smallest wins, the loop ties the rest. Reasons and marks
-            # move along to every candidate: they end in one class anyway.
+            # Several pairs may try to move the same root: the smallest wins, the loop ties the rest. Reasons and marks
+            # move to every candidate, since all of them end up in one class.
             np.maximum.at(self._reason, low, self._reason[high])
             self._mark[low[self._mark[high]]] = True
             np.minimum.at(self._parent, high, low)
 
     def freeze(self, labels: Tensor, reason: str) -> None:
-        """Mark the classes of ``labels`` as not removable; a class that is frozen already keeps its reason."""
+        """Freeze the classes of ``labels``; a class that is already frozen keeps its reason."""
         self._reasons.append(reason)
         self._freeze_roots(self._find(labels.reshape(-1).numpy()), len(self._reasons) - 1)
 
@@ -107,7 +107,7 @@ class Slots:
         self._reason[root[self._reason[root] == 0]] = reason
 
     def frozen(self, labels: Tensor) -> Tensor:
-        """Return a bool tensor: which labels are not removable."""
+        """Return which labels are frozen, bool."""
         return torch.from_numpy(np.asarray(self._reason[self._find(labels.numpy())] != 0))
 
     def mark(self, labels: Tensor) -> None:
@@ -115,11 +115,11 @@ class Slots:
         self._mark[self._find(labels.numpy())] = True
 
     def marked(self, labels: Tensor) -> Tensor:
-        """Return a bool tensor: whose classes are marked."""
+        """Return which labels belong to a marked class, bool."""
         return torch.from_numpy(np.asarray(self._mark[self._find(labels.numpy())]))
 
     def why(self, labels: Tensor) -> str | None:
-        """Return the reason of the first frozen label, or None where none is frozen."""
+        """Return the reason of the first frozen label, or None if none is frozen."""
         reasons = self._reason[self._find(labels.reshape(-1).numpy())]
         known = reasons[reasons > 1]
         known = known if len(known) else reasons[reasons > 0]

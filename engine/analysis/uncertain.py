@@ -1,8 +1,8 @@
-"""Ops with numbers that may follow from data: what holds of them whatever these numbers are.
+"""Ops with numeric arguments that may depend on data: constants and use that hold for all values of these numbers.
 
-Once code has read a tensor, ``x * n`` or ``x[:, :n]`` may take another number at the next input. What is known of the
-result is what comes out for very different numbers alike; and along a dimension of which another amount may be taken,
-everything is used and nothing goes.
+Once code has read a tensor, the numbers in ``x * n`` or ``x[:, :n]`` may differ for the next input. Only entries that
+agree for very different numbers are constant; along a dimension of which another amount may be taken, everything is
+used and frozen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHERS: tuple[Callable[[float], float], ...] = (
 
 
 def _typed(node: Node, kinds: Sequence[str]) -> Iterator[str]:
-    """Yield the names of a node's arguments of some types."""
+    """Yield the names of a node's arguments that have one of the given schema types."""
     schema = getattr(node.target, "_schema", None)
     for argument in () if schema is None else schema.arguments:
         kind = str(argument.type)
@@ -41,18 +41,18 @@ def _typed(node: Node, kinds: Sequence[str]) -> Iterator[str]:
 
 
 def _scalars(node: Node, numbers: Numbers) -> list[str]:
-    """Return the arguments with which a node computes, and which hold one of the numbers."""
-    # where a tensor is expected a number may stand, too
+    """Return the arguments that enter the computation as scalars and contain one of the numbers."""
+    # a number may be passed where a tensor is expected
     values = {name: node.args[name] for name in _typed(node, ("number", "float", "Scalar", "complex", "Tensor"))}
     return [n for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and v in numbers]
 
 
 def amounts(node: Node, numbers: Numbers) -> list[str]:
-    """Return the arguments that say how many, how far or which, and which hold one of the numbers.
+    """Return the integer arguments (sizes, offsets, indices) that contain one of the numbers.
 
     Args:
         node: of a graph.
-        numbers: those that may follow from data.
+        numbers: numbers that may depend on data.
     """
     found, whole = [], [number for number in numbers if isinstance(number, int)]
     for name in _typed(node, ("int", "Int")) if whole else ():
@@ -65,7 +65,7 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
 
 
 def place_of(node: Node) -> int | None:
-    """Return the one dimension of a node's input that its amounts are taken along, or None."""
+    """Return the only dimension of a node's input that its integer arguments apply to, or None."""
     dim = node.args.get("dim")
     return dim % node.inputs[0].ndim if isinstance(dim, int) and node.inputs and node.inputs[0].ndim else None
 
@@ -76,13 +76,13 @@ def agreeing(
     compute: Callable[[Node], Sequence[Tensor] | None],
     known: Callable[[Value], Tensor],
 ) -> Sequence[Tensor] | None:
-    """Return what is known of a node's outputs whatever the numbers are, NaN where it depends on them.
+    """Return the constants of a node's outputs that hold for all values of the numbers, NaN elsewhere.
 
     Args:
         node: of a graph.
-        numbers: those that may follow from data.
-        compute: what is known for one choice of numbers.
-        known: what is known of its inputs.
+        numbers: numbers that may depend on data.
+        compute: returns the constants for one choice of numbers.
+        known: returns the constants of an input.
     """
     dim = place_of(node)
     if amounts(node, numbers) and (dim is None or known(node.inputs[0]).size(dim) > 1):
@@ -91,7 +91,7 @@ def agreeing(
     for other in _others(node, numbers) if found is not None and not none_known(found) else ():
         try:
             again = compute(other)
-        except (ArithmeticError, RuntimeError, ValueError):  # the op takes no such number
+        except (ArithmeticError, RuntimeError, ValueError):  # the op rejects such a number
             again = None
         if again is None:
             return None
@@ -107,11 +107,11 @@ def _others(node: Node, numbers: Numbers) -> Iterator[Node]:
 
 
 def widened(node: Node, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value, Tensor | None]]:
-    """Yield inputs of a node that takes other amounts at other data, with what is used of each; None for all.
+    """Yield inputs of a node that takes other amounts for other data, with the used entries of each; None for all.
 
     Args:
         node: of a graph.
-        used: which entries of its outputs are used.
+        used: returns the used entries of an output.
     """
     dim, source = place_of(node), node.inputs[0]
     for value in node.outputs:

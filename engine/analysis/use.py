@@ -1,4 +1,4 @@
-"""Backward pass: which entries of every tensor have an influence on an output."""
+"""Backward pass: which entries of every tensor influence an output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Use"]
 
 
 class Use:
-    """Compact bool arrays, resolved along the dimensions that carry slots.
+    """Used entries of every value: compact bool arrays, resolved along the dimensions that carry slots.
 
     Args:
-        structure: says which dimensions matter.
-        constants: says which weights and factors are zero.
+        structure: determines which dimensions are resolved.
+        constants: determines which weights and factors are zero.
     """
 
     def __init__(self, structure: Structure, constants: Constants) -> None:
@@ -37,7 +37,7 @@ class Use:
                 self._widen(node)
 
     def _widen(self, node: Node) -> None:
-        """Say what is used at other data, where a node takes an amount that may follow from them."""
+        """Extend use to all amounts that a node might take for other data."""
         if amounts(node, self.structure.graph.uncertain.get(node.index, ())):
             for value, used in widened(node, self.__getitem__):
                 if used is None:
@@ -50,9 +50,9 @@ class Use:
         return found is not None and bool(found.numpy().any())
 
     def shape(self, value: Value) -> list[int]:
-        """Return the compact shape in which use of a value is kept: in full along dimensions of channels.
+        """Return the compact shape in which use of a value is stored: expanded along channel dimensions only.
 
-        Of other slots, such as the tokens of a table of positions, none is ever removed.
+        No other slots, such as the tokens of a position table, are ever removed.
         """
         found = self._shapes.get(value.index)
         if found is None:
@@ -77,7 +77,7 @@ class Use:
         return rows.reshape(rows.size(0), -1).any(1).expand(value.shape[dim])
 
     def add(self, value: Value, used: Tensor) -> None:
-        """Say that entries are used; the array may be larger, smaller or of higher rank, as broadcasting allows."""
+        """Mark entries as used; the array is reduced or broadcast to the compact shape of the value."""
         shape = self.shape(value)
         used = used if list(used.shape) == shape else reduce_to(used, shape)
         before = self._arrays.get(value.index)
@@ -86,5 +86,5 @@ class Use:
         self._arrays[value.index] = used if list(used.shape) == shape else used.expand(shape)
 
     def add_all(self, value: Value) -> None:
-        """Say that all of a value is used."""
+        """Mark all entries of a value as used."""
         self._arrays[value.index] = torch.ones(self.shape(value), dtype=torch.bool)

@@ -1,1 +1,1 @@
-"""The recorded program as plain data: what everything else speaks of."""
+"""The recorded program as plain data, on which all analyses build."""

@@ -1,6 +1,6 @@
 """Compact arrays: tensors with the rank of a value, but of size 1 along every dimension that they do not depend on.
 
-Slot labels, constants and use are all kept in this form, so that shape ops can simply be run on them.
+Slot labels, constants and use are all stored in this form, so that shape ops can be run on them directly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _larger_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def compact(array: Tensor) -> Tensor:
-    """Shrink to size 1 each dimension along which all entries are the same (NaN equals NaN).
+    """Shrink to size 1 every dimension along which all entries are equal (NaN equals NaN).
 
     Example:
         >>> compact(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
@@ -49,7 +49,7 @@ def compact(array: Tensor) -> Tensor:
 
 
 def _alike(array: npt.NDArray[Any], first: npt.NDArray[Any], dim: int) -> bool:
-    """Whether all slices along a dimension are the same; two entries often tell that they are not."""
+    """Whether all slices along a dimension are equal; comparing two entries often suffices to see that they are not."""
     if not array.size:
         return True
     one, other = array.item(0), array[(0,) * dim + (-1,) + (0,) * (array.ndim - dim - 1)].item()
@@ -64,9 +64,9 @@ def _alike(array: npt.NDArray[Any], first: npt.NDArray[Any], dim: int) -> bool:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all entries are finite; of meta tensors nothing else is known.
+    """Whether all entries are finite; assumed to be true for meta tensors.
 
-    A sum takes one look at the memory and makes nothing as large.
+    A sum reads the memory once and allocates nothing.
 
     Example:
         >>> is_finite(torch.ones(3)), is_finite(torch.tensor([1.0, float("inf"), float("-inf")]))
@@ -77,7 +77,7 @@ def is_finite(tensor: Tensor) -> bool:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 16:
-        tensor = tensor.float()  # nothing is computed in these
+        tensor = tensor.float()  # no arithmetic in these dtypes
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())  # a sum may overflow
 
 
@@ -105,7 +105,7 @@ def along(array: Tensor, dim: int, size: int) -> Tensor:
 
 
 def any_over(array: Tensor, dims: Iterable[int]) -> Tensor:
-    """OR a bool array over some of its dimensions, which stay with size 1."""
+    """OR a bool array over some of its dimensions, keeping them with size 1."""
     for dim in dims:
         if array.size(dim) > 1:
             array = array.any(dim, keepdim=True)
@@ -124,7 +124,7 @@ def reduce_to(array: Tensor, shape: Sequence[int]) -> Tensor:
 
 @functools.lru_cache(maxsize=4096)
 def _view_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range, range]]:
-    """Pair the smallest runs of old and new dimensions that hold equally many elements."""
+    """Pair the smallest runs of old and new dimensions with equally many elements."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         start_i, start_j = i, j
@@ -147,7 +147,7 @@ def _view_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[range
 
 
 def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
-    """Do to a compact array what a view from shape ``old`` to shape ``new`` does to the tensor.
+    """Apply a view from shape ``old`` to shape ``new`` to a compact array.
 
     Example:
         >>> view_array(torch.arange(4).view(1, 4, 1), (9, 4, 2), (9, 2, 2, 2)).flatten().tolist()
@@ -156,7 +156,7 @@ def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
         [0, 0, 1, 1, 2, 2, 3, 3]
     """
     source, target = list(array.shape), [1] * len(new)
-    if 0 in old:  # nothing is anywhere in it, so where it would go is not known
+    if 0 in old:  # an empty tensor does not show where entries would go
         return array.new_full(target, math.nan if array.is_floating_point() else 0)
     for left, right in _view_groups(tuple(old), tuple(new)):
         if any(array.size(d) > 1 for d in left):
@@ -168,7 +168,7 @@ def view_array(array: Tensor, old: Sequence[int], new: Sequence[int]) -> Tensor:
 
 
 def uniform(array: Tensor, dims: Iterable[int]) -> Tensor:
-    """Reduce to one entry along ``dims``; NaN where it differs along them.
+    """Reduce to one entry along ``dims``; NaN where entries differ along them.
 
     Example:
         >>> uniform(torch.tensor([[1.0, 1.0], [1.0, 2.0]]), [1])

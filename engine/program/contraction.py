@@ -1,7 +1,7 @@
-"""One view of every op that contracts channels with a weight: ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``.
+"""A common form of all ops that contract channels with a weight: ``y[k, o] = b[k, o] + Σ_i W[k, o, i] * x[k, i]``.
 
-Convolutions, transposed convolutions and linear layers differ in how the weight is laid out; here it is always
-(groups, outputs per group, inputs per group, kernel). Where a weight is a stack of matrices, one of which is picked for
+Convolutions, transposed convolutions and linear layers differ in the layout of their weight; the common layout is
+(groups, outputs per group, inputs per group, kernel). If a weight is a stack of matrices, one of which is selected for
 each token (mixtures of experts), the stack takes the place of the kernel.
 """
 
@@ -18,17 +18,17 @@ __all__ = ["Contraction"]
 
 @dataclass(frozen=True)
 class Contraction:
-    """How a node contracts.
+    """How a node contracts channels with a weight.
 
     Attributes:
-        input, weight, bias, output: the values involved. Inside of a larger op the weight stands for an input or output
-            that is no value of its own.
-        input_dim, output_dim: the channel dimension of input and output.
+        input, weight, bias, output: the values involved. Inside a larger op, the weight stands in for an input or
+            output that is not a value of the graph.
+        input_dim, output_dim: channel dimension of input and output.
         groups: number of groups.
-        transposed: whether the weight has its inputs first, as transposed convolutions have.
-        bordered: whether a constant input gives an output that is not the same everywhere (zero padding, transposed
-            convolution), so that only another constant channel, and no bias, can stand in for it.
-        stacked: number of dimensions of the weight in front of its matrices.
+        transposed: whether the weight has its inputs first, as in transposed convolutions.
+        bordered: whether a constant input produces an output that differs between positions (zero padding, transposed
+            convolution), so that it can only be folded into another constant channel and not into the bias.
+        stacked: number of stack dimensions in front of the weight's matrices.
     """
 
     input: Value
@@ -44,37 +44,37 @@ class Contraction:
 
     @property
     def output_place(self) -> int:
-        """The dimension of the weight that has the outputs."""
+        """Dimension of the weight along its outputs."""
         return self.stacked + self.transposed
 
     @property
     def input_place(self) -> int:
-        """The dimension of the weight that has the inputs."""
+        """Dimension of the weight along its inputs."""
         return self.stacked + (not self.transposed)
 
     @property
     def kernel_dims(self) -> list[int]:
-        """The other dimensions of the weight."""
+        """All other dimensions of the weight."""
         return [d for d in range(self.weight.ndim) if d not in (self.output_place, self.input_place)]
 
     @property
     def hidden(self) -> bool:
-        """Whether the input is no value of its own, so that the weight stands for it."""
+        """Whether the input is not a value of the graph, so that the weight stands in for it."""
         return self.input is self.weight
 
     @property
     def outputs(self) -> int:
-        """Outputs per group."""
+        """Number of outputs per group."""
         return self.output.shape[self.output_dim] // self.groups
 
     @property
     def inputs(self) -> int:
-        """Inputs per group."""
+        """Number of inputs per group."""
         return self.input.shape[self.input_dim] // self.groups
 
     @property
     def depthwise(self) -> bool:
-        """Whether each channel is its own group, so that input and output are one slot."""
+        """Whether each channel is its own group, so that input and output share a slot."""
         return self.groups > 1 and self.inputs == 1 and self.outputs == 1
 
     def canonical(self, weight: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Contraction:
         return weight.reshape(self.groups, self.outputs, self.inputs, -1)
 
     def layout(self, array: Tensor) -> Tensor:
-        """Bring a (groups, outputs | 1, inputs | 1) array into the weight's layout, compact."""
+        """Rearrange a (groups, outputs | 1, inputs | 1) array to the weight's layout, compact."""
         groups, outputs, inputs = array.shape
         if self.stacked:
             matrix = array[0].t() if self.transposed else array[0]
@@ -102,7 +102,7 @@ class Contraction:
         return array.expand(-1, self.outputs, -1).reshape(groups * self.outputs, inputs, *tail)
 
     def compact(self, array: Tensor) -> Tensor:
-        """Bring a compact two-dimensional array in the weight's layout into (groups | 1, outputs | 1, inputs | 1)."""
+        """Rearrange a compact 2-d array in the weight's layout to (groups | 1, outputs | 1, inputs | 1)."""
         rows, columns = array.shape
         if self.transposed:
             if rows == 1:

@@ -1,4 +1,4 @@
-"""Further ways in which a model is run beside its forward: training steps, methods, losses over parameters."""
+"""Further ways to run a model besides its forward: training steps, methods, losses over parameters."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from engine.errors import InputError
 __all__ = ["PATHS", "Entry", "entries_of"]
 
 PATHS = ("eval", "train", "other")
-"""What the runs of forward itself are called."""
+"""Names of the runs of forward itself."""
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One more way in which a model is run: a callable that reaches the model, with its arguments.
+    """A further way to run a model: a callable that uses the model, with its arguments.
 
     Args:
-        call: runs the model, or reads its parameters: a method of the model or of a module around it, a function that
-            closes over it. Whatever it returns is an output.
-        args, kwargs: what it takes.
-        training: whether it runs in train mode; then the certificate compares gradients, too.
-        name: for messages; by default that of the callable.
+        call: runs the model or reads its parameters: a method of the model or of a module that contains it, or a
+            function that closes over it. Everything it returns is an output.
+        args, kwargs: arguments of the call.
+        training: whether to run in train mode; the certificate then compares gradients, too.
+        name: name for messages; that of the callable by default.
 
     Example:
         >>> import torch
@@ -45,10 +45,10 @@ class Entry:
     name: str = ""
 
     def run(self, args: Any, kwargs: Any) -> Any:
-        """Call it; a method is looked up anew, as a compaction may have exchanged the class of its module.
+        """Call the entry; a method is looked up again, since a compaction may have exchanged its module's class.
 
         Args:
-            args, kwargs: in the place of its own.
+            args, kwargs: arguments in place of the entry's own.
         """
         call, owner = self.call, getattr(self.call, "__self__", None)
         if isinstance(call, MethodType) and isinstance(owner, nn.Module):
@@ -74,13 +74,13 @@ def _entry(name: str | None, given: Any) -> Entry:
 
 
 def entries_of(entries: Mapping[str, Any] | Sequence[Any] | None) -> tuple[Entry, ...]:
-    """Return entries, each under a name of its own.
+    """Return entries with unique names.
 
     Args:
         entries: by name, or in a sequence; each an `Entry`, a callable, or a tuple ``(callable, args, kwargs)``.
 
     Raises:
-        InputError: for anything else, and for names that two share or that forward's own runs have.
+        InputError: for anything else, for duplicate names, and for names of forward's own runs.
 
     Example:
         >>> [entry.name for entry in entries_of({"loss": (max, (1, 2))})]

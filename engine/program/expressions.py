@@ -1,4 +1,4 @@
-"""Expressions of sizes: what a number in Python code was computed from, and what it will be under new sizes."""
+"""Symbolic sizes: how Python code computed a number from shapes and attributes, to evaluate it for new shapes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AttributeOf:
 
 @dataclass(frozen=True)
 class NumberOf:
-    """A float attribute of a module, as it is now."""
+    """A float attribute of a module, with its current value."""
 
     module: str
     name: str
@@ -53,7 +53,7 @@ class NumberOf:
 
 @dataclass(frozen=True)
 class Apply:
-    """An arithmetic operation on expressions, or a comparison; ``sqrt`` and the like have nothing on their right."""
+    """An arithmetic operation or comparison of expressions; a unary one such as ``sqrt`` ignores its right operand."""
 
     symbol: str
     left: Expr
@@ -65,14 +65,14 @@ Expr = int | float | ShapeOf | AttributeOf | NumberOf | Apply
 
 @dataclass(frozen=True)
 class Guard:
-    """A comparison of sizes in the user's code, which decides how it goes on.
+    """A comparison of sizes in the user's code that determines its control flow.
 
     Attributes:
-        expr: what is compared.
-        outcome: what came out.
+        expr: the comparison.
+        outcome: its result during recording.
         place: file and line.
-        decides: whether it is one; False for a number that torch took and that no op was given, as a slice that covers
-            a whole tensor is none: what runs may differ at another size all the same.
+        decides: whether it determines control flow. False for a number that torch read without passing it to an op,
+            like the bound of a slice that covers a whole tensor: what runs may still differ at another size.
     """
 
     expr: Apply
@@ -106,9 +106,9 @@ UNARY: dict[str, Callable[[Any], Any]] = {function.__name__: function for functi
 
 
 def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:
-    """Return the value of an expression under new shapes and attributes: an int, or a float after ``/`` or ``**``.
+    """Return the value of an expression for new shapes and attributes: an int, or a float after ``/`` or ``**``.
 
-    It is NaN where a division by zero would raise.
+    NaN where a division by zero would raise.
     """
     if isinstance(expr, ShapeOf):
         return shape(expr.value)[expr.dim]
@@ -137,7 +137,7 @@ def leaves(expr: Expr) -> Iterator[ShapeOf | AttributeOf]:
 
 
 def describe(expr: Expr) -> str:
-    """Return an expression as a reader would write it."""
+    """Return an expression as source code would write it."""
     if isinstance(expr, ShapeOf):
         return f"shape[{expr.dim}]"
     if isinstance(expr, (AttributeOf, NumberOf)):

@@ -1,8 +1,7 @@
-"""The recorded program of a model: plain data, with a check of its own.
+"""The recorded program of a model: plain data, with a consistency check.
 
-A `Value` is a tensor as it flows: an input, a parameter or buffer, a captured constant, or the result of a node. A
-`Node` is one call of an op. Both are frozen; analyses keep their findings in tables of their own, keyed by
-``Value.index``.
+A `Value` is a tensor of the program: an input, a parameter or buffer, a captured constant, or the result of a node. A
+`Node` is one call of an op. Both are frozen; analyses keep their results in separate tables, keyed by ``Value.index``.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The call that made a value of a stored one alone: ``self.weight.T``, or ``self.weight[index]``.
+    """The call that derived a value from a single stored one: ``self.weight.T``, or ``self.weight[index]``.
 
     Attributes:
-        op, target, args, inputs: as those of a `Node`.
+        op, target, args, inputs: as in `Node`.
     """
 
     op: str
@@ -38,7 +37,7 @@ class Origin:
 
     @classmethod
     def of(cls, op: str, target: Any, args: Mapping[str, Any], inputs: tuple[Value, ...]) -> Origin | None:
-        """Return a call that makes something of one stored tensor alone, and nothing else but indices; or None."""
+        """Return a call that reads a single stored tensor and otherwise only indices, or None for any other call."""
         alone = inputs and not any(v.dtype.is_floating_point for v in inputs[1:])
         return cls(op, target, args, inputs) if alone and (inputs[0].stored or inputs[0].origin) else None
 
@@ -49,12 +48,12 @@ class Value:
 
     Attributes:
         index: position in ``graph.values``.
-        shape: its sizes with the example input.
+        shape: its sizes for the example input.
         dtype: its dtype.
-        name: full name where it is a parameter or a registered buffer, else None.
-        data: the tensor itself where it is a constant that no module registers, else None.
-        producer: index of the node that makes it, or None.
-        origin: the call that makes it, where that reads one stored value, and nothing else but indices.
+        name: canonical name of a parameter or registered buffer, else None.
+        data: the tensor itself, for a constant that no module registers, else None.
+        producer: index of the node that produces it, or None.
+        origin: the call that produces it, if that reads a single stored value and otherwise only indices.
 
     Example:
         >>> import engine
@@ -79,7 +78,7 @@ class Value:
 
     @property
     def stored(self) -> bool:
-        """Whether it is a parameter or buffer, so that it can be made smaller."""
+        """Whether it is a parameter or buffer, which can be narrowed."""
         return self.name is not None
 
     def __repr__(self) -> str:
@@ -92,16 +91,16 @@ class Node:
 
     Attributes:
         index: position in ``graph.nodes``.
-        op: name of the op without overload and without the underscore of an in-place form, e.g. ``"relu"``; ops outside
-            of ``aten`` carry their namespace, e.g. ``"torchvision::nms"``.
+        op: name of the op without overload and without the underscore of an in-place variant, e.g. ``"relu"``; ops
+            outside ``aten`` carry their namespace, e.g. ``"torchvision::nms"``.
         target: the overload that was called.
-        args: every argument by name, defaults filled in; tensors are `Value`.
-        sizes: for numbers among the arguments, by their place (``("size", 1)``), the expression they came from.
+        args: all arguments by name, including defaults; tensors are `Value`.
+        sizes: expressions of numbers among the arguments, by position (``("size", 1)``).
         inputs: the values among the arguments, in order.
-        outputs: the values it makes.
-        module: name of the module that called it.
-        path: ``"eval"``; ``"train"`` for what only runs while training (auxiliary heads); ``"other"`` for what only
-            runs at another resolution; else the name of an entry.
+        outputs: the values that it produces.
+        module: name of the calling module.
+        path: ``"eval"``; ``"train"`` for nodes that only run during training (auxiliary heads); ``"other"`` for nodes
+            that only run at another resolution; otherwise the name of an entry.
         site: the call in the user's code.
 
     Example:
@@ -151,7 +150,7 @@ def walk_values(tree: Any) -> Iterator[Value]:
 
 
 def map_values(tree: Any, new: Mapping[int, Value]) -> Any:
-    """Return nested lists, tuples and mappings with other values in the place of some, by index."""
+    """Return nested lists, tuples and mappings with some values replaced, by index."""
     if isinstance(tree, Value):
         return new.get(tree.index, tree)
     if isinstance(tree, (list, tuple)):
@@ -163,43 +162,44 @@ def map_values(tree: Any, new: Mapping[int, Value]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What a model does with an example input.
+    """The program that a model executes on an example input.
 
     Attributes:
-        nodes: in the order of execution; those of the evaluation path first.
+        nodes: in order of execution, starting with those of the evaluation path.
         values: all values.
         inputs: values of the example inputs.
-        outputs: values that the model returns, of all paths, and whatever else leaves a run.
-        exits: of outputs that no forward returns, by index: how they leave.
-        decisions: where the code read numbers from tensors: what runs afterwards may be decided by them.
-        uncertain: numbers among the arguments of nodes that may follow from what was read, by index of the node.
+        outputs: values that the model returns, on all paths, and all others that outlive a run.
+        exits: index of an output that no forward returns -> how it leaves the run.
+        decisions: places where the code reads numbers from tensors, which may decide what runs afterwards.
+        uncertain: node index -> numbers among its arguments that may depend on numbers read from tensors.
         stored: parameters and buffers that the program reads, by canonical name.
         aliases: every name of a parameter or buffer -> its canonical name (tied weights).
-        attributes: per module the integers among its attributes.
-        types: per module the name of its class.
+        attributes: integer attributes of each module.
+        types: class of each module.
         args, kwargs: the example inputs.
         entries: further ways in which the model was run.
-        headwise: names of the attention modules that were recorded in a form without fixed sizes.
-        spread: layers whose channels are others than those of their readers, with the dimension of these.
-        attention: what is removed from attention wherever no rules are given, see `engine.set_attention`.
-        spans: how many channels the statistics of a norm span that has fewer left, by the module's name.
-        explored: whether a larger resolution was recorded too.
-        opaque: names of the modules whose inside was not recorded.
-        on_data: names of the entries that were recorded with data.
-        decided: whether it was recorded with data: the code may decide by them which way it goes.
-        notes: what could not be recorded, for the reader.
-        guards: comparisons of sizes in the model's code, which have to come out as they did.
-        written: names of what is stored and written to while the model runs.
-        weights: module and name of each attribute in which a run leaves what is made of parameters and buffers alone.
-        changing: names of buffers whose numbers are known of no call but the recorded one.
-        constants: what was declared to be constant.
-        varying: numbers among arguments, by index of the node and place, that were others at another size.
-        resized: indices of captured constants that were others at another size.
-        dynamic_dims: which dimensions of the inputs are sizes, as `engine.trace` was told; None where it was not.
+        headwise: names of attention modules recorded in a form without fixed sizes.
+        spread: layers whose channels differ from those of their consumers -> channel dimension.
+        attention: what attention loses when no rules are passed, see `engine.set_attention`.
+        spans: name of a narrowed norm -> number of channels that its statistics span.
+        explored: whether a larger resolution was recorded as well.
+        opaque: names of modules whose internals were not recorded.
+        on_data: names of entries recorded with data.
+        decided: whether the model was recorded with data, on which its control flow may depend.
+        notes: messages about what could not be recorded.
+        guards: comparisons of sizes in the model's code, whose outcome must not change.
+        written: names of parameters and buffers that are written to while the model runs.
+        weights: module and name of each attribute to which a run assigns a tensor derived from parameters and buffers
+            only.
+        changing: names of buffers whose contents are only known for the recorded call.
+        constants: names that were declared constant.
+        varying: (node index, position) of numeric arguments that differed at another size.
+        resized: indices of captured constants that differed at another size.
+        dynamic_dims: input dimensions whose sizes vary, as passed to `engine.trace`; None if not given.
 
     Raises:
-        TraceError: by `verify`, where it is broken.
-        StaleGraphError: by `check_fresh`, for a model that has other shapes by now.
+        TraceError: by `verify`, if the graph is inconsistent.
+        StaleGraphError: by `check_fresh`, for a model whose shapes have changed.
 
     Example:
         >>> import engine
@@ -243,11 +243,11 @@ class Graph:
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what ``make`` gives, computed once per graph and key: a graph never changes.
+        """Return the result of ``make``, computed once per graph and key; a graph never changes.
 
         Args:
-            key: what is computed, and from what else than the graph.
-            make: computes it.
+            key: identifies the computation and all its inputs other than the graph.
+            make: computes the result.
         """
         if key not in self._derived:
             self._derived[key] = make()
@@ -255,10 +255,10 @@ class Graph:
         return found
 
     def verify(self) -> None:
-        """Check that every value is made before it is used and is listed at its own index.
+        """Check that every value is produced before it is read and is listed at its own index.
 
         Raises:
-            TraceError: naming the node that reads what does not exist yet.
+            TraceError: naming the node that reads a value that does not exist yet.
         """
         made = {v.index for v in self.values if v.producer is None}
         for position, node in enumerate(self.nodes):
@@ -270,9 +270,10 @@ class Graph:
             raise TraceError("The recorded graph is broken: a value is listed under another index or never made.")
 
     def sources(self, value: Value) -> list[Value]:
-        """Return the stored values of a value's own shape that it is computed from, or itself where it is stored.
+        """Return the stored values of the same shape that a value is computed from, or itself if it is stored.
 
-        That is the parameter behind a weight that is masked or scaled at each call (``weight_orig * weight_mask``).
+        For a weight that is masked or scaled at each call (``weight_orig * weight_mask``), that is the parameter behind
+        it.
 
         Args:
             value: a value of this graph.
@@ -293,7 +294,7 @@ class Graph:
         return table
 
     def unread(self, node: Node) -> bool:
-        """Whether nothing that a node makes has a part in what the model returns or remembers.
+        """Whether no output of a node contributes to what the model returns or remembers.
 
         Args:
             node: of this graph.
@@ -301,7 +302,7 @@ class Graph:
         return not self.derived("read", self._read)[node.index]
 
     def _read(self) -> list[bool]:
-        """Return which nodes have a part in the outputs, or in what is written to memory."""
+        """Return which nodes contribute to the outputs, or write to memory."""
         values = {v.index for v in self.outputs}
         found = [False] * len(self.nodes)
         for node in reversed(self.nodes):
@@ -312,7 +313,7 @@ class Graph:
         return found
 
     def readers(self, value: Value) -> list[Node]:
-        """Return the nodes that read a stored value: itself, or by way of what is made of it alone.
+        """Return the nodes that read a stored value, directly or through values derived from it alone.
 
         Args:
             value: a value of this graph.
@@ -328,7 +329,7 @@ class Graph:
         """Check that ``model`` still has the shapes that the graph was recorded with.
 
         Raises:
-            StaleGraphError: naming the first parameter or buffer that is gone or has another shape.
+            StaleGraphError: naming the first parameter or buffer that is missing or has another shape.
         """
         now = stored_tensors(model)
         for name, value in self.stored.items():

@@ -1,4 +1,4 @@
-"""What the schema of an op says about its arguments."""
+"""Op schemas."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Signature", "signature"]
 
 @dataclass(frozen=True)
 class Signature:
-    """What the schema of an op says.
+    """Facts about an op from its schema.
 
     Attributes:
-        op: its plain name.
-        names: of its arguments.
-        defaults: of arguments that have one.
-        writes: names of the arguments that it writes to.
-        recorded: whether it is part of the program; what torch asks in between is not.
-        shares: whether it writes to an argument or gives out a view of one.
+        op: plain name of the op.
+        names: names of its arguments.
+        defaults: default values by argument name.
+        writes: names of arguments that it writes to.
+        recorded: whether calls are part of the program; torch's internal queries are not.
+        shares: whether it writes to an argument or returns a view of one.
     """
 
     op: str

@@ -1,7 +1,7 @@
-"""Modules, parameters and buffers of a model by name, in one walk.
+"""Modules, parameters and buffers of a model by name, in one traversal.
 
-The engine asks for them several times per call; `nn.Module`'s own generators, nested as deep as the model, cost ten
-times as much.
+The engine needs them several times per call; `nn.Module`'s own generators, nested as deeply as the model, take ten
+times as long.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _NAMERS = ("named_buffers", "named_modules", "named_parameters")
 
 
 def _names_alone(model: nn.Module) -> bool:
-    """Whether the model leaves the naming to `nn.Module`; a wrapper may not."""
+    """Whether the model uses `nn.Module`'s naming; a wrapper may override it."""
     return all(getattr(type(model), name) is getattr(nn.Module, name) for name in _NAMERS)
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return every module under every name, as ``named_modules(remove_duplicate=False)``.
+    """Return every module under every name, like ``named_modules(remove_duplicate=False)``.
 
     Example:
         >>> [name for name, _ in modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())))]
@@ -35,7 +35,7 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def distinct_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return every module once, by its first name, as ``named_modules()``."""
+    """Return every module once, by its first name, like ``named_modules()``."""
     found: dict[int, tuple[str, nn.Module]] = {}
     for name, module in modules_of(model):
         found.setdefault(id(module), (name, module))
@@ -43,7 +43,7 @@ def distinct_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by every name they have, as ``named_parameters(remove_duplicate=False)``.
+    """Return parameters under all their names, like ``named_parameters(remove_duplicate=False)``.
 
     Example:
         >>> list(parameters_of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))))
@@ -69,7 +69,7 @@ def _walk(module: nn.Module, prefix: str, found: list[tuple[str, nn.Module]]) ->
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters, then buffers, by every name they have.
+    """Return parameters, then buffers, under all their names.
 
     Example:
         >>> list(stored_tensors(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))))

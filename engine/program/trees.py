@@ -1,4 +1,4 @@
-"""Tensors in nested containers: lists, tuples, mappings, and dataclasses where they are only looked at."""
+"""Tensors in nested containers: lists, tuples, mappings, and (read-only) dataclasses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["map_tensors", "results_in", "tensors_in"]
 
 _NO_RESULTS = (type, FunctionType, ModuleType, nn.Module)
 
-# Most of what an op is given; to ask whether these are containers costs more than all else.
+# Most arguments of ops; checking whether they are containers would dominate the cost.
 _LEAVES = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 def _items(tree: Any) -> Iterable[Any]:
-    """Return what a container holds; nothing for anything else."""
+    """Return the items of a container; nothing for anything else."""
     if type(tree) in (list, tuple):
         return tree  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -40,10 +40,11 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def results_in(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors and floats that anything holds, as tensors: containers, and objects by their attributes.
+    """Yield all tensors and floats reachable from an object, as tensors, through containers and attributes.
 
-    Each object is looked at once. Classes, functions and modules are none of the results; what has no attributes that
-    Python sees is passed over.
+    Each object is visited once. Classes, functions and modules are skipped, and so are objects without attributes that
+    Python can see.
+
 
     Example:
         >>> from types import SimpleNamespace
@@ -62,7 +63,7 @@ def results_in(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 
 def _attributes(thing: Any) -> Iterable[Any]:
-    """Return what an object holds under names; nothing for containers that Python itself has."""
+    """Return the attribute values of an object; nothing for builtin containers."""
     if type(thing) in (list, tuple, dict, set, frozenset):
         return ()
     names = [name for cls in type(thing).__mro__ for name in _slots(cls)]

@@ -1,1 +1,1 @@
-"""Which slots may go: groups that go together, sizes that follow, and what has to stay."""
+"""Which slots can be removed: groups, sizes in the code that follow, and slots that have to be kept."""

@@ -1,4 +1,4 @@
-"""Do the sizes written in Python code follow when slots are removed? What does not follow stays whole."""
+"""Check whether sizes written in Python code follow when slots are removed; freeze slots for which they do not."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class _Checked:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """The argument in the source: every call that runs through it passes the same number once it is pinned."""
+        """The argument in the source: once pinned, every call that runs through it passes the same number."""
         return self.node.module, self.node.site, self.demand.argument
 
 
 class Unmet(NamedTuple):
-    """A node that would get a wrong number, or a comparison that would change, why, and the slots that decide it."""
+    """A node that would receive a wrong number, or a comparison that would change, with reason and slots."""
 
     node: Node | Guard
     reason: str
@@ -49,12 +49,12 @@ class Unmet(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What follows from a removal for the sizes in the code.
+    """Consequences of a removal for the sizes in the code.
 
     Attributes:
         shrunk: the removal, with the attributes that have to be set for it.
-        pins: the arguments that have to be pinned.
-        unmet: the nodes whose arguments would still be wrong.
+        pins: arguments that have to be pinned.
+        unmet: nodes whose arguments would still be wrong.
     """
 
     shrunk: Shrunk
@@ -65,11 +65,11 @@ class Settled(NamedTuple):
 def settle(shrunk: Shrunk) -> Settled:
     """Return the arguments that have to be pinned, and the nodes whose arguments would be wrong.
 
-    An argument that the code derives from a shape or an attribute is evaluated under the new shapes; any other is as
-    the code has it. What does not come out right is pinned where the code can be edited: a number that the author wrote
-    down, or one that follows the batch or the resolution, is not. One that an earlier compaction has pinned is pinned
-    anew. An argument that cannot be pinned and is an attribute as it stands follows once the attribute is set, if that
-    leaves nothing else wrong.
+    An argument that the code derives from a shape or an attribute is evaluated for the new shapes; any other keeps its
+    value. If the result is wrong, the argument is pinned, provided that the code can be edited; numbers that the author
+    wrote down, or that depend on the batch or the resolution, are not pinned. An argument that an earlier compaction
+    has pinned is pinned again. If an argument cannot be pinned and is an unmodified attribute, the attribute is set
+    instead, unless that makes another argument wrong.
     """
     found, wishes = _settled(shrunk)
     while wishes:
@@ -83,13 +83,13 @@ def settle(shrunk: Shrunk) -> Settled:
 
 
 def _modules(unmet: Unmet) -> Iterator[str]:
-    """Yield the modules whose attributes have to do with what is wrong."""
+    """Yield the modules whose attributes an unmet demand reads."""
     exprs = [unmet.node.expr] if isinstance(unmet.node, Guard) else list(unmet.node.sizes.values())
     yield from (leaf.module for expr in exprs for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
 
 
 def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
-    """Settle with attributes as they are; return the attributes too that would have to be others, per module."""
+    """Settle with the current attributes; also return the attributes that would have to change, per module."""
     attribute = _attributes(shrunk)
     checked, broken = list(_checked(shrunk, attribute)), tuple(_broken(shrunk, attribute))
     if all(c.met for c in checked):
@@ -112,7 +112,7 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
             else:
                 pins[c.place] = pin
     for c in checked if wishes else ():
-        # Else it is right for some removals only, if at all.
+        # Otherwise it is right for some removals only, if at all.
         if isinstance(c.expr, Apply) and not _scales(shrunk, c, wishes) and _pin(shrunk, c) is None:
             for leaf in leaves(c.expr):
                 if isinstance(leaf, AttributeOf):
@@ -123,10 +123,10 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
 
 
 def _scales(shrunk: Shrunk, checked: _Checked, wishes: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether an expression follows the wished attributes by what it is: it multiplies and divides the op's own sizes.
+    """Whether an expression follows the wished attributes by construction, as a product or quotient of the op's sizes.
 
-    The width of a head is ``x.shape[2] // self.heads`` whichever heads of ``x`` go, once there are as many as is
-    wished. With the size of another tensor it would come out right for some removals only.
+    The width of a head is ``x.shape[2] // self.heads`` whichever heads of ``x`` are removed, once ``heads`` is set. An
+    expression with the size of another tensor would be right for some removals only.
     """
 
     def attribute(expr: AttributeOf) -> int:
@@ -147,16 +147,16 @@ def _scaled(expr: Expr) -> bool:
 
 
 def _belongs(structure: Structure, leaf: ShapeOf | AttributeOf, own: list[Value]) -> bool:
-    """Whether a size that changes is one of these values."""
+    """Whether a size that changes is one of these values'."""
     slots = structure.along(leaf.value, leaf.dim) if isinstance(leaf, ShapeOf) else None
     layers = [layer.reshape(-1) for value in own for layer in structure.of(value)]
     return slots is None or bool(layers and torch.isin(slots, torch.cat(layers)).all())
 
 
 def _multiplied(shrunk: Shrunk, expr: Expr) -> Iterator[tuple[AttributeOf, int]]:
-    """Yield the attribute that an expression is a multiple of, and the factor, unless that is up to channels, too.
+    """Yield the attribute that an expression is a multiple of, and the factor, unless the factor depends on channels.
 
-    ``self.heads`` is once itself, ``x.shape[0] * self.heads`` as often as the batch is large.
+    ``self.heads`` has factor 1, ``x.shape[0] * self.heads`` the batch size.
     """
     if isinstance(expr, AttributeOf):
         yield expr, 1
@@ -175,7 +175,7 @@ def _no_attribute(expr: AttributeOf) -> int:
 
 
 def _attributes(shrunk: Shrunk) -> Callable[[AttributeOf], int]:
-    """Return what gives an attribute as it will be."""
+    """Return a function that returns an attribute's value after the removal."""
     structure = shrunk.structure
     attributes: Mapping[str, Mapping[str, int]] | None = None
 
@@ -199,7 +199,7 @@ def _checked(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterato
 
 
 def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator[Unmet]:
-    """Yield the comparisons that would come out differently: the code would go another way, or raise."""
+    """Yield comparisons whose outcome would change, so that the code would take another branch or raise."""
     structure = shrunk.structure
     for guard in structure.graph.guards:
         if evaluate(guard.expr, shrunk.shape, attribute) is guard.outcome and _holds_at_all_sizes(
@@ -209,17 +209,17 @@ def _broken(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterator
         values = [v for leaf in leaves(guard.expr) for v in _values_of(structure, leaf)]
         layers = [layer.reshape(-1) for v in values for layer in structure.of(v)]
         slots = torch.cat(layers).unique() if layers else torch.zeros(0, dtype=torch.long)
-        # Else the code has changed one of its attributes since.
+        # Otherwise the code has changed one of its attributes since.
         if _sets(shrunk, guard.expr) or not shrunk.keep[slots].all():
             yield Unmet(guard, f"whether {guard} holds depends on how many channels there are", slots)
 
 
 _SIZES = (1, 2, 3, 5, 7, 8, 12, 16, 31, 32, 49, 64, 100, 196, 224, 333, 512, 1024, 2049, 4096, 10007, 65536)
-"""Sizes that a comparison of channels with positions is held against, beside those next to the numbers of channels."""
+"""Sizes for which comparisons of channels with positions are evaluated, besides those next to numbers of channels."""
 
 
 def _holds_at_all_sizes(guard: Guard, shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> bool:
-    """Whether a comparison of channels with another size comes out the same before and after, whatever that size."""
+    """Whether the outcome of a comparison of channels with another size stays the same, whatever that size is."""
     structure = shrunk.structure
     shapes = [leaf for leaf in leaves(guard.expr) if isinstance(leaf, ShapeOf)]
     sizes = {(leaf.value.index, leaf.dim) for leaf in shapes if not structure.amounts.is_channel(leaf.value, leaf.dim)}
@@ -245,7 +245,7 @@ def _attribute_of(structure: Structure) -> Callable[[AttributeOf], int]:
 
 
 def _with_size(shape: Shapes, places: Collection[tuple[int, int]], size: int) -> Shapes:
-    """Return shapes with another size at some (index of the value, dimension)."""
+    """Return shapes with another size at some (value index, dimension)."""
 
     def other(value: Value) -> tuple[int, ...]:
         return tuple(size if (value.index, d) in places else n for d, n in enumerate(shape(value)))
@@ -268,7 +268,7 @@ def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Va
 
 
 def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
-    if math.isnan(checked.found):  # computing it would fail, before it gets to where it is pinned
+    if math.isnan(checked.found):  # computing it would raise before it reaches the pin
         return None
     structure, node = shrunk.structure, checked.node
     sources = list(leaves(checked.expr))
@@ -281,7 +281,7 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
 
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
-    """What the rule asks for, and that a factor computed from sizes (``head_dim ** -0.5``) stays what it is."""
+    """The rule's demands, and that a factor computed from sizes (``head_dim ** -0.5``) does not change."""
     asked = list(shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape))
     yield from asked
     for name, position in node.sizes.keys() - {demand.argument for demand in asked}:
@@ -297,10 +297,10 @@ def _reason(node: Node, demand: Demand, expr: Expr) -> str:
 
 
 def _involved(structure: Structure, checked: _Checked) -> Tensor:
-    """Return the slots that decide whether a demand is met.
+    """Return the slots that determine whether a demand is met.
 
-    A size depends on the tensors of its node and on what it is computed from; a number that has to stay what it is on
-    the latter only.
+    A size depends on the tensors of its node and on the values it is computed from; a number that must not change
+    depends on the latter only.
     """
     node, values = checked.node, []
     stays = checked.demand.wanted == checked.demand.given
@@ -322,15 +322,16 @@ def _values_behind(structure: Structure, leaf: AttributeOf) -> Iterator[Value]:
 
 
 def asked_numbers(structure: Structure) -> list[tuple[Node, Demand]]:
-    """Return the numbers in the code that have to follow, as they are while nothing is removed."""
+    """Return all demanded numbers in the code, for a removal of nothing."""
     whole = Shrunk(structure, torch.ones(len(structure.roots), dtype=torch.bool))
     return [(node, demand) for node in structure.graph.nodes for demand in _demands(node, whole)]
 
 
 def one_number(structure: Structure, asked: Iterable[tuple[Node, Demand]]) -> Iterator[Tensor]:
-    """Yield slots, ``(uses, size)``, of dimensions whose sizes come from one number in the code, and so stay equal.
+    """Yield slots, ``(uses, size)``, of dimensions whose sizes come from a single number in the code and so stay equal.
 
-    That is an argument of a call that runs several times, or an attribute where calls cannot be pinned one by one.
+    Such a number is an argument of a call that runs several times, or an attribute if calls cannot be pinned one by
+    one.
     """
     uses: dict[tuple[Any, ...], dict[bytes, Tensor]] = {}
     for node, demand in asked:

@@ -1,4 +1,4 @@
-"""Weights that are not finite: zero times infinity is no zero, so nothing that meets them can be removed exactly."""
+"""Non-finite weights: zero times infinity is not zero, so no channel that meets them can be removed exactly."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["check_finite"]
 
 
 def check_finite(structure: Structure, stored: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
-    """Refuse a model whose weights are not finite, or whose masks close what is not: ``0 * inf`` is NaN.
+    """Reject a model with non-finite weights, or masks that zero non-finite entries: ``0 * inf`` is NaN.
 
-    What is only added, as a mask of attention is, may hold infinities.
+    Values that are only added, such as an attention mask, may be infinite.
 
     Args:
-        structure: says which tensors are weights.
+        structure: determines which tensors are weights.
         stored: parameters and buffers by canonical name.
         masks: canonical masks.
 
     Raises:
-        InputError: naming the parameter and the first entry that is not finite.
+        InputError: naming the parameter and its first non-finite entry.
     """
     multiplied = {value.name: value for value in _multiplied(structure) if value.name is not None}
     for name, tensor in stored.items():
@@ -42,7 +42,7 @@ def check_finite(structure: Structure, stored: Mapping[str, Tensor], masks: Mapp
 
 
 def _multiplied(structure: Structure) -> Iterator[Value]:
-    """Yield the stored values that channels are multiplied with, and those behind computed weights."""
+    """Yield the stored values that channels are multiplied by, including those behind computed weights."""
     for _, c in structure.contractions():
         yield from structure.graph.sources(c.weight)
         if c.bias is not None:

@@ -1,4 +1,4 @@
-"""Where the constants of removed channels can go: the bias of the layer that reads them, or a running mean."""
+"""Where constants of removed channels can be folded: the bias of their consumer, or the running mean behind it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Homes"]
 
 
 class Homes:
-    """Answers for the contractions of a graph, once per weight and not once per call: a cell is called at each step.
+    """Fold targets of a graph's contractions, cached per weight rather than per call: a cell is called at each step.
 
     Args:
-        structure: of the graph.
+        structure: structure of the graph.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -37,9 +37,9 @@ class Homes:
         return table
 
     def foldable(self, c: Contraction) -> bool:
-        """Whether a weight can take constants up: a stored one that nothing else reads.
+        """Whether constants can be folded into the columns of a weight: it is stored and nothing else reads it.
 
-        A tied embedding or a transposed use of the same weight would see what is folded into it.
+        A tied embedding or a transposed use of the same weight would see the change.
 
         Args:
             c: a contraction with the weight.
@@ -59,12 +59,12 @@ class Homes:
         return len(ways) == 1
 
     def sink(self, c: Contraction) -> Value | None:
-        """Return the bias, or else the running mean of the norm that alone reads the output, at each call.
+        """Return the bias, or else the running mean of the norm that is the only consumer of the output, at each call.
 
         Args:
             c: a contraction.
         """
-        if c.bias is None and c.output is c.weight:  # what it puts out is met by more inside
+        if c.bias is None and c.output is c.weight:  # its output is used inside the op
             return None
         key = (c.weight.index, False) if c.bias is None else (c.bias.index, True)
         if key not in self._sinks:
@@ -72,7 +72,7 @@ class Homes:
         return self._sinks[key]
 
     def _bias(self, bias: Value) -> Value | None:
-        """Return a stored bias that goes with one weight alone, at each call."""
+        """Return a stored bias that belongs to one weight only, at each call."""
         weights: set[Value] = set()
         for reader in self._users[bias.index]:
             own = {o.weight for o in self._contractions.get(reader.index, ()) if o.bias is bias}

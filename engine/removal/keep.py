@@ -1,8 +1,8 @@
-"""Which slots stay: what is alive, what constraints ask for, and the carriers of constants.
+"""Which slots are kept: slots that are alive, slots that constraints require, and carriers of constants.
 
-A slot is alive where a contraction uses it and it varies there. A removed slot that is a constant ``c`` at a consumer
-is folded: into the consumer's bias or the running mean behind it, or, where a border makes the constant's share differ
-from place to place, into the weight column of another constant channel of the same consumer, its *carrier*.
+A slot is alive if a contraction uses it and it varies there. A removed slot that is a constant ``c`` at a consumer is
+folded: into the consumer's bias or the running mean behind it, or, if borders make its contribution differ between
+positions, into the weight column of another constant channel of the same consumer, its *carrier*.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from engine.source.pins import Pin
 
 __all__ = ["Consumer", "Kept", "alive", "consumers", "corrections", "decide", "only_zeros", "refilled"]
 
-# A carrier's constant must not be tiny beside those it carries: the ratio multiplies rounding errors.
+# A carrier's constant must not be tiny compared to those it carries: the ratio amplifies rounding errors.
 _NOT_TINY = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Consumer:
-    """A contraction as its inputs see it.
+    """A contraction as a consumer of its input channels.
 
     Attributes:
         node, contraction: the call.
         slots: slot of each input position, shape (groups * inputs,).
-        constants: the constant at each position, NaN where it varies.
-        used: whether a used output has a weight on the position.
-        bordered: whether constants differ from place to place, so that only a carrier can take them.
-        foldable: whether the weight can take constants up: a stored one that nothing else reads.
-        sink: the value that takes constants up where they need no carrier, or None.
+        constants: constant at each position, NaN where it varies.
+        used: whether a used output reads the position.
+        bordered: whether constants differ between positions, so that only a carrier can absorb them.
+        foldable: whether constants can be folded into the weight: it is stored and nothing else reads it.
+        sink: the value that absorbs constants that need no carrier, or None.
     """
 
     node: Node
@@ -60,20 +60,20 @@ class Consumer:
 
     @property
     def carried(self) -> bool:
-        """Whether only a carrier can take up constants."""
+        """Whether only a carrier can absorb constants."""
         return self.bordered or self.sink is None
 
     @property
     def key(self) -> tuple[int, bool]:
-        """The weight and the way it is read; calls with the same key are folded once, for all."""
+        """The weight and the way it is read; calls with the same key are folded once, for all of them."""
         return self.contraction.weight.index, self.contraction.transposed
 
     def removed(self, keep: Tensor) -> Tensor:
-        """Positions that are removed and leave a constant behind."""
+        """Return which positions are removed and leave a constant behind."""
         return self.used & ~keep[self.slots] & (self.constants != 0)
 
     def needs(self, keep: Tensor) -> Iterator[Tensor]:
-        """Yield, per group of channels without a carrier, the slots that could be one."""
+        """Yield, for each group of channels without a carrier, the slots that could be one."""
         removed = self.removed(keep)
         if not self.carried or not removed.any():
             return
@@ -88,16 +88,16 @@ class Consumer:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The decision: which slots stay, and why it loses nothing.
+    """The decision which slots are kept, and the analyses that justify it.
 
     Attributes:
-        shrunk: the slots that stay, and what values look like then.
-        carriers: slots that stay only to carry constants.
+        shrunk: the kept slots, and the resulting shapes of values.
+        carriers: slots that are kept only to carry constants.
         consumers: all contractions with slots at their input.
         constants, use: the analyses behind the decision.
         widened: norms that lose constant channels.
-        pins: arguments in the code that have to be set.
-        reasons: why slots stay because of a size written in the code.
+        pins: arguments in the code that have to be pinned.
+        reasons: why slots are kept because of a size written in the code.
     """
 
     shrunk: Shrunk
@@ -111,7 +111,7 @@ class Kept:
 
 
 def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Consumer, ...]:
-    """Return all contractions whose input channels are slots; a depthwise one only passes its slots on."""
+    """Return all contractions whose input channels are slots, except depthwise ones, which only pass them on."""
     homes = Homes(structure)
     found = []
     for node, c in structure.contractions():
@@ -128,7 +128,7 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
 
 
 def _merged(found: list[Consumer]) -> Iterator[Consumer]:
-    """A weight that is called several times is used where any of the calls uses it, and carries where any has to."""
+    """Merge calls of one weight: it is used if any call uses it, and needs carriers if any call does."""
     used: dict[tuple[int, bool], Tensor] = {}
     bordered: set[tuple[int, bool]] = set()
     for consumer in found:
@@ -142,7 +142,7 @@ def _merged(found: list[Consumer]) -> Iterator[Consumer]:
 
 
 def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:
-    """Return a bool per slot: frozen, not born at a contraction, or used by a contraction where it varies."""
+    """Return a bool per slot: frozen, not an output of a contraction, or used by a contraction where it varies."""
     keep = ~structure.free()
     keep &= structure.roots == torch.arange(len(structure.roots))
     for node in structure.graph.nodes:
@@ -165,7 +165,7 @@ def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor
 
 
 def _disagreement(calls: list[Consumer]) -> Tensor:
-    """Return the input positions at which calls of one weight meet other constants: it can be folded once only."""
+    """Return the input positions at which calls of one weight see different constants: it can be folded only once."""
     differ = torch.zeros_like(calls[0].used)
     for one, other in zip(calls[1:], calls[:-1], strict=True):
         equal = (one.constants == other.constants) & ((one.constants == 0) | (one.bordered == other.bordered))
@@ -175,7 +175,7 @@ def _disagreement(calls: list[Consumer]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Norm:
-    """A norm over channels: the slot and the constant of each, NaN where it varies."""
+    """A norm over channels: slot and constant of each, NaN where it varies."""
 
     module: str
     slots: Tensor
@@ -184,9 +184,9 @@ class _Norm:
 
 
 def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
-    """Return the norms over channels that can go; several calls of one module must see the same constants.
+    """Return the norms over removable channels; all calls of one module must see the same constants.
 
-    Calls over channels that stay may be of other sizes (``F.layer_norm(x, x.shape[-1:])`` in one module).
+    Calls over frozen channels may have other sizes (``F.layer_norm(x, x.shape[-1:])`` in one module).
     """
     found: dict[str, _Norm] = {}
     for node in structure.graph.nodes:
@@ -198,7 +198,7 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
         known = constants.along(span.input, span.dim)
         if constants.has_profile(span.input):
             known = torch.where(known == 0, known, torch.nan)
-        if not use[node.output].any():  # what it computes does not matter, but it has to run
+        if not use[node.output].any():  # its result does not matter, but it has to run
             known = torch.zeros_like(known)
         before = found.get(node.module)
         if before is not None:
@@ -208,9 +208,9 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
 
 
 def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield slots of which only those may go that are zero at a reader, with their constants, NaN where they vary.
+    """Yield slots that can be removed only if zero at a reader, with their constants, NaN where they vary.
 
-    What is not used, as it meets nothing but zeros, counts as zero.
+    Unused entries, which only meet zeros, count as zero.
     """
     for _, span, slots in readers_of_zeros(structure):
         known = constants.along(span.input, span.dim)
@@ -218,9 +218,9 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
 
 
 def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Node, Tensor, Tensor]]:
-    """Yield nodes that put constants in the place of channels, with the slots and their constants, NaN where they vary.
+    """Yield nodes that fill in constants for channels, with the slots and their constants, NaN where they vary.
 
-    What is not used counts as zero.
+    Unused entries count as zero.
     """
     for node in structure.graph.nodes:
         for span in structure.rules.rule(node.op).refills(node):
@@ -239,7 +239,7 @@ def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
 
 
 def _cover(needs: list[Tensor]) -> list[int]:
-    """Greedy cover: the fewest slots such that each need has one of its own."""
+    """Greedy cover: a small set of slots that contains one of each need."""
     waiting: dict[int, list[int]] = {}
     for position, need in enumerate(needs):
         for slot in need.tolist():
@@ -261,7 +261,7 @@ def _cover(needs: list[Tensor]) -> list[int]:
 
 
 def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> dict[str, tuple[Node, Tensor]]:
-    """Return what has to be added to stored values where nodes lose a part of others, with the node, by name."""
+    """Return corrections to add to stored values of nodes that lose a part of others, with the node, by name."""
     found: dict[str, tuple[Node, Tensor]] = {}
     for node in structure.graph.nodes:
         for value, delta in structure.rules.rule(node.op).corrections(node, constants.__getitem__, shrunk.mask):
@@ -271,7 +271,7 @@ def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> d
 
 
 def _stuck(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor:
-    """Return removed slots of what nothing makes up for."""
+    """Return removed slots for which no correction exists."""
     slots = [torch.zeros(0, dtype=torch.long)]
     for name, (node, delta) in corrections(structure, constants, shrunk).items():
         mask = shrunk.mask(structure.graph.stored[name])
@@ -284,14 +284,14 @@ def _stuck(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor
 
 
 def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
-    """Decide which slots stay.
+    """Decide which slots are kept.
 
     Args:
         structure: the slots and their constraints.
-        constants, use: what is known of the values.
+        constants, use: the analyses of the values.
 
     Returns:
-        A choice that loses nothing: whatever is removed is unused, or a constant that is folded.
+        A lossless choice: everything removed is unused, or a constant that is folded.
     """
     found = consumers(structure, constants, use)
     keep = alive(structure, found, use)

@@ -1,4 +1,4 @@
-"""What every value looks like once some slots are removed."""
+"""Shapes and indices of every value after a removal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Shrunk"]
 
 @dataclass(frozen=True, eq=False)
 class Shrunk:
-    """A structure and the slots that stay.
+    """A structure and the slots that are kept.
 
     Attributes:
         structure: the slots.
         keep: bool per slot, read at representatives.
-        given: integer attributes, per module, that are set to what the code needs.
+        given: integer attributes per module, set to what the code requires.
     """
 
     structure: Structure
@@ -44,12 +44,12 @@ class Shrunk:
         return self.structure.table.counts(self._looked)
 
     def indices(self, value: Value, dim: int) -> Tensor | None:
-        """Return which indices of an activation's dimension stay, bool ``(size,)``; None where it has no slots."""
+        """Return which indices of an activation's dimension are kept, bool ``(size,)``; None if it has no slots."""
         slots = self.structure.along(value, dim)
         return None if slots is None else self.keep[slots]
 
     def mask(self, value: Value) -> Tensor | None:
-        """Return a compact bool array: which entries of a value stay; None where all do."""
+        """Return which entries of a value are kept, as a compact bool array; None if all are."""
         found: Tensor | None = None
         places = self.structure.table.touched(value.index)
         for layer, (_, place) in zip(self.structure.of(value), places, strict=True):
@@ -59,9 +59,9 @@ class Shrunk:
         return found
 
     def rows(self, value: Value) -> dict[int, Tensor] | None:
-        """Return the indices that stay of each dimension that loses some; None where dimensions hang together.
+        """Return the kept indices of each narrowed dimension, int64; None if a layer spans several dimensions.
 
-        Values that lose the same of a dimension share the tensor, int64.
+        Values that lose the same indices share the tensor.
         """
         places = self.structure.table.of(value.index)
         return None if places is None else {d: self._index(place) for d, place in places if self._loses(place)}
@@ -75,7 +75,7 @@ class Shrunk:
         return self._indices[place]
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """Return the shape that a value will have."""
+        """Return the shape of a value after the removal."""
         known = self._shapes.get(value.index)
         if known is None:
             known = self._shapes[value.index] = self._sizes(value)
@@ -95,12 +95,12 @@ class Shrunk:
         sizes, dims = list(value.shape), support(mask)
         for dim in dims:
             sizes[dim] = int(mask.movedim(dim, 0).reshape(mask.size(dim), -1).any(1).sum())
-        if len(dims) > 1:  # rows of a grouped weight keep other columns each, but equally many; so do states of layers
+        if len(dims) > 1:  # rows of a grouped weight, or states of layers, keep different columns, but equally many
             sizes[dims[-1]] = int(mask.sum(dims[-1]).max())
         return tuple(sizes)
 
     def attributes(self) -> Mapping[str, Mapping[str, int]]:
-        """Return, per module, the integer attributes that change, with their new values."""
+        """Return the integer attributes that change, per module, with their new values."""
         changed = {module: dict(values) for module, values in self.given.items()}
         for node, before in self.structure.attributes:
             after = self.structure.rules.rule(node.op).attributes(node, self.shape)

@@ -1,4 +1,4 @@
-"""The structure of a model: the slots of its graph, without those at which a removal on trial would go wrong."""
+"""The structure of a model: the slots of its graph, with groups frozen whose removal on trial goes wrong."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = ["readers_of_zeros", "structure_for", "structure_of"]
 def structure_for(
     model: nn.Module, example_inputs: Any, graph: Graph | None, rules: Registry | None = None
 ) -> Structure:
-    """Return the structure of a model, from its graph where there is one.
+    """Return the structure of a model, from its graph if there is one.
 
     Raises:
-        TraceError: where the model rejects the example inputs, or the graph is stale.
+        TraceError: if the model rejects the example inputs, or the graph is stale.
     """
     graph = trace(model, example_inputs) if graph is None else graph
     graph.check_fresh(model)
@@ -42,9 +42,9 @@ def structure_for(
 
 @uncollected()
 def structure_of(graph: Graph, rules: Registry | None = None) -> Structure:
-    """Return the structure of a graph with all axes frozen at which sizes in Python code do not follow.
+    """Return the structure of a graph, with slots frozen where sizes in Python code do not follow.
 
-    It is found once per graph and registry, and only read from then on.
+    It is computed once per graph and registry, and read-only from then on.
     """
     rules = rules_of(graph) if rules is None else rules
     return graph.derived((structure_of, rules), functools.partial(_structure, graph, rules))
@@ -55,7 +55,7 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
     asked = asked_numbers(structure)
     if asked or graph.guards:
         equal = tuple(Equal(rows) for rows in one_number(structure, asked))
-        if equal:  # a copy finds anew what the structure knows by now
+        if equal:  # a copy computes cached properties anew
             structure = replace(structure, constraints=structure.constraints + equal)
         _freeze(structure, _without_sizes)
     if any(True for _ in readers_of_zeros(structure)):
@@ -64,7 +64,7 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
 
 
 def readers_of_zeros(structure: Structure) -> Iterator[tuple[Node, Statistic, Tensor]]:
-    """Yield the nodes that can do without channels that are zero, where they read them, and the slots."""
+    """Yield the nodes that can lose zero channels only, with what they read and its slots."""
     for node in structure.graph.nodes:
         for span in () if structure.graph.unread(node) else structure.rules.rule(node.op).only_zeros(node):
             slots = structure.along(span.input, span.dim)
@@ -73,11 +73,11 @@ def readers_of_zeros(structure: Structure) -> Iterator[tuple[Node, Statistic, Te
 
 
 Found = Iterator[tuple[str, Tensor, bool]]
-"""Why a removal would go wrong, the slots whose removal it is, and whether a size in the code is to blame."""
+"""(reason why a removal goes wrong, slots concerned, whether a size in the code is the cause)"""
 
 
 def _freeze(structure: Structure, wrong: Any) -> None:
-    """Remove a part of every group, on trial; freeze the groups at which that goes wrong."""
+    """Remove a part of every group on trial; freeze the groups for which that goes wrong."""
     group = clusters(structure)
     for part in (_first_half, functools.partial(_first_half, largest=1)):
         while True:
@@ -94,7 +94,7 @@ def _freeze(structure: Structure, wrong: Any) -> None:
 
 
 def _without_sizes(structure: Structure, keep: Tensor) -> Found:
-    """An argument in the code would not follow."""
+    """Find arguments in the code that would not follow."""
     for node, reason, slots in settle(Shrunk(structure, keep)).unmet:
         gone = slots[~keep[slots]]
         if not len(gone):
@@ -103,7 +103,7 @@ def _without_sizes(structure: Structure, keep: Tensor) -> Found:
 
 
 def _not_zero(structure: Structure, keep: Tensor) -> Found:
-    """Something that can do without zeros only would read something else, even if the masks reach all parameters."""
+    """Find ops that allow zeros only and would read other constants even under repaired masks."""
     stored = {
         name: nn.Parameter(torch.empty(value.shape, device="meta"), requires_grad=False)
         for name, value in structure.graph.stored.items()
@@ -118,7 +118,7 @@ def _not_zero(structure: Structure, keep: Tensor) -> Found:
 
 
 def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
-    """Return compact masks of all that puts the removed slots out; what only reads them need not be masked."""
+    """Return compact masks of everything that produces the removed slots; consumers need no masks."""
     reading = {c.weight.index: c.input_place for _, c in structure.contractions() if not c.depthwise}
     for node in structure.graph.nodes:
         if any(True for _ in structure.rules.rule(node.op).produces(node)):
@@ -135,7 +135,7 @@ def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
 
 
 def _first_half(structure: Structure, group: Tensor, largest: int | None = None) -> Tensor:
-    """Return a bool per slot: the first half of each group, or at most ``largest`` of it."""
+    """Return a bool per slot: the first half of each group, or at most ``largest`` slots of it."""
     free = structure.free().nonzero()[:, 0]
     order = free[group[free].argsort(stable=True)]
     ids, counts = group[order].unique_consecutive(return_counts=True)
