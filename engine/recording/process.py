@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def _set_filters(filters: Any) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
 
 
+# Functions of torch are kept as they are now: those that say how code runs are others while a model's code is watched.
 _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -37,8 +39,7 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark),
     (lambda: torch.backends.cudnn.deterministic, torch._C._set_cudnn_deterministic),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    (lambda: torch.is_autocast_enabled("cpu"), lambda s: torch.set_autocast_enabled("cpu", s)),
-    (lambda: torch.is_autocast_enabled("cuda"), lambda s: torch.set_autocast_enabled("cuda", s)),
+    *((partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)) for kind in ("cpu", "cuda")),
     (random.getstate, random.setstate),
     (lambda: list(warnings.filters), _set_filters),
 )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.recording.modes import Switches
 from engine.recording.process import unchanged_process
 
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
@@ -172,3 +173,11 @@ def test_a_thread_that_runs_the_model_is_not_recorded() -> None:
         stop.set()
         thread.join(60)
     assert not errors
+
+
+def test_flags_are_read_past_what_watches_them() -> None:
+    """A look at the flags is none that the model's code takes, and is told the truth."""
+    switches = Switches(nn.ReLU())
+    with switches.answering(otherwise="is_autocast_enabled"), unchanged_process():
+        torch.set_autocast_enabled("cpu", True)
+    assert not switches.asked and not torch.is_autocast_enabled("cpu")
