@@ -44,7 +44,7 @@ from engine.recording.attributes import Setting, Settings, course
 from engine.recording.axes import axes_of, resized
 from engine.recording.changing import Changing
 from engine.recording.closed import ClosedRecorder
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import Contents, evaluation
 from engine.recording.fakes import Fakes
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import Calls, Switches, may_differ, watched
@@ -187,7 +187,12 @@ def call_entry(entry: Entry, args: Any, kwargs: Any) -> Any:
 
 @contextmanager
 def _recording(
-    recorder: Recorder, model: nn.Module, opaque: Collection[str], train: list[nn.Module], arguments: Any
+    recorder: Recorder,
+    model: nn.Module,
+    opaque: Collection[str],
+    train: list[nn.Module],
+    arguments: Any,
+    contents: Contents | None = None,
 ) -> Iterator[list[str]]:
     """Prepare a model for a run that is recorded; give the stack of the modules that run."""
     modules = distinct_modules(model)
@@ -195,7 +200,7 @@ def _recording(
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
-        scope.enter_context(evaluation(model, train, arguments))
+        scope.enter_context(evaluation(model, train, arguments, contents))
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
         scope.enter_context(sizes_anew(model))
@@ -218,8 +223,9 @@ def _run(
     train: list[nn.Module],
     path: str,
     setting: Setting = (),
+    contents: Contents | None = None,
 ) -> None:
-    with _recording(recorder, model, opaque, train, (args, kwargs)) as stack:
+    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack:
         for attribute, value in setting:
             vars(attribute.module)[attribute.name] = value
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
@@ -260,8 +266,9 @@ def _record(
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
     settings = Settings(changing.attributes, distinct_modules(model))
+    run = functools.partial(_run, recorder, model, opaque, contents=Contents(model, inputs[0]))
     with watched(candidates) as seen, switches.answering(), calls.of(candidates), settings.watching():
-        _run(recorder, model, opaque, *inputs[0], [], "eval")
+        run(*inputs[0], [], "eval")
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
@@ -271,13 +278,12 @@ def _record(
         mark = recorder.mark()
         try:
             with switches.answering(otherwise=way.switch):
-                _run(recorder, model, opaque, *inputs[0], way.train, "train")
+                run(*inputs[0], way.train, "train")
             decisions += [(recorder.since(mark)[1], way)] if way.switch is None else []
             recorder.drop_if_repeated(mark, shapes=True)
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
-    run = functools.partial(_run, recorder, model, opaque)
     _record_others(recorder, run, inputs, first, dynamic_dims)
     _record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
     for guards, way in decisions:

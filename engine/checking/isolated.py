@@ -137,6 +137,10 @@ def _replayed(graph: Graph, stored: Mapping[str, Tensor], example: Tensor) -> di
     found = {v.index: stored[name] for name, v in graph.stored.items()}
     found.update({v.index: v.data for v in graph.values if v.data is not None})
     found.update((v.index, t) for v, t in zip(graph.inputs, tensors_in(example), strict=False))
+    generator = torch.Generator().manual_seed(0)
+    for value in graph.values:  # what enters and is not constant may be any numbers
+        if value.index not in found and value.producer is None and value.dtype.is_floating_point:
+            found[value.index] = torch.randn(value.shape, generator=generator, dtype=value.dtype)
     for node in graph.nodes:
         runs = node.target is not None or node.op == WRITE
         if node.path == "eval" and runs and all(v.index in found for v in node.inputs):

@@ -335,6 +335,7 @@ def _dropout_samples() -> Iterable[Sample]:
 def _product_samples() -> Iterable[Sample]:
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), _gate(), nn.Conv2d(8, 4, 3, padding=1)), (2, 3, 6, 6), "gate")
     yield through("square", lambda x: x * x)
+    yield through("other names", lambda x: torch.multiply(x, x.sigmoid()))
     yield through("glu", lambda x: F.glu(x, 1), after=4)
 
 

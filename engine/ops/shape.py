@@ -302,6 +302,11 @@ def _move_samples() -> Iterable[Sample]:
         (2, 5),
         "transposed matrices",
     )
+    yield Sample(
+        lambda: nn.Sequential(nn.Linear(5, 8), Apply(lambda x: (x.H * 1).mH.adjoint().H), nn.Linear(8, 3)),
+        (2, 5),
+        "adjoint matrices",
+    )
     yield through("other names", lambda x: x.moveaxis(1, 2).swapdims(1, 2))
 
 
@@ -325,7 +330,9 @@ _SAME = "alias clone contiguous detach lift_fresh".split()
 _CAST = "_to_copy to type_as".split()
 _VIEW = "_reshape_alias flatten squeeze unsqueeze".split()
 _VIEW_AS = "reshape_as view_as".split()
-_PERMUTED = "flip mT moveaxis movedim numpy_T permute swapaxes swapdims t transpose".split()
+_PERMUTED = """
+    adjoint flip mH mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t transpose
+""".split()
 
 SAME = frozenset([*_SAME, *_CAST])
 """Ops that leave all entries where they are."""

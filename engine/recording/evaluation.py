@@ -22,17 +22,19 @@ from engine.recording.opaque import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
-__all__ = ["State", "evaluation"]
+__all__ = ["Contents", "State", "evaluation"]
 
 
 @contextmanager
-def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = ()) -> Iterator[State]:
+def evaluation(
+    model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = (), contents: Contents | None = None
+) -> Iterator[State]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.
 
     Modes, module attributes and what lies in containers and objects among them, in the ``arguments``, and in the
     classes, closures and Python modules of the model's code; buffers' identity, the memory that parameters and buffers
     stand for (``self.weight.data = …``), random states and flags of the process are restored. One thread runs it at a
-    time.
+    time. ``contents`` are those of the model and the arguments, which runs that leave no trace may share.
 
     Yields:
         What the model was before.
@@ -42,7 +44,7 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any
     """
     with EXCLUSIVE:
         modules = list(distinct_modules(model).values())
-        state = State(model, modules, arguments)
+        state = State(model, modules, arguments, contents)
         devices = {p.device for m in modules for p in _parameters(m) if p is not None and p.device.type == "cuda"}
         with (
             torch.random.fork_rng(devices=[d.index for d in devices]),
@@ -61,29 +63,54 @@ def evaluation(model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any
                 state.restore()
 
 
+class Contents:
+    """What lies in containers and objects of a model, of its arguments, and of the Python modules of its code.
+
+    Args:
+        model: the model.
+        arguments: with which it runs.
+    """
+
+    def __init__(self, model: nn.Module, arguments: Any) -> None:
+        modules = [m for m in distinct_modules(model).values() if not _is_scripted(m)]
+        stored = {id(t): t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
+        roots = [value for m in modules for value in _own_values(vars(m))]
+        self._own = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored.values(), *modules))
+        classes = classes_of(model)
+        names = [*map(vars, classes), *spaces_of(model)]
+        shared = [value for table in names for value in list(table.values()) if _may_hold(value)]
+        # what a Python module holds of other packages (loggers, registries) is no state of a model
+        packages = {cls.__module__.partition(".")[0] for cls in classes}
+        self._shared = Snapshot(shared, model, skip=(*stored.values(), *modules), packages=packages)
+
+    def differ(self) -> bool:
+        """Whether anything changed."""
+        return self._own.differs() or self._shared.differs()
+
+    def restore(self) -> None:
+        """Put back what changed."""
+        self._own.restore()
+        self._shared.restore()
+
+
 class State:
     """What a model is before it runs."""
 
-    def __init__(self, model: nn.Module, modules: list[nn.Module], arguments: Any) -> None:
+    def __init__(
+        self, model: nn.Module, modules: list[nn.Module], arguments: Any, contents: Contents | None = None
+    ) -> None:
         self._modules = [(m, type(m), dict(vars(m))) for m in modules if not _is_scripted(m)]
         self._scripted = [(m, m.training) for m in modules if _is_scripted(m)]
         tensors = [t for m, *_ in self._modules for t in (*m._parameters.values(), *m._buffers.values())]
         stored = list({id(t): t for t in tensors if t is not None}.values())
         self._memory = [(t, t.data) for t in stored if _is_plain(t)]
         self._gradients = [(t, t.requires_grad, t.grad) for t in stored if isinstance(t, nn.Parameter)]
-        classes = [(cls, dict(vars(cls))) for cls in classes_of(model)]
+        self._classes = [(cls, dict(vars(cls))) for cls in classes_of(model)]
         self._names = [(space, dict(space)) for space in spaces_of(model)]
-        self._classes = classes
         tables = [attributes[name] for _, _, attributes in self._modules for name in _TABLES if name in attributes]
         self._tables = [(table, table.copy() if table else _EMPTY) for table in tables]
-        roots = [value for _, _, attributes in self._modules for value in _own_values(attributes)]
         self._iterators = False
-        self._contents = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored, *modules))
-        names = [*(attributes for _, attributes in classes), *(names for _, names in self._names)]
-        shared = [value for table in names for value in table.values() if _may_hold(value)]
-        # what a Python module holds of other packages (loggers, registries) is no state of a model
-        packages = {cls.__module__.partition(".")[0] for cls, _ in classes}
-        self._shared = Snapshot(shared, model, skip=(*stored, *modules), packages=packages)
+        self._contents = Contents(model, arguments) if contents is None else contents
 
     def lend_iterators(self) -> None:
         """Let the body advance copies of the iterators among the attributes."""
@@ -101,7 +128,7 @@ class State:
             return True
         classes = [(cls, name, value) for cls, attributes in self._classes for name, value in attributes.items()]
         changed = any(vars(cls).get(name) is not value for cls, name, value in classes)
-        return changed or self._iterators or self._contents.differs() or self._shared.differs()
+        return changed or self._iterators or self._contents.differ()
 
     def restore(self) -> None:
         """Put back what changed."""
@@ -119,7 +146,6 @@ class State:
         for space, names in self._names:
             _restore_names(space, names)
         self._contents.restore()
-        self._shared.restore()
         for tensor, data in self._memory:
             if not _same_memory(tensor, data):
                 tensor.data = data

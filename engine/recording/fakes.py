@@ -92,6 +92,16 @@ class Fakes:
         self._like = like
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._memory: dict[int, torch.UntypedStorage] = {}
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of_stored(self, tensor: Tensor) -> Tensor:
+        """Return a parameter or buffer without data, the same in each run unless a run has changed its sizes."""
+        before = self._stored.get(id(tensor))
+        if before is not None and before[0] is tensor and tensor.ndim and _metadata(before[1]) == _metadata(tensor):
+            return before[1]
+        fake = self.of(tensor)
+        self._stored[id(tensor)] = (tensor, fake)
+        return fake
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return a tensor like this one without data. Tensors that share memory do so as fakes; keep them alive."""

@@ -8,7 +8,7 @@ both ways, or no more sizes are left to try; what ran differently becomes part o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,10 @@ class OtherSizes:
         self._sizes: dict[Key, set[tuple[int, ...]]] = {}
         self._steps: set[tuple[Any, ...]] = set()
         self._guards: dict[Key, Guard] = {}
+        self._changed: frozenset[Axis | None] = frozenset([None])  # None for any
+        self._axes: dict[Key, set[Axis | None]] = {}
         self._derived, self._dims = True, set[tuple[int, int]]()
+        self._example: dict[Key, frozenset[tuple[int, ...]]] = {}
 
     def start(self, nodes: Sequence[Node], guards: Sequence[Guard], inputs: Sequence[Value] = ()) -> None:
         """Begin with the run on the example.
@@ -73,6 +76,8 @@ class OtherSizes:
         self._derived = any(leaf.value.index not in positions for leaf in sizes)
         self._dims = {(positions.get(leaf.value.index, -1), leaf.dim) for leaf in sizes}
         self._note(guards)
+        self._example = {key: frozenset(sizes) for key, sizes in self._sizes.items()}
+        self._axes.clear()
 
     def _note(self, guards: Iterable[Guard]) -> None:
         for guard in guards:
@@ -81,20 +86,28 @@ class OtherSizes:
                 right = guard.expr.right
                 key = (guard.place, guard.expr.symbol, _MODULES.sub("", describe(guard.expr.left)))
                 self._sizes.setdefault(key, set()).add(sizes)
+                if sizes not in self._example.get(key, ()):
+                    self._axes.setdefault(key, set()).update(self._changed)
                 number = right if isinstance(right, (int, float)) else 0
                 number = number if guard.decides else len(self._sizes[key])
                 self._outcomes.setdefault(key, set()).add((number, guard.outcome))
                 self._guards.setdefault(key, guard)
 
-    def undecided(self) -> list[Guard]:
+    def undecided(self, axes: Collection[Axis] | None = None) -> list[Guard]:
         """Return decisions by sizes that were others in some run and came out the same in all.
 
         A number that forgets where it is from has to be seen at several sizes.
+
+        Args:
+            axes: those that may have further sizes, None for all; decisions that none of them changes are left out.
         """
+        movers = None if axes is None else {None, *axes}
         return [
             self._guards[key]
             for key, seen in self._outcomes.items()
-            if len(self._sizes[key]) > 1 and len(seen) < (2 if len({yes for _, yes in seen}) > 1 else _NUMBERS)
+            if len(self._sizes[key]) > 1
+            and len(seen) < (2 if len({yes for _, yes in seen}) > 1 else _NUMBERS)
+            and (movers is None or not movers.isdisjoint(self._axes.get(key, ())))
         ]
 
     def explore(self, axes: Sequence[Axis], accepts: Accepts, larger_pictures: bool) -> None:
@@ -105,11 +118,16 @@ class OtherSizes:
             accepts: records a run at other sizes; whether the model takes them.
             larger_pictures: whether larger pictures were recorded already.
         """
+
+        def tried(sizes: Mapping[Axis, int]) -> bool:
+            self._changed = frozenset(axis for axis, size in sizes.items() if size != axis.size)
+            return accepts(sizes)
+
         axes = [axis for axis in axes if self._matters(axis)]
         sides = [axis for axis in axes if axis.picture]
         groups = [[axis] for axis in axes if not axis.picture and axis.size]
-        taken = [sides] if sides and (larger_pictures or self._first(sides, accepts)) else []
-        taken += [group for group in groups if self._first(group, accepts)]
+        taken = [sides] if sides and (larger_pictures or self._first(sides, tried)) else []
+        taken += [group for group in groups if self._first(group, tried)]
         rest = [axis for group in taken for axis in group if not axis.batch]
         tries: list[dict[Axis, int]] = [
             {axis: smaller(axis.size) for axis in rest},
@@ -117,14 +135,14 @@ class OtherSizes:
             *({axis: other(axis.size)} for axis in rest if len(rest) > 1 for other in (larger, smaller)),
         ]
         for sizes in tries:
-            if not self.undecided():
+            if not self.undecided(rest):
                 return
             if sizes:
-                accepts(sizes)
+                tried(sizes)
         for sizes in self._across(rest):
-            if not self.undecided():
+            if not self.undecided(rest):
                 return
-            accepts(sizes)
+            tried(sizes)
 
     def _across(self, axes: Sequence[Axis]) -> list[dict[Axis, int]]:
         """Return sizes around the numbers that undecided sizes are compared with, a few of them.
@@ -132,7 +150,7 @@ class OtherSizes:
         Where a layer in between makes a size smaller by some, the input is smaller by as many.
         """
         tries: list[dict[Axis, int]] = []
-        for guard in self.undecided():
+        for guard in self.undecided(axes):
             bound = guard.expr.right
             for leaf in _sizes_of(guard) if isinstance(bound, int) and axes else ():
                 change = bound - leaf.value.shape[leaf.dim]

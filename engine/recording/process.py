@@ -39,7 +39,8 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark),
     (lambda: torch.backends.cudnn.deterministic, torch._C._set_cudnn_deterministic),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    *((partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)) for kind in ("cpu", "cuda")),
+    (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    (partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")),
     (random.getstate, random.setstate),
     (lambda: list(warnings.filters), _set_filters),
 )

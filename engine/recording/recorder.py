@@ -357,7 +357,7 @@ class Recorder(TorchDispatchMode):
             return tensor
         fake = self._fakes.get(id(tensor))
         if fake is None:
-            fake = self._maker.of(tensor)
+            fake = (self._maker.of_stored if id(tensor) in self._names else self._maker.of)(tensor)
             self._fakes[id(tensor)] = fake
             self._hold(tensor, fake)
             if id(tensor) in self._names:

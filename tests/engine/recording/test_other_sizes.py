@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import engine
 from engine.program.expressions import Apply, Guard, ShapeOf
 from engine.program.graph import Graph, Value
-from engine.recording.axes import axes_of
+from engine.recording.axes import Axis, axes_of
 from engine.recording.other_sizes import OtherSizes, reads_sizes
 
 
@@ -91,3 +91,23 @@ def test_decisions_come_out_both_ways_or_are_named() -> None:
 
     others.explore(axes_of((torch.zeros(2, 3, 8, 8),), {}), accepts, larger_pictures=False)
     assert {2: 16, 3: 16} in tried and {0: 1} in tried and {3: 5} in tried
+
+
+def test_a_decision_by_the_batch_asks_for_no_other_pictures() -> None:
+    """Sizes are tried along the axes that change what a decision is about."""
+    others, tried = OtherSizes(), []
+
+    def guards(batch: int, side: int) -> list[Guard]:
+        size = Value(0, (batch, 3, side, side), torch.float32)
+        return [Guard(Apply(">", ShapeOf(size, d), n), size.shape[d] > n, f"net.py:{d}") for d, n in ((0, 9), (2, 1))]
+
+    def accepts(sizes: Mapping[Axis, int]) -> bool:
+        shape = {dim: size for axis, size in sizes.items() for _, dim in axis.places}
+        tried.append(shape)
+        others.add([], guards(shape.get(0, 2), shape.get(2, 8)))
+        return True
+
+    others.start([], guards(2, 8))
+    others.explore(axes_of((torch.zeros(2, 3, 8, 8),), {}), accepts, larger_pictures=False)
+    assert {0: 1} in tried and tried[-1] == {2: 1, 3: 1}
+    assert [str(guard.place) for guard in others.undecided()] == ["net.py:0"]
