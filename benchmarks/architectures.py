@@ -318,28 +318,29 @@ def check(kind: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- all of them
 
 
-HEAD = """# Every architecture of transformers
+HEAD = """# Survey of transformers
 
-`python benchmarks/architectures.py` builds a model of a few layers and some tens of channels for each architecture of
-transformers' `MODEL_MAPPING`, masks half of the units of each dependency group, compacts, and compares with the masked
-model: of {run} that run on random inputs, {exact} are exact, {refused} refused, {failed} fail, and {late} take longer
-than they are given; {rest} are not run. torch {torch}, transformers {transformers}, float64, on a CPU, one thread.
+`python benchmarks/architectures.py` builds a model with a few layers and some tens of channels for each architecture in
+transformers' `MODEL_MAPPING`, masks half of the units of each dependency group, compacts the model, and compares it
+with the masked one. Of {run} architectures that run on random inputs, {exact} are exact, {refused} refused, {failed}
+failed and {late} timed out; {rest} were not run. torch {torch}, transformers {transformers}, float64, on one CPU
+thread.
 
-Everything that could hide an error is random, and a linear layer reads the last hidden state, so that the stream is no
-output. The error is the largest difference at two batch sizes, relative to the largest entry of the output; counted
-sizes equal the measured ones. Of a model of text and images, what is not named among the inputs did not run, and stays.
-Seconds of CPU are for tracing, planning, compacting and verifying.
+Everything that could hide an error is random, and a linear layer reads the last hidden state, so that the stream is not
+an output. The error is the largest difference at two batch sizes, relative to the largest entry of the output; the
+counted sizes equal the measured ones. For a model of text and images, the part whose inputs are not listed did not run,
+and stays. Seconds are CPU time for tracing, planning, compacting and verifying.
 
 | architecture | inputs | verdict | error | parameters, k | left | seconds |
 |---|---|---|---:|---:|---:|---:|
 """
 
 REST = """
-## What is not run
+## Not run
 
-Transformers did not build these from a small configuration, or did not run them on the random inputs above: packages
-that are not installed, sizes that do not go together once they are small, inputs of another kind. This says nothing
-about whether they can be compacted.
+Transformers could not build these from a small configuration, or could not run them on the random inputs above:
+packages that are not installed, sizes that do not fit together once they are small, other kinds of inputs. This says
+nothing about whether they can be compacted.
 
 | architecture | why |
 |---|---|

@@ -225,17 +225,18 @@ def line(row: dict[str, Any]) -> str:
 
 # ---------------------------------------------------------------- the page
 
-HEAD = """# Every model of torchvision
+HEAD = """# Survey of torchvision
 
 `make breadth` masks half of the units of each dependency group (channels, neurons, heads, the residual stream),
-compacts, and compares with the masked model: {exact} of {all} models are exact, {refused} refused, {failed} failed.
-{versions}, on a CPU, one thread.
+compacts each model, and compares it with the masked one: {exact} of {all} models are exact, {refused} refused,
+{failed} failed. {versions}, on one CPU thread.
 
 Everything that could hide an error is random: statistics, affine parameters, biases, layer scales, tokens, tables. The
-error is the largest difference at two batch sizes and, where the model takes one, a second resolution, relative to the
-largest entry of the output; float64, above 300 million parameters float32. Detectors are compared by what their heads
-put out. Counted sizes equal the measured ones, and forward and backward run in train mode after compaction. MACs are
-per sample, at the small input sizes of this test. Seconds of CPU are for tracing, planning, compacting and verifying.
+error is the largest difference relative to the largest entry of the output, at two batch sizes and, if the model
+accepts it, a second resolution; in float64, or float32 above 300 million parameters. Detectors are compared at the
+outputs of their heads. The counted sizes equal the measured ones, and forward and backward run in train mode after
+compaction. MACs are per sample, at the small input sizes of this test. Seconds are CPU time for tracing, planning,
+compacting and verifying.
 """
 
 
@@ -265,8 +266,8 @@ def staying(rows: Iterable[dict[str, Any]]) -> list[str]:
     if not models:
         return []
     head = [
-        "\n## What stays whole\n",
-        "The reasons that the engine gives, and in how many of the models it gives them.\n",
+        "\n## Not prunable, and why\n",
+        "The reasons given by the engine, with the number of models in which each occurs.\n",
     ]
     return [*head, "| reason | models |", "|---|---|", *(f"| {r} | {n} |" for r, n in models.most_common())]
 

@@ -209,25 +209,26 @@ def main() -> int:
 
 # ---------------------------------------------------------------- the page
 
-HEAD = """# Compacted networks where they run
+HEAD = """# Deployment
 
-`python benchmarks/deployment.py` removes half of the units of each dependency group of {all} architectures of
-torchvision, in float32, and ships the result in every form: {holds} of {all} hold. {versions}, on a CPU, one thread.
+`python benchmarks/deployment.py` removes half of the units of each dependency group of {all} torchvision architectures,
+in float32, and exports the result to every format: {holds} of {all} pass. {versions}, on one CPU thread.
 
-Each number is the largest difference to the compacted model in eager mode, relative to the largest output, at two
-batch sizes and, where sizes are dynamic, at twice the resolution. "As the original" means that the form does not take
-the network before compaction either. `torch.compile` makes one graph (`fullgraph=True`, backend `aot_eager`).
-A fresh model that loads the checkpoint, or the safetensors file, puts out the same bits.
+Each number is the largest difference from the compacted model in eager mode, relative to the largest output, at two
+batch sizes and, where sizes are dynamic, at twice the resolution. "As the original" means that the format does not
+accept the network before compaction either. `torch.compile` compiles a single graph (`fullgraph=True`, backend
+`aot_eager`). A fresh model that loads the checkpoint or the safetensors file returns bit-identical outputs.
 
-| model | parameters, M | dynamic | ONNX Runtime | `torch.export` | TorchScript | `torch.compile` | same bits |
+| model | parameters, M | dynamic | ONNX Runtime | `torch.export` | TorchScript | `torch.compile` | bit-identical |
 |---|---|---|---|---|---|---|---|
 """
 SIZES = """
 ## Sizes on disk
 
-The checkpoint beside one of the same weights without plan, certificate and digests. Allowed are 1 % + 256 KiB.
+The checkpoint compared with one of the same weights without plan, certificate and digests. The allowance is 1 % +
+256 KiB.
 
-| model | plain, KiB | compacted, KiB | more, KiB | safetensors, KiB |
+| model | plain, KiB | compacted, KiB | difference, KiB | safetensors, KiB |
 |---|---|---|---|---|
 """
 

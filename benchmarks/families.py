@@ -114,15 +114,15 @@ def verdict(row: dict[str, Any]) -> str:
     return "; ".join(found) or "exact"
 
 
-HEAD = """# Every family of timm
+HEAD = """# Survey of timm
 
-`python benchmarks/families.py` takes the smallest model of each of timm's modules, masks half of the units of each
-dependency group, compacts, and compares with the masked model: {exact} of {all} are exact. torch {torch},
-timm {timm}, float64, on a CPU, one thread.
+We tested the smallest model in each of timm's modules: `python benchmarks/families.py` masks half of the units of each
+dependency group, compacts the model, and compares it with the masked one. {exact} of {all} are exact. torch {torch},
+timm {timm}, float64, on one CPU thread.
 
 Everything that could hide an error is random. The error is the largest difference at two batch sizes, relative to the
-largest entry of the output; counted sizes equal the measured ones. MACs are per image, at the model's own input size.
-Seconds of CPU are for tracing, planning, compacting and verifying.
+largest entry of the output; the counted sizes equal the measured ones. MACs are per image, at the model's own input
+size. Seconds are CPU time for tracing, planning, compacting and verifying.
 
 | module | model | verdict | error | parameters, M | left | MACs, G | seconds |
 |---|---|---|---:|---:|---:|---:|---:|

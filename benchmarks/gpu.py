@@ -156,11 +156,11 @@ def page(args: argparse.Namespace, device: torch.device) -> str:
     lines = [
         f"# Latency on {card}",
         "",
-        f"Written by `python benchmarks/gpu.py`: median milliseconds of {args.rounds} turns, torch "
+        f"Written by `python benchmarks/gpu.py`: median milliseconds over {args.rounds} rounds, torch "
         f"{torch.__version__}. "
-        "Half of the units of each dependency group are masked, and removed in the compacted network.",
+        "Half of the units of each dependency group are masked; the compacted network is without them.",
         "",
-        f"## Small pictures: 32 × 32, batch {args.small_batch}, float32",
+        f"## Small images: 32 × 32, batch {args.small_batch}, float32",
         "",
         "| network | forward passes | masked | compacted | masked / compacted |",
         "|---|---:|---:|---:|---:|",
@@ -187,7 +187,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--size", type=int, default=224, help="height and width of the images")
-    parser.add_argument("--small-batch", type=int, default=64, help="batch size of the small pictures")
+    parser.add_argument("--small-batch", type=int, default=64, help="batch size of the small images")
     parser.add_argument("--repetitions", nargs="*", type=int, default=list(REPETITIONS), help="forward passes")
     parser.add_argument("--rounds", type=int, default=30, help="timed turns")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu.md", help="file to write the page to")

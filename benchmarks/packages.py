@@ -175,15 +175,16 @@ def check(key: str) -> dict[str, Any]:
     return compacted(build(key), images(key, 1), images(key, 2), run)
 
 
-HEAD = """# Networks of other packages
+HEAD = """# Survey of other packages
 
 `python benchmarks/packages.py` builds small networks of packages that people prune, masks half of the units of each
-dependency group, compacts, and compares with the masked network: {exact} of {all} are exact. torch {torch}, {packages},
-float64, on a CPU, one thread.
+dependency group, compacts the network, and compares it with the masked one: {exact} of {all} are exact.
+torch {torch}, {packages}, float64, on one CPU thread.
 
 Everything that could hide an error is random. The error is the largest difference at two batch sizes, relative to the
-largest entry of the output; counted sizes equal the measured ones, and the certificate compares inside and at a larger
-resolution, where the network accepts one. Seconds of CPU are for tracing, planning, compacting and verifying.
+largest entry of the output; the counted sizes equal the measured ones. The certificate also compares inside the
+network, and at a larger resolution if the network accepts one. Seconds are CPU time for tracing, planning, compacting
+and verifying.
 
 | network | verdict | error | parameters, k | left | seconds |
 |---|---|---:|---:|---:|---:|

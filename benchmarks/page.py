@@ -14,7 +14,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 class _Mark(NamedTuple):
-    """An aim, and what came of it."""
+    """A target, and the measured value."""
 
     what: str
     value: float
@@ -22,16 +22,16 @@ class _Mark(NamedTuple):
     form: str = "{:.2f}"
 
     @property
-    def held(self) -> bool:
+    def met(self) -> bool:
         return self.value <= self.limit
 
     def __str__(self) -> str:
-        verdict = "held" if self.held else "**not held**"
-        return f"{self.what}: {self.form.format(self.value)} (aim: at most {self.limit:g}): {verdict}."
+        verdict = "met" if self.met else "**missed**"
+        return f"{self.what}: {self.form.format(self.value)} (target: at most {self.limit:g}): {verdict}."
 
 
 class _Section(NamedTuple):
-    """A part of the page: its text, its aims, and what else was lost."""
+    """A part of the page: its text, its targets, and other shortcomings."""
 
     lines: list[str]
     marks: list[_Mark]
@@ -72,10 +72,10 @@ def _analysis(rows: Mapping[str, Any]) -> _Section:
     lines = [
         "## Analysis",
         "",
-        "Trace, repair, plan and swap with `confidence=0`. The floor is one bare recording of the forward on tensors "
-        "without data, plus writing the weights of the compacted model once. The peer is Torch-Pruning's graph and its "
-        "pruning of half of the channels; it proves nothing, takes no masks, and folds no constants. Milliseconds of "
-        "CPU, median (smallest–largest); ratios are medians over paired rounds.",
+        "Trace, repair, plan and apply with `confidence=0`. The floor is one bare recording of the forward pass on "
+        "tensors without data, plus writing the weights of the compacted model once. Torch-Pruning builds its graph "
+        "and prunes half of the channels; it verifies nothing, takes no masks, and folds no constants. Milliseconds "
+        "of CPU time, median (smallest–largest); ratios are medians over paired rounds.",
         "",
     ]
     cells = []
@@ -86,42 +86,42 @@ def _analysis(rows: Mapping[str, Any]) -> _Section:
         ratios = [f"{_floor_ratio(stages):.2f}", f"{_peer_ratio(stages):.2f}"]
         columns = [*own, _spread(stages["ours"]), _spread(floor), _spread(stages["peer"]), *ratios]
         cells.append([name, str(row["nodes"]), *columns])
-    head = "network, ops, trace, repair, plan + swap, all, floor, peer, all / floor, all / peer".split(", ")
-    lines += _table(head, cells)
+    costs = "trace, repair, plan + apply, total, floor, Torch-Pruning, total / floor, total / Torch-Pruning".split(", ")
+    lines += _table(["network", "ops", *costs], cells)
     peers = {name: _peer_ratio(row["stages"]) for name, row in rows.items()}
     worst = max(peers, key=lambda name: peers[name])
     slower = [f"{name} ({ratio:.2f} × its time)" for name, ratio in peers.items() if ratio > 1]
     marks = [
-        _Mark("All over the floor, geometric mean", _mean(_floor_ratio(row["stages"]) for row in rows.values()), 2),
-        _Mark("All over the peer, geometric mean", _mean(peers.values()), 0.4),
-        _Mark(f"All over the peer, worst network ({worst})", peers[worst], 1.5),
+        _Mark("Total over the floor, geometric mean", _mean(_floor_ratio(row["stages"]) for row in rows.values()), 2),
+        _Mark("Total over Torch-Pruning, geometric mean", _mean(peers.values()), 0.4),
+        _Mark(f"Total over Torch-Pruning, worst network ({worst})", peers[worst], 1.5),
     ]
-    return _Section(lines, marks, [f"Slower than the peer on {', '.join(slower)}."] if slower else [])
+    return _Section(lines, marks, [f"Slower than Torch-Pruning on {', '.join(slower)}."] if slower else [])
 
 
 def _first(rows: Mapping[str, Any]) -> _Section:
     lines = [
         "## The first analysis in a process",
         "",
-        "The same with nothing warmed up but the imports, as a script meets it: each in a process of its own, once. "
-        "Milliseconds of CPU.",
+        "The same, but only once per process and with nothing warmed up except the imports, as in a script. "
+        "Milliseconds of CPU time.",
         "",
     ]
     names = [name for name in rows if not name.endswith(", peer")]
     pairs = {name: (rows[name]["seconds"], rows[f"{name}, peer"]["seconds"]) for name in names}
     cells = [[name, f"{1e3 * own:.0f}", f"{1e3 * peer:.0f}"] for name, (own, peer) in pairs.items()]
     slower = [f"{name} ({own / peer:.2f} × its time)" for name, (own, peer) in pairs.items() if own > peer]
-    lost = [f"Slower than the peer the first time on {', '.join(slower)}."] if slower else []
-    return _Section([*lines, *_table(["network", "all", "peer"], cells)], [], lost)
+    lost = [f"Slower than Torch-Pruning in the first analysis on {', '.join(slower)}."] if slower else []
+    return _Section([*lines, *_table(["network", "total", "Torch-Pruning"], cells)], [], lost)
 
 
 def _verification(rows: Mapping[str, Any]) -> _Section:
     lines = [
         "## Verification",
         "",
-        "What the default verification adds, against the forward passes that it makes (masked and compacted model, in "
-        "the certificate's dtype and sizes, as torch makes them). Verification itself runs large convolutions in bands "
-        "and depthwise ones as sums, which takes less than torch's way does in float64. CPU seconds.",
+        "What the default verification adds, compared with the forward passes that it makes (masked and compacted "
+        "model, in the certificate's dtype and sizes, as torch runs them). Verification runs large convolutions in "
+        "bands and depthwise ones as sums, which takes less time than torch's kernels do in float64. CPU seconds.",
         "",
     ]
     ratios = {n: median(a / p for a, p in zip(r["added"], r["passes"], strict=True)) for n, r in rows.items()}
@@ -137,8 +137,7 @@ def _memory(rows: Mapping[str, Any]) -> _Section:
     lines = [
         "## Memory",
         "",
-        "Peak above what is resident with the model and its masks in memory, in MB; verified with the default "
-        "confidence.",
+        "Peak memory above what is resident with the model and its masks, in MB; verified with the default confidence.",
         "",
     ]
     cells, plain, verified = [], [], []
@@ -148,7 +147,7 @@ def _memory(rows: Mapping[str, Any]) -> _Section:
         verified.append(row["peak verified"] / limits[1])
         numbers = [row["dense"], row["compacted"], row["peak"], limits[0], row["peak verified"], limits[1]]
         cells.append([name, *(f"{n:.0f}" for n in numbers)])
-    head = "network, dense weights, compacted, peak, its limit, peak when verified, its limit".split(", ")
+    head = "network, dense weights, compacted, peak, limit, peak when verified, limit".split(", ")
     marks = [
         _Mark("Peak memory over 1.2 × the compacted weights + 100 MB, largest", max(plain), 1),
         _Mark("Peak memory when verified over 4 × the dense weights, largest", max(verified), 1),
@@ -157,7 +156,7 @@ def _memory(rows: Mapping[str, Any]) -> _Section:
 
 
 def _scaling(rows: Mapping[str, Any]) -> _Section:
-    lines = ["## Growth", "", "The whole analysis against the number of blocks, CPU seconds.", ""]
+    lines = ["## Scaling", "", "CPU seconds of the whole analysis, by number of blocks.", ""]
     for name, row in rows.items():
         lines += _table([name, *map(str, row["sizes"])], [["seconds", *(f"{s:.2f}" for s in row["seconds"])]])
     return _Section(lines, [_Mark(f"Exponent of growth, {name}", row["exponent"], 1.15) for name, row in rows.items()])
@@ -169,12 +168,12 @@ def _by_hand(times: Mapping[str, list[float]]) -> list[float]:
 
 def _latency(rows: Mapping[str, Any]) -> _Section:
     lines = [
-        "## Latency of what comes out",
+        "## Latency of the compacted network",
         "",
-        "Half of the units of each dependency group removed (of vit_b_16: half of the heads and neurons), against the "
-        "same network constructed narrow by hand. Batch 1, milliseconds of CPU, medians of turns in both orders; the "
-        "ratio with its quartiles. Where the residual stream is narrowed too, the network built by hand has ordinary "
-        "narrow norms, and so computes something else: that ratio is what exact norms cost.",
+        "Half of the units of each dependency group removed (for vit_b_16: half of the heads and neurons), compared "
+        "with the same network built narrow by hand. Batch 1, milliseconds of CPU time, medians over turns in both "
+        "orders; the ratio with its quartiles. Where the residual stream is narrowed too, the network built by hand "
+        "has ordinary narrow norms and so computes a different function: that ratio is the cost of exact norms.",
         "",
     ]
     cells, exact = [], []
@@ -191,9 +190,10 @@ def _language(rows: Mapping[str, Any]) -> _Section:
     lines = [
         "## Language models without weights",
         "",
-        "Shapes on the `meta` device, in bfloat16: traced with 16 tokens, half of the units of each dependency group "
-        "masked (heads with their shared keys, neurons with their gates, the residual stream), planned, cut and "
-        "counted. CPU seconds; the peak is of the whole process, torch and transformers included.",
+        "Shapes on the `meta` device, in bfloat16: traced with 16 tokens, half of the units of each dependency "
+        "group masked (heads with their shared keys, neurons with their gates, the residual stream), planned, "
+        "compacted and counted. CPU seconds; the peak is that of the whole process, including torch and "
+        "transformers.",
         "",
     ]
     cells, lost = [], []
@@ -203,7 +203,7 @@ def _language(rows: Mapping[str, Any]) -> _Section:
         groups = "{} of {}".format(*row["groups"])
         cells.append([name, str(row["nodes"]), groups, sizes, *seconds, f"{row['peak'] / 1e3:.1f}"])
         lost += [f"{name}: {reason}" for reason in _reasons(row["stays"])]
-    head = "model, ops, groups that shrink, parameters in B, trace, groups and masks, plan and cut, count, peak in GB"
+    head = "model, ops, groups that shrink, parameters in B, trace, groups and masks, plan and apply, count, peak in GB"
     lines += _table(head.split(", "), cells)
     marks = []
     if (row := rows.get("Llama 70 B")) is not None:
@@ -219,17 +219,17 @@ def _reasons(stays: Iterable[str]) -> list[str]:
     """Return what stays for another reason than that it is the vocabulary, without places that differ by layer."""
     found = [re.sub(r" in '[^']*'| \(/\S*?([\w.]+:\d+)\)", lambda m: f" ({m[1]})" if m[1] else "", r) for r in stays]
     harmless = ("is an output of the model", "meets a tensor whose size along this axis is fixed")
-    return [f"some groups stay whole: {r}." for r in dict.fromkeys(found) if r not in harmless]
+    return [f"some groups cannot be pruned: {r}." for r in dict.fromkeys(found) if r not in harmless]
 
 
 def _overhead(rows: Mapping[str, Any]) -> _Section:
     lines = [
         "## Training",
         "",
-        "A training step with the callbacks, on which nothing is pruned, against a plain one: resnet18, 64 × 64, SGD, "
-        "CPU time, two fits in turns, step by step. “nothing” compares two plain fits, and so shows the noise. What "
-        "the callbacks cost is a pass over the weights and one over their gradients, whatever the batch: with batches "
-        "as small as 8 these are a larger part of the step, and no aim is held against them.",
+        "A training step with the callbacks, in which nothing is pruned, compared with a plain one: resnet18, 64 × "
+        "64, SGD, CPU time, two fits alternating step by step. “nothing” compares two plain fits and so shows the "
+        "noise. The callbacks cost one pass over the weights and one over their gradients, whatever the batch size. "
+        "With batches as small as 8 these are a larger part of the step, and no target applies.",
         "",
     ]
     cells, middles = [], {}
@@ -238,7 +238,7 @@ def _overhead(rows: Mapping[str, Any]) -> _Section:
         spread = f"{middles[name]:.3f} ({low:.3f}–{high:.3f})"
         cells.append([name, f"{row['plain']:.1f}", spread, f"{fmean(row['ratios']):.3f}"])
     marks = [
-        _Mark(f"A step with {name}, over a plain one", middle, 1.02, "{:.3f}")
+        _Mark(f"A step with {name}, relative to a plain step", middle, 1.02, "{:.3f}")
         for name, middle in middles.items()
         if name.startswith("all") and not name.endswith(" 8")
     ]
@@ -267,18 +267,18 @@ def page(rows: Rows, machine: str, rounds: int) -> str:
     """
     sections = [make(rows[kind]) for kind, make in _SECTIONS.items() if kind in rows]
     marks = [mark for section in sections for mark in section.marks]
-    lost = [str(mark) for mark in marks if not mark.held] + [line for section in sections for line in section.lost]
+    lost = [str(mark) for mark in marks if not mark.met] + [line for section in sections for line in section.lost]
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`; all numbers below are of one state of the code, on one machine.",
+        "Written by `make bench`. All numbers are from one state of the code, on one machine.",
         "",
-        f"Machine: {machine}. {rounds} rounds; each measurement has a process of its own, in which the contestants "
-        "take turns after a warm-up, if nothing else is said.",
+        f"Machine: {machine}. {rounds} rounds. Each measurement has its own process; unless stated otherwise, the "
+        "contestants take turns after a warm-up.",
         "",
-        f"{sum(mark.held for mark in marks)} of {len(marks)} aims held. What was lost:",
+        f"{sum(mark.met for mark in marks)} of {len(marks)} targets met. Shortcomings:",
         "",
-        *([f"- {line}" for line in lost] or ["- nothing."]),
+        *([f"- {line}" for line in lost] or ["- none."]),
         "",
     ]
     for section in sections:

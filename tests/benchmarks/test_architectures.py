@@ -34,8 +34,8 @@ def test_the_page() -> None:
     late = {"architecture": "slow", "failed": "took longer than 9 s"}
     text = architectures.page([ROW, wrong, refused, late, absent])
     told = text.replace("\n", " ")
-    assert "of 4 that run on random inputs, 1 are exact, 1 refused, 1 fail, and 1 take longer" in told
-    assert "than they are given; 1 are not run." in told
+    assert "Of 4 architectures that run on random inputs, 1 are exact, 1 refused, 1 failed and 1 timed out" in told
+    assert "; 1 were not run." in told
     assert "| bert | input_ids | exact | 1e-16 | 74 → 21 | 28% | 0.5 |" in text
     assert "| net | input_ids | relative error 1.0e-03 |" in text
     assert "| odd | | refused: TraceError: a \\| b | | | | |" in text
