@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
@@ -29,6 +30,7 @@ from engine.program.trees import map_tensors, tensors_in
 from engine.recording.evaluation import evaluation
 from engine.tracer import call_model
 from engine.verification.certify import Certificate
+from engine.verification.leftovers import Leftovers
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs
 
@@ -60,6 +62,7 @@ class Step:
         gradients: of the parameters, by canonical name; None where there is none.
         buffers: as the step left them, by canonical name.
         dropped: whether dropout was left out.
+        leftovers: what hooks of the backward keep, and the numbers that they read.
     """
 
     outputs: list[Tensor]
@@ -67,10 +70,17 @@ class Step:
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     dropped: bool = False
+    leftovers: list[Tensor] = field(default_factory=list)
 
 
 def training_step(
-    model: nn.Module, tensors: Mapping[str, Tensor], inputs: Inputs, call: Call = call_model, *, through: bool = True
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    inputs: Inputs,
+    call: Call = call_model,
+    *,
+    through: bool = True,
+    weights: Collection[tuple[str, str]] = (),
 ) -> Step:
     """Run a call in train mode, forward and backward, with other parameters and buffers.
 
@@ -81,6 +91,7 @@ def training_step(
         call: what is run, given the model and the inputs; its forward by default. The loss of a step, or whatever
             tensors a forward returns.
         through: whether gradients reach the inputs.
+        weights: module and name of attributes that hold what is made of parameters alone.
 
     Raises:
         TraceError: where the model rejects the inputs, or its backward fails.
@@ -103,28 +114,39 @@ def training_step(
     with evaluation(model), _seeded(), torch.inference_mode(False), torch.enable_grad():
         used = _exchange(model, tensors)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
-        with EvenDraws() as draws:
+        with EvenDraws() as draws, Leftovers() as leftovers:
             model.train()
             out = list(tensors_in(call(model, args, kwargs)))
-            _backward(model, out)
-    return Step(
-        outputs=[t.detach().clone() for t in out],
-        inputs=[t.grad for t in leaves],
-        gradients={name: t.grad for name, t in used.items() if isinstance(t, nn.Parameter)},
-        buffers={name: t.detach() for name, t in used.items() if not isinstance(t, nn.Parameter)},
-        dropped=draws.dropped,
-    )
+            with leftovers.reading():
+                _backward(model, out)
+        outputs = [t.detach().clone() for t in out]
+        del out, args, kwargs  # with them goes the graph
+        gradients = {name: t.grad for name, t in used.items() if isinstance(t, nn.Parameter)}
+        expected = [*(t.grad for t in leaves), *gradients.values(), *used.values(), *_computed(model, weights)]
+        return Step(
+            outputs=outputs,
+            inputs=[t.grad for t in leaves],
+            gradients=gradients,
+            buffers={name: t.detach() for name, t in used.items() if not isinstance(t, nn.Parameter)},
+            dropped=draws.dropped,
+            leftovers=leftovers.tensors(expected),
+        )
+
+
+def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Tensor | None]:
+    return [vars(model.get_submodule(name)).get(key) for name, key in weights]
 
 
 def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
     """Send a random direction back from each output."""
     generator = torch.Generator().manual_seed(0)
     roots = [t for t in outputs if t.requires_grad]
-    directions = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in roots]
+    directions = tuple(torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in roots)
     if not roots:
         return
     try:
-        torch.autograd.backward(roots, directions)
+        # `torch.autograd.backward` would leave the modes that watch the hooks
+        _engine_run_backward(tuple(roots), directions, False, False, (), allow_unreachable=True, accumulate_grad=True)
     except Exception as error:  # of a hook or a function of the user's
         raise TraceError(f"The backward of {type(model).__name__} fails: {type(error).__name__}: {error}") from error
 
@@ -195,6 +217,10 @@ def largest_difference(
     if [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
         return math.inf, "the shapes of the outputs"
     gaps = [(_gap(a, b, _TINY), "an output") for a, b in zip(reference.outputs, compacted.outputs, strict=True)]
+    if [t.shape for t in reference.leftovers] != [t.shape for t in compacted.leftovers]:
+        return math.inf, "what hooks of the backward keep or read"
+    kept = zip(reference.leftovers, compacted.leftovers, strict=True)
+    gaps += [(_gap(a, b, _TINY), "what hooks of the backward keep or read") for a, b in kept]
     floor = _FLOOR * max(
         (_peak(g) for g in (*reference.gradients.values(), *reference.inputs) if g is not None), default=0
     )
@@ -297,9 +323,10 @@ class TrainingProof:
         small = replace(self._graph, args=_small(self._graph.args), kwargs=_small(dict(self._graph.kwargs)))
         whole = self._graph
         for graph, samples, through in ((small, 2, True), (whole, 1, True), (whole, 2, True), (whole, None, False)):
-            self._inputs, self._through = random_inputs(graph, Trial(samples, False, dtype), batch_dim), through
+            self._inputs = random_inputs(graph, Trial(samples, False, dtype), batch_dim)
+            self._options: dict[str, Any] = {"through": through, "weights": self._graph.weights}
             try:
-                self._reference = training_step(model, tensors, self._inputs, through=through)
+                self._reference = training_step(model, tensors, self._inputs, **self._options)
                 break
             except TraceError as error:
                 self._rejected = str(error)
@@ -313,7 +340,7 @@ class TrainingProof:
         if self._reference is None:
             return _withdrawn(certificate, f"Train mode was not compared: {self._rejected}")
         try:
-            step = training_step(self._model, self._small(), self._inputs, through=self._through)
+            step = training_step(self._model, self._small(), self._inputs, **self._options)
         except TraceError as error:
             return _withdrawn(certificate, f"The compacted model does not train as the masked one does: {error}")
         gap, where = largest_difference(self._reference, step, self._plan, self._masks, self._replaced, self._used)

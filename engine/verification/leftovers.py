@@ -1,0 +1,93 @@
+"""What a training step leaves with hooks: gradients that they keep, and numbers that they read, in any objects.
+
+A hook of a tensor, a module or a parameter, a function with a backward of its own or a pair of saved-tensor hooks may
+put what it sees wherever it likes. None of that has to be looked into: a tensor that an op of the step made and that is
+still alive once the step's graph is gone is kept by somebody.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.program.trees import tensors_in
+
+__all__ = ["Leftovers"]
+
+_READS = frozenset(["__array__", "__bool__", "__float__", "__int__", "__index__", "item", "numpy", "tolist"])
+
+
+class _Made(TorchDispatchMode):
+    """Notes the tensors that ops make, without keeping them alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.made += [weakref.ref(tensor) for tensor in tensors_in(out)]
+        return out
+
+
+class _Read(TorchFunctionMode):
+    """Notes the tensors whose numbers Python reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS and isinstance(args[0], Tensor):
+            self.values.append(args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+class Leftovers:
+    """Watches a training step; `reading` is for its backward, which `torch.autograd.backward` would hide.
+
+    Example:
+        >>> kept = []
+        >>> with Leftovers() as leftovers:
+        ...     x = torch.ones(2) * 3
+        ...     kept.append(x - 1)
+        >>> del x
+        >>> leftovers.tensors([])
+        [tensor([2., 2.])]
+    """
+
+    def __init__(self) -> None:
+        self._made, self._read, self._scope = _Made(), _Read(), ExitStack()
+
+    def __enter__(self) -> Leftovers:
+        self._scope.enter_context(self._made)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scope.close()
+
+    def reading(self) -> TorchFunctionMode:
+        """Return what notes the numbers that hooks read while it is entered."""
+        return self._read
+
+    def tensors(self, expected: Iterable[Tensor | None]) -> list[Tensor]:
+        """Return copies of what was read and of what is still alive, in the order in which it was made.
+
+        Args:
+            expected: tensors that are alive for another reason.
+        """
+        own = {id(tensor) for tensor in (*expected, *self._read.values)}
+        if any(id(t) not in own for t in self._alive()):
+            gc.collect(0)
+        alive = {id(t): t for t in self._alive() if id(t) not in own}
+        return [*self._read.values, *(t.detach().clone() for t in alive.values())]
+
+    def _alive(self) -> list[Tensor]:
+        return [tensor for reference in self._made.made if (tensor := reference()) is not None]
