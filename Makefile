@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help check demo example docs test lint slow breadth breadth-quick families architectures packages property bench gpu clean
+.PHONY: help check demo example docs test lint slow wheel versions lock breadth breadth-quick families architectures packages property bench gpu clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -54,6 +54,17 @@ packages: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## the same on networks of vi
 slow: $(VENV)/.stamp-dev  ## the tests that take long: spawned processes, killed and resumed runs, all criteria with all scopes
 	$(BIN)/python -m pytest -q -m slow
 
+wheel: $(VENV)/.stamp-dev  ## build sdist and wheel, install the wheel into an empty environment, and use it there (ten minutes)
+	$(BIN)/python -m pytest -q -m slow tests/test_distribution.py
+
+versions: $(VENV)/.stamp-dev  ## the tests on each Python, with the oldest and newest torch and Lightning, then their page (hours; ARGS="tests/engine")
+	$(BIN)/python benchmarks/versions.py $(ARGS)
+
+lock: $(VENV)/.stamp-venv  ## write constraints.txt anew: the versions that `make test` installs
+	$(PIP) uv
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --upgrade \
+		--custom-compile-command "make lock" pyproject.toml --output-file constraints.txt
+
 property: $(VENV)/.stamp-dev  ## 500 random networks under random masks
 	$(BIN)/python -m pytest -q tests/engine/test_properties.py --hypothesis-profile=thorough
 
@@ -89,6 +100,6 @@ $(VENV)/.stamp-bench: pyproject.toml $(VENV)/.stamp-venv
 	@touch $@
 
 # dev holds all that examples needs, so this stands for both.
-$(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-venv
-	$(PIP) --editable '.[dev]'
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-venv
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.stamp-demo
