@@ -1,4 +1,4 @@
-"""`ModelSpeedup`: masks in, a small and verified network out."""
+"""`ModelSpeedup`: compacts a masked model and verifies the result."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ def _trains_together() -> bool:
 
 
 class ModelSpeedup:
-    """Physically remove what masks remove, so that the model computes what the masked one computed.
+    """Physically remove masked channels, so that the model computes what the masked model computed.
 
     Args:
-        model: the model to make small. "Masked" means ``parameter * mask``.
+        model: the model to compact. "Masked" means ``parameter * mask``.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, batch first, on the
             model's device.
         masks_file: ``{module: {parameter: 0/1 tensor}}``, or the path of such a file (read with ``weights_only=True``).
             None: whatever is zero in the weights is removed.
-        map_location: where to put masks from a file, as in `torch.load`.
+        map_location: device for masks from a file, as in `torch.load`.
         batch_dim: index of the batch dimension of the inputs.
         confidence: number of random samples to verify with at the example's resolution, and up to two more at another;
-            large ones run one after the other. 0 trusts the rules and runs nothing.
-        customized_replace_func: ``{class name: f}`` for modules of that class, or of one derived from it, that
-            ``f(module, masks)`` makes smaller and the engine does not look into. ``f`` gets a copy of the module with
-            masked parameters, and ``(in_mask, out_mask, weight_mask)``: floats, 1 where an entry stays. The first two
-            have the shape of input and output (a tuple where there are several tensors; those of the first call), the
-            third is ``{parameter: mask}``. It returns the small module, which is set at the name. Whether the module
-            works channel by channel is found out by running it. If it does not, its inputs lose what is constantly
-            zero, and its outputs lose what nobody reads and what its own masks leave at zero.
-        graph: a graph of this model with this input, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
-        reindex: whether a layer may lose channels that are constant in its own output while others that are summed up
-            with it keep them. Its short output is spread out again behind it, which is exact, takes time of its own,
-            and is done where it saves much more. Masks that contradict each other need no repair to gain from it.
-        plain_norms: whether norms that lose channels become ordinary ones over the channels that are left. They are
-            faster than those that keep the statistics of all, and compute something else: the certificate says so.
+            large ones run one at a time. 0 trusts the rules and runs nothing.
+        customized_replace_func: ``{class name: f}`` for modules of that class or a subclass that ``f(module, masks)``
+            narrows and the engine does not trace. ``f`` gets a copy of the module with masked parameters, and
+            ``(in_mask, out_mask, weight_mask)``: floats, 1 for entries to keep. The first two have the shape of input
+            and output (a tuple if there are several tensors; those of the first call), the third is ``{parameter:
+            mask}``. It returns the narrowed module, which takes the place of the original. Whether the module works
+            channel by channel is measured by running it. If it does not, its inputs only lose channels that are
+            constantly zero, and its outputs only lose channels that are unused or zero under the module's own masks.
+        graph: a graph of this model with this input, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
+        reindex: whether a layer may lose channels that are constant in its own output while other branches of a sum
+            keep them. Its narrow output is spread again behind it, which is exact but takes time, and is done only
+            where it saves much more. Conflicting masks need no repair to benefit from it.
+        plain_norms: whether norms that lose channels become ordinary norms over the remaining ones. These are faster
+            than norms that keep the statistics of all channels, but approximate, which the certificate states.
 
     Attributes:
-        plan: what was done; before `speedup_model`, what would be done with the weights as they are.
+        plan: the applied plan; before `speedup_model`, the plan for the current weights.
         certificate: the verdict, after `speedup_model`.
 
     Raises:
@@ -93,7 +93,7 @@ class ModelSpeedup:
         >>> ModelSpeedup(net, torch.rand(2, 1, 8, 8), {"0": {"weight": mask}}).speedup_model()[0]
         Conv2d(1, 3, kernel_size=(3, 3), stride=(1, 1))
 
-        A layer of one's own, and the function that makes it smaller:
+        A custom layer, and the function that narrows it:
 
         >>> class Scale(nn.Module):
         ...     def __init__(self, scale):
@@ -154,25 +154,25 @@ class ModelSpeedup:
 
     @property
     def plan(self) -> Plan:
-        """What was done; before `speedup_model`, what would be done with the weights as they are."""
+        """The applied plan; before `speedup_model`, the plan for the current weights."""
         return self._decided()[0].plan if self._done is None else self._done
 
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
-        """Make the model small, in place.
+        """Compact the model in place.
 
         Args:
-            optimizer: an optimizer, or several, that trains the model; its state shrinks along.
-            training: whether it trains on. Then what goes has to be exact in train mode too, gradients included: no
-                channel may leave a constant behind.
+            optimizer: an optimizer, or several, that trains the model; its state is narrowed as well.
+            training: whether training continues. The compaction then has to be exact in train mode too, including
+                gradients: no removed channel may leave a constant behind.
 
         Returns:
             The model.
 
         Raises:
-            VerificationError: where the result differs from the masked model, with the place, or would differ from it
-                in train mode where it trains on; the model is as before.
-            PlanError: where an optimizer's state cannot be cut, or `customized_replace_func` fails or would leave an
-                optimizer behind; the model is as before.
+            VerificationError: if the result differs from the masked model, naming where, or would differ from it in
+                train mode while training continues; the model is left unchanged.
+            PlanError: if an optimizer's state cannot be narrowed, or `customized_replace_func` fails or would leave an
+                optimizer with stale parameters; the model is left unchanged.
         """
         analysis, exact = self._decided()
         plan = analysis.plan
@@ -211,11 +211,11 @@ class ModelSpeedup:
         return TrainingProof(self._model, analysis, self._masks, self._batch_dim, proof.dtype)
 
     def _entries(self, analysis: Analysis, in_train: bool) -> EntryProof | None:
-        """Run the masked model's entries, where it has any."""
+        """Run the masked model's entries, if there are any."""
         return EntryProof(self._model, analysis, self._masks or {}, in_train) if self._graph.entries else None
 
     def _decided(self) -> tuple[Analysis, bool]:
-        """Return what is to be done, and whether it computes the same: ordinary norms do not."""
+        """Return the analysis, and whether its plan is exact: ordinary norms are not."""
         analysis = self._analysed()
         if not (self._plain_norms and analysis.plan.widened):
             return analysis, True
@@ -223,7 +223,7 @@ class ModelSpeedup:
         return replace(analysis, plan=replace(analysis.plan, widened=norms)), False
 
     def _analysed(self) -> Analysis:
-        """Analyse the model; once more where layers are worth being set apart from what their output is added to."""
+        """Analyse the model, and again if it pays to separate some layers from the sums they feed."""
         graph = self._graph
         check_finite(structure_of(graph, self._rules), canonical_tensors(self._model, graph), self._masks or {})
         found = analyse(self._model, graph, self._rules, self._masks)

@@ -1,1 +1,1 @@
-"""The plan of a compaction, and the change of the model that it makes: all of it or nothing."""
+"""Compaction plans, and their all-or-nothing application to a model."""

@@ -34,12 +34,12 @@ __all__ = ["Analysis", "analyse", "exact_in_train", "plan_of"]
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """All that is known of a masked model.
+    """Result of analysing a masked model.
 
     Attributes:
-        structure: how its axes hang together.
-        kept: what stays.
-        plan: how to get there.
+        structure: slots of the model.
+        kept: the slots that are kept.
+        plan: how to remove the others.
     """
 
     structure: Structure
@@ -54,28 +54,28 @@ def canonical_tensors(model: nn.Module, graph: Graph) -> dict[str, Tensor]:
 
 @uncollected()
 def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str, Tensor] | None) -> Analysis:
-    """Decide what can be removed from a masked model, and plan it.
+    """Decide what can be removed from a masked model, and build a plan for it.
 
     Args:
-        model: gives the weights; it is only read.
-        graph: its recorded program.
-        rules: what is known of ops.
+        model: provides the weights; it is only read.
+        graph: recorded program of the model.
+        rules: op rules.
         masks: canonical masks, or None to read zeros from the weights.
 
     Raises:
-        StaleGraphError: where the graph is not of this model as it is now.
+        StaleGraphError: if the graph does not match the current shapes of the model.
     """
     graph.check_fresh(model)
     structure = structure_of(graph, rules)
     constants = Constants(graph, rules, canonical_tensors(model, graph), masks, amounts=structure.amounts)
     kept = decide(structure, constants, Use(structure, constants))
-    if kept.pins and not graph.explored:  # what only runs at another resolution has to be pinned as well
+    if kept.pins and not graph.explored:  # nodes of other resolutions have to be pinned, too
         return analyse(model, graph.derived("explored", functools.partial(_explored, model, graph)), rules, masks)
     return Analysis(structure, kept, plan_of(kept, masks or {}))
 
 
 def _explored(model: nn.Module, graph: Graph) -> Graph:
-    """Record a model again, at a larger resolution as well."""
+    """Record a model again, including a larger resolution."""
     example, dims = graph.kwargs or graph.args, graph.dynamic_dims
     options: Any = {"constants": graph.constants, "dynamic_dims": dims, "entries": graph.entries}
     options |= {"opaque": graph.opaque, "spread": graph.spread}
@@ -83,10 +83,10 @@ def _explored(model: nn.Module, graph: Graph) -> Graph:
 
 
 def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Tensor] | None) -> bool:
-    """Whether the compacted model is exact in train mode too, dropout aside.
+    """Whether the compacted model is exact in train mode too, apart from dropout.
 
-    There a norm takes the statistics of the batch, so that a dead channel puts out its β. That is no loss where it is
-    zero at every consumer.
+    In train mode a norm uses batch statistics, so that a dead channel produces its β. Nothing is lost if that is zero
+    at every consumer.
     """
     structure, kept = analysis.structure, analysis.kept
     graph, keep = structure.graph, kept.shrunk.keep
@@ -110,7 +110,7 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
 
 
 def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
-    """Write a decision down as a plan."""
+    """Turn a decision into a plan."""
     graph = kept.shrunk.structure.graph
     cuts = {name: _slice(name, value, kept.shrunk) for name, value in graph.stored.items()}
     slices = {name: cut for name, cut in cuts.items() if cut is not None}
@@ -143,7 +143,7 @@ def _spread(kept: Kept) -> Iterator[Spread]:
 
 
 def _dead_layers(kept: Kept) -> Iterator[str]:
-    """Yield the names of layers of which no weight is left; what a recurrent one puts out is another matter."""
+    """Yield the names of layers without remaining weights, except recurrent ones."""
     for node, c in kept.shrunk.structure.contractions():
         if c.output is not c.weight and not kept.constants.links(c).outputs().any():
             yield node.module
@@ -158,7 +158,7 @@ def _slice(name: str, value: Value, shrunk: Shrunk) -> Slice | None:
 
 
 def _replacements(kept: Kept, masks: Mapping[str, Tensor]) -> Iterator[Replacement]:
-    """What a user's function has to make smaller: modules that were not looked into and whose channels go."""
+    """Yield the modules that a user's function has to narrow: opaque modules that lose channels."""
     graph, shrunk = kept.shrunk.structure.graph, kept.shrunk
     for name in graph.opaque:
         calls = [node for node in graph.nodes if node.module == name and node.op == MODULE]
@@ -182,13 +182,13 @@ def _stays(value: Value, shrunk: Shrunk) -> Tensor:
 
 
 def _outside(masks: Mapping[str, Tensor], graph: Graph, replaced: tuple[Replacement, ...]) -> dict[str, Tensor]:
-    """The masks without those that go to a user's function."""
+    """Return the masks without those of replaced modules, which are passed to the user's functions."""
     inside = {graph.aliases[f"{r.module}.{name}"] for r in replaced for name in r.weights}
     return {name: mask for name, mask in masks.items() if name not in inside}
 
 
 def _inner_masks(masks: Mapping[str, Tensor], slices: Mapping[str, Slice]) -> dict[str, Tensor]:
-    """Masks of what stays, where anything in it is masked."""
+    """Return the masks of kept entries, for parameters in which any is masked."""
     inner = {}
     for name, mask in masks.items():
         if not mask.all():

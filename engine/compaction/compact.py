@@ -1,7 +1,7 @@
 """Apply a plan to a model and its optimizers, all or nothing.
 
-The objects stay: modules, parameters and buffers are the same before and after, only their data and some integer
-attributes are exchanged, so that optimizers, hooks and averaged copies keep what they hold.
+Modules, parameters and buffers are the same objects before and after; only their data and some integer attributes are
+exchanged, so that references in optimizers, hooks and averaged copies stay valid.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OptimizerLike = Optimizer | Sequence[Optimizer] | None
 
 
 class Compaction:
-    """A prepared change of a model. Everything new is computed and checked before anything is exchanged.
+    """A prepared change of a model. All new tensors are computed and checked before any is exchanged.
 
     Args:
         model: the model to change.
-        optimizers: whose state shrinks along.
+        optimizers: optimizers whose state is narrowed along with the parameters.
 
     Raises:
-        PlanError: where the model's parameters are spread over several processes.
+        PlanError: if the model's parameters are sharded over several processes.
     """
 
     def __init__(self, model: nn.Module, optimizers: OptimizerLike = None) -> None:
@@ -64,7 +64,7 @@ class Compaction:
         """Prepare ``slice(parameter * mask) + fold``.
 
         Raises:
-            PlanError: where a parameter is missing or has another shape.
+            PlanError: if a parameter is missing or has another shape.
         """
         folded: dict[str, list[Fold]] = {}
         for fold in folds:
@@ -76,19 +76,19 @@ class Compaction:
                 self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
 
     def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:
-        """Prepare integer attributes.
+        """Prepare new values of integer attributes.
 
         Raises:
-            PlanError: where a module or its attribute is missing.
+            PlanError: if a module or its attribute is missing.
         """
         for name, values in attributes.items():
             self._prepare_attributes(name, self._module(name), values)
 
     def add_classes(self, pins: Sequence[Pin], widened: Sequence[Widening], headwise: Sequence[str]) -> None:
-        """Prepare the exchange of classes: pinned arguments, norms that lost channels, attention without fixed sizes.
+        """Prepare the exchange of classes: pinned arguments, narrowed norms, attention without fixed sizes.
 
         Raises:
-            PlanError: where a module is missing, or its code is not what the plan was made for.
+            PlanError: if a module is missing, or its code differs from the code that the plan was made for.
         """
         for owner in dict.fromkeys(pin.module for pin in pins):
             self._prepare_pins(self._module(owner), [pin for pin in pins if pin.module == owner])
@@ -102,10 +102,10 @@ class Compaction:
         self._prepare_unfused([*(pin.module for pin in pins), *(norm.module for norm in widened), *headwise])
 
     def add_spread(self, layers: Sequence[Spread]) -> None:
-        """Prepare layers that spread their output out.
+        """Prepare layers that spread their output.
 
         Raises:
-            PlanError: where a module is missing, or does so already.
+            PlanError: if a module is missing, or spreads its output already.
         """
         for layer in layers:
             redo, undo = spread_out(self._module(layer.module), layer)
@@ -114,7 +114,7 @@ class Compaction:
         self._prepare_unfused([layer.module for layer in layers])
 
     def _prepare_unfused(self, exchanged: Sequence[str]) -> None:
-        """Prepare encoders of torch's own that hold modules of another class, which a fused op would read past."""
+        """Prepare torch's encoders that contain exchanged modules, whose code a fused op would bypass."""
         for module, kind, values in unfused(self._modules, exchanged) if exchanged else ():
             self._prepare_outside(module, kind, values)
 
@@ -124,10 +124,10 @@ class Compaction:
         self._undo.append(undo)
 
     def add_replacements(self, replaced: Sequence[Replacement], functions: Replace) -> None:
-        """Prepare what the user's functions make of modules.
+        """Prepare modules returned by the user's functions.
 
         Raises:
-            PlanError: where an optimizer would lose a module's parameters, or a function is missing or fails.
+            PlanError: if an optimizer would lose a module's parameters, or a function is missing or fails.
         """
         if replaced and self._optimizers:
             raise PlanError(
@@ -177,7 +177,7 @@ class Compaction:
         self._check_optimizer(name, optimizer, parameter)
 
     def _check_optimizer(self, name: str, optimizer: Optimizer, parameter: Tensor) -> None:
-        """Try each optimizer once for each of its groups and number of dimensions."""
+        """Test each optimizer once per parameter group and number of dimensions."""
         for number, group in enumerate(optimizer.param_groups):
             key = id(optimizer), number, parameter.ndim
             if key not in self._tried and any(own is parameter for own in group["params"]):
@@ -193,13 +193,13 @@ class Compaction:
 
     def _prepare_pins(self, module: nn.Module, pins: Sequence[Pin]) -> None:
         new = pinned_class(type(module), pins)
-        # A module may choose at construction which of its methods runs: `self.forward = self.forward_train`.
+        # A module may choose one of its methods at construction: `self.forward = self.forward_train`.
         chosen = {key: own.__name__ for key, own in vars(module).items() if _is_method_of(module, own)}
         bound = {key: MethodType(getattr(new, name), module) for key, name in chosen.items()}
         self._prepare_outside(module, new, bound)
 
     def add_history(self, plan: Mapping[str, Any], certificate: Mapping[str, Any] | None = None) -> None:
-        """Let the model remember, once this is made, that it was.
+        """Record the plan in the model's history when the change is committed.
 
         Args:
             plan: state dict of the plan's structure.
@@ -208,10 +208,10 @@ class Compaction:
         self._plan, self._certificate = plan, certificate
 
     def add_growth(self) -> None:
-        """Prepare to take back the model's last compaction; what was removed comes back as zeros.
+        """Prepare to undo the model's last compaction; removed entries become zeros.
 
         Raises:
-            PlanError: where modules were replaced, or a parameter has not the shape that the compaction gave it.
+            PlanError: if modules were replaced, or a parameter does not have the shape that the compaction gave it.
         """
         *older, last = history(self._model)
         if last.plan["replaced"]:
@@ -241,13 +241,13 @@ class Compaction:
         self._undo.append(undo)
 
     def commit(self) -> None:
-        """Exchange everything."""
+        """Apply all prepared changes."""
         before = None if self._plan is None else snapshot(self._model)
         for number, step in enumerate(self._redo):
             try:
                 step()
             except BaseException:
-                del self._undo[number:]  # what was not done is not undone
+                del self._undo[number:]  # undo completed steps only
                 raise
         self._flatten()
         if self._plan is not None and before is not None:
@@ -255,13 +255,13 @@ class Compaction:
             self._undo.append(remember(self._model, (*history(self._model), step_made)))
 
     def rollback(self) -> None:
-        """Put everything back as it was."""
+        """Undo all changes."""
         for step in reversed(self._undo):
             step()
         self._flatten()
 
     def _flatten(self) -> None:
-        """Put the weights of recurrent layers into one piece of memory each again, where cuDNN asks for that."""
+        """Move the weights of each recurrent layer into one block of memory again, as cuDNN requires."""
         for module in self._modules.values():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()
@@ -271,14 +271,14 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
     """Return ``slice(tensor * mask) + fold``.
 
     Args:
-        name: of the tensor, for messages.
-        tensor: with the values of before; one that needs no gradient.
-        cut: what stays of it; None: all.
-        mask: in the new shape.
+        name: name of the tensor, for messages.
+        tensor: tensor before the compaction, without gradient.
+        cut: the entries to keep; None keeps all.
+        mask: mask in the new shape.
         folds: constants to add.
 
     Raises:
-        PlanError: where it has another shape than the plan was made for.
+        PlanError: if the tensor has another shape than the plan was made for.
     """
     if cut is not None and tuple(tensor.shape) != cut.before:
         raise PlanError(
@@ -313,7 +313,7 @@ def _is_method_of(module: nn.Module, value: Any) -> bool:
 def _small_gradient(
     gradient: Tensor | None, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]
 ) -> Tensor | None:
-    """Return what stays of a gradient that is being accumulated; none of a tensor that takes up constants."""
+    """Return the narrowed accumulated gradient; None for a tensor with folds."""
     if gradient is None or folds:
         return None
     small = gradient if cut is None else cut.apply(gradient)
@@ -323,7 +323,7 @@ def _small_gradient(
 def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:
     """Exchange the data of a tensor in place.
 
-    The detour through another dtype renews autograd's accumulator, which would keep the old shape.
+    The detour through another dtype renews autograd's gradient accumulator, which would keep the old shape.
     """
     tensor.grad = None
     detour = torch.float16 if data.dtype != torch.float16 else torch.float32
@@ -333,7 +333,7 @@ def _swap(tensor: Tensor, data: Tensor, gradient: Tensor | None = None) -> None:
 
 
 def renew(parameter: Tensor) -> None:
-    """Give a parameter a new gradient accumulator, on which nobody has hooks yet; values and gradient stay."""
+    """Give a parameter a new gradient accumulator without hooks; data and gradient stay the same."""
     _swap(parameter, parameter.data, parameter.grad)
 
 

@@ -1,4 +1,4 @@
-"""One number for what a checkpoint holds, so that a flipped bit anywhere in it is noticed."""
+"""Checksum of a checkpoint's content, which detects a flipped bit anywhere in it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["digest"]
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of primitives and tensors in nested containers, as hexadecimal digits.
+    """Return the SHA-256 of nested containers of primitives and tensors, in hexadecimal.
 
-    Equal content gives equal digits, whatever file, device, process or order of keys it comes from. A container is
-    hashed by the digests of what it holds, once however often it is referred to, so that a small file that stands for
-    a huge tree takes no time. Of other objects only the type counts.
+    Equal content has equal digests, whatever file, device, process or order of keys it comes from. A container is
+    hashed from the digests of its items, once however often it is referenced, so that a small file that describes a
+    huge tree is still fast. Of any other object only the type is hashed.
 
     Args:
-        value: what ``torch.load(..., weights_only=True)`` may return.
+        value: anything that ``torch.load(..., weights_only=True)`` may return.
 
     Example:
         >>> digest({"a": torch.ones(2), "b": [1]}) == digest({"b": [1], "a": torch.ones(2)})
@@ -64,10 +64,10 @@ def _tensor(value: Tensor) -> bytes:
     found = sha256(f"{value.dtype} {tuple(value.shape)}".encode())
     if value.layout is torch.strided and not value.is_meta:
         for dim in [d for d in reversed(range(value.ndim)) if value.stride(d) == 0 and value.shape[d] > 0]:
-            value = value.select(dim, 0)  # what only repeats is looked at once
+            value = value.select(dim, 0)  # expanded dimensions are read once
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise ValueError(f"A tensor claims {value.numel()} elements, and holds fewer.")
         flat = value.detach().cpu().contiguous().reshape(-1)
-        flat = flat.as_strided(flat.shape, (1,))  # one entry counts as contiguous with any stride
+        flat = flat.as_strided(flat.shape, (1,))  # a single entry counts as contiguous with any stride
         found.update(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
     return found.digest()

@@ -1,4 +1,4 @@
-"""Where the constants of removed channels go."""
+"""Folds: constants of removed channels, added to stored tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Fold", "folds_of"]
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A sum onto a stored tensor, in its new shape: ``tensor[:, index] += delta`` along ``dim``.
+    """An addition to a stored tensor, in its new shape: ``tensor[:, index] += delta`` along ``dim``.
 
     Attributes:
         name: canonical name of the parameter or buffer.
@@ -44,7 +44,7 @@ class Fold:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Fold:
-        """Read what `state_dict` wrote."""
+        """Load a state written by `state_dict`."""
         return cls(str(state["name"]), int(state["dim"]), state["index"].long(), state["delta"].double())
 
 
@@ -67,9 +67,9 @@ def _sliced(name: str, tensor: Tensor, slices: Mapping[str, Slice]) -> Tensor:
 
 
 def _sink(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str, Slice]) -> Fold:
-    """``Σ_i Σ_k W[o, i, k] c_i`` into the bias, or out of the running mean behind."""
+    """``Σ_i Σ_k W[o, i, k] c_i``, added to the bias or subtracted from the running mean."""
     c, sink = consumer.contraction, consumer.sink
-    assert sink is not None and sink.name is not None  # else it would be carried
+    assert sink is not None and sink.name is not None  # otherwise a carrier is needed
     shares = torch.where(removed, consumer.constants, 0.0).view(c.groups, 1, c.inputs)
     delta = (c.canonical(kept.constants[c.weight].expand(c.weight.shape)).sum(-1) * shares).sum(-1).reshape(-1)
     if sink is not c.bias:
@@ -78,9 +78,9 @@ def _sink(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str, 
 
 
 def _carry(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str, Slice]) -> Fold:
-    """``W[:, r] += Σ_i (c_i / c_r) W[:, i]`` with the strongest constant ``c_r`` that stays, per group."""
+    """``W[:, r] += Σ_i (c_i / c_r) W[:, i]`` with the largest kept constant ``c_r`` in each group."""
     c = consumer.contraction
-    assert c.weight.name is not None  # the constants of a computed weight's inputs stay alive
+    assert c.weight.name is not None  # constant inputs of a computed weight stay alive
     weight = kept.constants[c.weight]
     delta = torch.zeros_like(weight)
     inner, target = c.canonical(weight), c.canonical(delta)

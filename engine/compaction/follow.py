@@ -1,8 +1,8 @@
-"""Let a model take the shapes of the state dict that it loads: compacted, un-compacted, or compacted otherwise.
+"""Adapt a model to the state dict that it loads: compacted, uncompacted, or compacted differently.
 
-One mechanism serves every way of loading, a ``load_state_dict`` pre-hook: it runs before any weight is copied, knows
-from the state dict's metadata what was done to the model that the weights are of, does the same to this one, and
-refuses what does not fit before anything is changed.
+All ways of loading go through one ``load_state_dict`` pre-hook. It runs before any weight is copied, reads from the
+state dict's metadata which compactions the weights went through, applies these to the model, and rejects weights that
+do not fit before anything is changed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ Shapes = Mapping[str, tuple[int, ...]]
 Queue = list[Callable[[], Compaction]]
 
 _ADVICE = "Load the compacted checkpoint to keep it small; a new optimizer is needed to train on."
-_MOST = 10_000  # compacted modules of which a checkpoint may tell
+_MOST = 10_000  # maximum number of compacted modules in a checkpoint
 
 
 def compactable(model: nn.Module) -> nn.Module:
-    """Let a model take the shapes of whatever state dict it loads, compacted or not.
+    """Let a model adapt to any state dict that it loads, compacted or not.
 
     ``model.load_state_dict(small.state_dict())`` then first removes from ``model`` what was removed from ``small``. A
-    compacted model is compactable by itself: weights of before its compaction let it grow back, with a warning.
+    compacted model is always compactable: it grows back, with a warning, to load weights from before its compaction.
 
     Args:
-        model: any module, for instance a LightningModule with the compacted model inside.
+        model: any module, for instance a LightningModule that contains the compacted model.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError: by ``load_state_dict``, where what is loaded is of another model; nothing is changed then.
+        CheckpointError: by ``load_state_dict``, if the weights belong to another model; nothing is changed in that
+            case.
 
     Example:
         >>> import engine
@@ -63,7 +64,7 @@ def compactable(model: nn.Module) -> nn.Module:
 
 
 def is_compactable(model: nn.Module) -> bool:
-    """Whether `compactable` was called with the model, or the model was compacted."""
+    """Whether `compactable` was called on the model, or the model was compacted."""
     return any(getattr(hook, "hook", None) is follow for hook in model._load_state_dict_pre_hooks.values())
 
 
@@ -75,7 +76,7 @@ def follow(
     *rest: Any,
     advice: str = _ADVICE,
 ) -> None:
-    """Reshape a module for a state dict that it is about to load; a hook of ``load_state_dict``.
+    """Adapt a module to a state dict before it is loaded; a hook of ``load_state_dict``.
 
     Args:
         module: the module that loads.
@@ -86,7 +87,7 @@ def follow(
         advice: what to do where the module grows back, for the warning.
 
     Raises:
-        CheckpointError: where the state dict does not fit; the module is then as it was.
+        CheckpointError: if the state dict does not fit; the module is left unchanged.
     """
     everything = getattr(state_dict, "_metadata", None) or {prefix[:-1]: local_metadata}
     found = {name: content for name, meta in everything.items() if (content := meta.get(KEY)) is not None}
@@ -100,7 +101,7 @@ def follow(
 
 
 def shapes_in(state_dict: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a state dict whose names begin with a prefix, without it."""
+    """Return the shapes of tensors in a state dict whose names start with a prefix, without the prefix."""
     return {
         name.removeprefix(prefix): tuple(value.shape)
         for name, value in state_dict.items()
@@ -113,10 +114,10 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def entries(content: Any) -> dict[str, Entry]:
-    """Return what a checkpoint's own key says of each compacted module, by its path; reads every version.
+    """Return the compactions stored in a checkpoint, by path of the compacted module; reads all versions.
 
     Raises:
-        CheckpointError: where it is damaged, or newer than this version.
+        CheckpointError: if they are damaged, or newer than this version.
     """
     version = content.get("version") if isinstance(content, Mapping) else None
     if type(version) is not int or version < 1:
@@ -139,19 +140,19 @@ def entries(content: Any) -> dict[str, Entry]:
 
 
 def _listed(items: Any) -> list[Any]:
-    if not isinstance(items, (list, tuple)):  # a tensor of a billion entries, say
+    if not isinstance(items, (list, tuple)):  # such as a tensor of a billion entries
         raise TypeError(f"a {type(items).__name__} in the place of a list")
     return list(items)
 
 
 def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
-    """Return the compactions that the parts of a model tell of, by path in the model.
+    """Merge the compactions stored for parts of a model, by path in the model.
 
     Args:
-        contents: by path of the part, what `entries` reads.
+        contents: path of the part -> content for `entries`.
 
     Raises:
-        CheckpointError: where they are damaged, or more than a model has modules.
+        CheckpointError: if they are damaged, or implausibly many.
     """
     found: dict[str, Entry] = {}
     for name, content in contents.items():
@@ -164,20 +165,20 @@ def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
 def reshape(
     model: nn.Module, shapes: Shapes, wanted: Mapping[str, Entry] | None, advice: str = _ADVICE
 ) -> Callable[[], None]:
-    """Bring a model to the shapes of weights; all or nothing.
+    """Adapt a model to the shapes of weights; all or nothing.
 
     Args:
-        model: compacted or not.
-        shapes: of the weights that it is to take, by name.
-        wanted: by path in the model, the compactions that the weights went through; None where nothing is known of
-            them: the model is then left alone or, where it was compacted and they do not fit, grows back.
-        advice: what to do where it grows back, for the warning.
+        model: a model, compacted or not.
+        shapes: shapes of the weights to load, by name.
+        wanted: path in the model -> compactions that the weights went through; None if unknown: the model is then left
+            alone, or grows back if it is compacted and the weights do not fit.
+        advice: what to do if it grows back, for the warning.
 
     Returns:
-        A function that takes it back.
+        A function that undoes the change.
 
     Raises:
-        CheckpointError: where they do not fit; the model is then as it was.
+        CheckpointError: if the weights do not fit; the model is left unchanged.
     """
     if wanted is None:
         if not is_compacted(model) or _misfit(model, shapes) is None:
@@ -208,7 +209,7 @@ def reshape(
 
 
 def _in_turn(queues: list[Queue], made: list[Compaction]) -> None:
-    """Make changes of modules, each module's in order; one may lie in another, so of several whichever fits next."""
+    """Apply changes of modules, in order for each module; modules may be nested, so apply whichever fits next."""
     while queues := [queue for queue in queues if queue]:
         failures: list[PlanError] = []
         for queue in queues:
@@ -225,7 +226,7 @@ def _in_turn(queues: list[Queue], made: list[Compaction]) -> None:
 
 
 def _growths(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
-    """What takes back those compactions of each module that are not the first of those wanted."""
+    """Return changes that undo compactions of each module beyond those that it shares with the wanted ones."""
 
     def grow(module: nn.Module) -> Compaction:
         change = Compaction(module)
@@ -241,7 +242,7 @@ def _growths(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
 
 
 def _compactions(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
-    """What compacts each module as wanted, from where it is."""
+    """Return changes that apply the remaining wanted compactions to each module."""
     queues: list[Queue] = []
     unpacked = Unpacked()
     for path, entry in wanted.items():
@@ -271,7 +272,7 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
 
 
 def _misfit(model: nn.Module, shapes: Shapes) -> str | None:
-    """Return what does not fit, as a sentence."""
+    """Return a sentence that describes the first mismatch, or None."""
     for name, tensor in stored_tensors(model).items():
         given = None if is_lazy(tensor) else shapes.get(name, tuple(tensor.shape))
         if given is not None and given != tuple(tensor.shape):

@@ -1,7 +1,7 @@
-"""What was removed from a model so far, remembered by the model itself, and the way back.
+"""History of a model's compactions, stored in the model itself, and how to undo them.
 
-A compacted model carries its history: its ``state_dict()`` tells of it in the metadata that torch keeps for every
-module, so that whatever saves the weights saves what it takes to load them, with no key more or less.
+A compacted model carries its history: its ``state_dict()`` stores it in the metadata that torch keeps for every module,
+so that whatever saves the weights also saves what is needed to load them, without additional keys.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _ATTRIBUTE = "_compactions"
 _CONTAINERS = ("_parameters", "_buffers", "_modules", _ATTRIBUTE)
 
 Entry = Mapping[str, Any]
-"""What is stored of a compacted module: ``{"plans": [...], "certificates": [...]}``, primitives and tensors."""
+"""Stored history of a compacted module: ``{"plans": [...], "certificates": [...]}``, primitives and tensors."""
 
 Outside = Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]]
-"""By module name: its class and attributes; of a `Step`, those that changed, without tensors, modules and hooks."""
+"""Module name -> class and attributes; in a `Step` only changed ones, without tensors, modules and hooks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One compaction.
+    """A single compaction.
 
     Attributes:
         plan: state dict of the plan's structure.
-        was: of the modules whose class or attributes changed, those of before.
-        certificate: state dict of the certificate; None where nothing was certified.
+        was: previous class and attributes of the modules in which these changed.
+        certificate: state dict of the certificate; None if there is none.
     """
 
     plan: Mapping[str, Any]
@@ -70,7 +70,7 @@ def is_compacted(model: nn.Module) -> bool:
 
 
 def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
-    """Give a model a history; returns what takes it back."""
+    """Set a model's history; returns a function that undoes it."""
     old = history(model)
     vars(model)[_ATTRIBUTE] = steps
     told = tell in model._state_dict_hooks.values()
@@ -87,25 +87,25 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
 
 
 def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
-    """Keep the state dict of the certificate of a model's last compaction with it, to be stored along."""
+    """Attach the state dict of a certificate to a model's last compaction, to be saved with it."""
     steps = history(model)
     vars(model)[_ATTRIBUTE] = (*steps[:-1], replace(steps[-1], certificate=certificate))
 
 
 def entry_of(model: nn.Module) -> Entry:
-    """Return what is stored of a model's history."""
+    """Return a model's history as it is saved."""
     steps = history(model)
     return {"plans": [dict(step.plan) for step in steps], "certificates": [step.certificate for step in steps]}
 
 
 def tell(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """Write a module's history into the metadata of its state dict; a hook of ``state_dict()``."""
+    """Write a module's history to the metadata of its state dict; a hook of ``state_dict()``."""
     if history(module):
         metadata[KEY] = {"version": VERSION, "compacted": {"": entry_of(module)}, "sha256": None}
 
 
 def same_steps(steps: tuple[Step, ...], plans: list[Any]) -> int:
-    """Return how many of the steps are the first of these plans."""
+    """Return the number of leading steps that match the plans."""
     number = 0
     for step, plan in zip(steps, plans, strict=False):
         if digest(step.plan) != digest(plan):
@@ -120,12 +120,12 @@ def snapshot(model: nn.Module) -> Outside:
 
 
 def _is_plain(key: str, value: Any) -> bool:
-    # A buffer that is no tensor yet is None in `_buffers`; a tensor in an attribute is nothing that a plan changes.
+    # An unset buffer is None in `_buffers`; plans never change a tensor in an attribute.
     return key not in _CONTAINERS and not key.endswith("_hooks") and not isinstance(value, Tensor)
 
 
 def changed(before: Outside, model: nn.Module) -> Outside:
-    """Return of a snapshot the modules that are not as they were, with those attributes only that changed."""
+    """Return the modules of a snapshot that have changed, with their changed attributes."""
     return dict(_changes(before, model))
 
 

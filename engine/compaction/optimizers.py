@@ -1,8 +1,8 @@
-"""Whether an optimizer trains on with a smaller parameter as it would have with masks, and what stays of its state.
+"""Check whether an optimizer behaves the same on a narrowed parameter as on a masked one, and narrow its state.
 
-That is so where the update of an entry depends on that entry's own weight, gradient and state. It is not for those that
-look at a parameter as a whole: Muon orthogonalises it, Adafactor factors its statistics, LAMB and LARS scale by its
-norm. Names do not tell, and options matter; so the optimizer is tried on a small parameter of its own.
+It does if the update of an entry depends only on that entry's weight, gradient and state. Optimizers that use a
+parameter as a whole do not: Muon orthogonalises it, Adafactor factors its statistics, LAMB and LARS scale by its norm.
+Names are no evidence, and options matter; so the optimizer is tested on a small parameter.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["check_entrywise", "follows", "small_state"]
 
 _STEPS, _CUT_AT = 6, 3
 _TOLERANCE = 1e-9
-# How a step is carried out, and not what it computes; and what belongs to the parameters that are in a group.
+# Options of the implementation, which do not affect results; and keys that belong to a group's parameters.
 _MEANS: dict[str, Any] = {"fused": False, "foreach": False, "capturable": False, "differentiable": False}
 _OF_PARAMETERS = ("params", "param_names")
 
 
 def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, name: str) -> None:
-    """Refuse an optimizer whose update of an entry depends on others that would be gone.
+    """Reject an optimizer whose update of an entry depends on other entries.
 
     Args:
-        optimizer: it is left alone; another of its class and with its options is tried.
-        group: the group of the parameter.
-        ndim: number of the parameter's dimensions.
-        name: of the parameter, for the message.
+        optimizer: left unchanged; a new one of its class and with its options is tested.
+        group: the parameter group of the parameter.
+        ndim: number of dimensions of the parameter.
+        name: name of the parameter, for the message.
 
     Raises:
-        PlanError: where it is so, or the optimizer cannot be tried.
+        PlanError: if it does, or if the optimizer cannot be tested.
 
     Example:
         >>> optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2, 2))])
@@ -64,10 +64,10 @@ def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, n
 
 
 def _difference(kind: Any, group: Mapping[str, Any], ndim: int) -> float:
-    """Return by how much a parameter that is cut in the middle differs in the end from one that is masked."""
+    """Return the final difference between a parameter that is narrowed midway and one that is masked."""
     generator = torch.Generator().manual_seed(0)
     shape = (6, 4, *[2] * (ndim - 2))[:ndim]
-    # What is removed has no gradient; of a layer's own channels the weights are zero, of its readers' they are not.
+    # Removed entries have no gradient; weights of the layer's own channels are zero, those of its consumers are not.
     rows, columns = torch.tensor([0, 2, 3, 5]), torch.tensor([1, 3])
     cut = Slice.along(0, rows, shape)
     if ndim > 1:
@@ -102,7 +102,7 @@ def _made(kind: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Optim
 
 
 def _take_counts(optimizer: Optimizer, other: Optimizer) -> None:
-    """Hand on what an optimizer counts in its groups, as the real one keeps counting."""
+    """Copy counters that an optimizer stores in its groups."""
     for old, new in zip(optimizer.param_groups, other.param_groups, strict=True):
         new.update({key: copy.deepcopy(value) for key, value in old.items() if key not in _OF_PARAMETERS})
 
@@ -119,18 +119,18 @@ def follows(entry: Tensor, cut: Slice) -> bool:
     """Whether an entry of an optimizer's state has the parameter's sizes, or 1 where it is factored (Adafactor).
 
     Args:
-        entry: of the state of a parameter.
-        cut: what stays of the parameter.
+        entry: an entry of the parameter's state.
+        cut: the slice of the parameter.
     """
     return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
 
 
 def small_state(entry: Tensor, cut: Slice) -> Tensor:
-    """Return what stays of an entry of an optimizer's state; a dimension of size 1 is shared by all, and stays.
+    """Return the narrowed entry of an optimizer's state; a dimension of size 1 is shared, and keeps its size.
 
     Args:
-        entry: of the state of a parameter; it follows the cut.
-        cut: what stays of the parameter.
+        entry: an entry of the parameter's state that follows the slice.
+        cut: the slice of the parameter.
     """
     small = cut.apply(entry if tuple(entry.shape) == cut.before else entry.expand(cut.before))
     for dim, (size, full) in enumerate(zip(entry.shape, cut.before, strict=True)):

@@ -1,5 +1,5 @@
-"""The plan of a compaction: frozen, printable, serialisable. What to keep of which parameter, what to add where, which
-attributes change. `engine.compaction.compact` applies it.
+"""The plan of a compaction: immutable, printable and serialisable. It lists which parts of parameters to keep, what to
+fold where, and which attributes change. `engine.compaction.compact` applies it.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How to make a model small.
+    """Instructions for narrowing a model.
 
-    Applied to the masked model it computes ``slice(parameter * mask) + fold`` for each parameter and buffer involved.
+    Applied to the masked model, it computes ``slice(parameter * mask) + fold`` for each parameter and buffer involved.
 
     Attributes:
-        slices: by canonical parameter or buffer name, what stays of it.
-        masks: 0/1 masks (bool) of parameters that are masked inside of what stays, in the new shape or of size 1 along
+        slices: parameter or buffer by canonical name -> the part to keep.
+        masks: 0/1 masks (bool) of parameters with masked entries in the kept part, in the new shape or of size 1 along
             dimensions that they do not depend on.
-        folds: constants of removed channels, and where they go, in the new shape.
-        attributes: by module name, integer attributes to set.
-        headwise: attention modules that take a form without fixed sizes.
-        widened: norms over channels that lose some of them.
-        spread: layers that lose channels which their readers keep.
+        folds: constants of removed channels and their targets, in the new shape.
+        attributes: module name -> integer attributes to set.
+        headwise: attention modules to exchange for a form without fixed sizes.
+        widened: norms that lose channels.
+        spread: layers that lose channels which their consumers keep.
         pins: size arguments to set in the forward of single modules.
-        replaced: modules that a user's function makes smaller. The function itself is no part of the plan.
-        notes: what could not be removed and other remarks, for the reader.
+        replaced: modules that a user's function narrows. The function itself is not part of the plan.
+        notes: remarks, such as what could not be removed.
 
     Raises:
-        PlanError: by `apply` and `from_state_dict`, where something does not fit or is damaged.
+        PlanError: by `apply` and `from_state_dict`, if something does not fit or is damaged.
 
     Example:
         >>> import engine
@@ -75,22 +75,22 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing gets smaller and nothing is folded."""
+        """Whether nothing is narrowed and nothing is folded."""
         return not self.slices and not self.folds and not self.replaced
 
     def structure(self) -> Plan:
-        """Return the plan without values: what a model of the same class needs before it can load the small weights."""
+        """Return the plan without values: what a model of the same class needs to load the narrowed weights."""
         replaced = tuple(replace(module, weights={}) for module in self.replaced)
         return replace(self, masks={}, folds=(), replaced=replaced)
 
     def then(self, later: Plan) -> Plan:
-        """Return the structure of one plan that takes a model as far as this one and then a later one do.
+        """Return the structure of a plan that is equivalent to this one followed by a later one.
 
         Args:
-            later: the plan of a further compaction, made for the model that this one made small.
+            later: plan of a further compaction, made for the model that this plan narrows.
 
         Raises:
-            PlanError: where the later one was made for a model of other shapes.
+            PlanError: if the later plan was made for other shapes.
 
         Example:
             >>> first = Plan({"weight": Slice.along(0, torch.tensor([0, 2, 3]), (4, 5))})
@@ -116,10 +116,10 @@ class Plan:
         )
 
     def within(self, prefix: str) -> Plan:
-        """Return the part of the plan that concerns a submodule, in its own names.
+        """Return the part of the plan that concerns a submodule, with names relative to it.
 
         Args:
-            prefix: path of the submodule, with a dot at its end.
+            prefix: path of the submodule, with a trailing dot.
         """
 
         def part(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,22 +147,21 @@ class Plan:
     def apply(
         self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
     ) -> nn.Module:
-        """Make a model small, in place; all or nothing.
+        """Compact a model in place; all or nothing.
 
         Args:
             model: the model that the plan was made for, or another instance of its class. Its module and parameter
-                objects
-                stay, so that optimizers and hooks keep what they hold.
-            optimizer: an optimizer, or several, whose state shrinks along.
-            customized_replace_func: what `ModelSpeedup` was given, where it replaced modules. Not needed for modules
-                in whose place there is one of another class, or with other shapes, already.
+                objects stay the same, so that references in optimizers and hooks stay valid.
+            optimizer: an optimizer, or several, whose state is narrowed as well.
+            customized_replace_func: the functions passed to `ModelSpeedup`, if it replaced modules. Not needed for
+                modules that have been replaced by one of another class, or with other shapes, already.
 
         Returns:
             The model.
 
         Raises:
-            PlanError: where a parameter is missing or has another shape, or a module was replaced and the function for
-                it is missing; nothing has been changed then.
+            PlanError: if a parameter is missing or has another shape, or the function for a replaced module is missing;
+                nothing is changed in that case.
 
         Example:
             >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -180,7 +179,7 @@ class Plan:
     def prepare(
         self, model: nn.Module, optimizer: OptimizerLike = None, customized_replace_func: Replace | None = None
     ) -> Compaction:
-        """Return the change that `apply` makes, checked but not yet made; it can be rolled back after it is.
+        """Return the change that `apply` makes, checked but not yet applied; it can be rolled back afterwards.
 
         Args:
             model: see `apply`.
@@ -188,7 +187,7 @@ class Plan:
             customized_replace_func: see `apply`.
 
         Raises:
-            PlanError: where something does not fit.
+            PlanError: if something does not fit.
         """
         change = Compaction(model, optimizer)
         change.add_tensors(self.slices, self.masks, self.folds)
@@ -219,14 +218,14 @@ class Plan:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], unpacked: Unpacked | None = None) -> Plan:
-        """Read what `state_dict` wrote.
+        """Load a state written by `state_dict`.
 
         Args:
             state: primitives and tensors.
-            unpacked: index sets of the plans that are read along with this one.
+            unpacked: index sets shared with other plans from the same file.
 
         Raises:
-            PlanError: for a newer format, or where something is missing or of the wrong type.
+            PlanError: for a newer format, or if something is missing or has the wrong type.
         """
         version = state.get("format") if isinstance(state, Mapping) else None
         if not isinstance(version, int) or version < 1:

@@ -1,8 +1,8 @@
-"""What a stored plan may hold: checked before any of it is expanded, for nobody vouches for a file.
+"""Limits on stored plans, checked before any of it is expanded, because files are untrusted.
 
-A few bytes of a plan can stand for much more: an index set is stored as bits and worked with as integers, a tensor may
-repeat one entry, and one record may be referred to from ten thousand places. So everything is counted as often as it
-is referred to, and held to what a compaction of a real network needs.
+A few bytes of a plan can expand to much more: an index set is stored as bits and used as integers, a tensor may repeat
+one entry, and one record may be referenced ten thousand times. All parts are therefore counted as often as they are
+referenced, and limited to what a compaction of a real network needs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _PARTS = 500_000
 _NOTES = 10_000
 _PINS = 10_000
 _LARGEST = 2**62
-_FREE = 16 * 2**20  # bytes that index sets may take
-_TIMES = 1.5  # the size of the file
+_FREE = 16 * 2**20  # bytes allowed for index sets in any file
+_TIMES = 1.5  # additional bytes, as a multiple of the file size
 _INDICES = {"index": (torch.int32, torch.int64), "table": (torch.int64,), "bits": (torch.uint8,)}
 _VALUES = {"fill": torch.float64, "delta": torch.float64}
-_TABLES = ("masks", "inputs", "outputs", "weights")  # of tensors, under names of the user's
+_TABLES = ("masks", "inputs", "outputs", "weights")  # tensors under names chosen by the user
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
 
 
 def check_plans(plans: Iterable[Any], size: int) -> None:
-    """Refuse plans that would take more memory or time than the file that they are in accounts for.
+    """Reject plans that would take more memory or time than the size of their file justifies.
 
     Args:
-        plans: state dicts, as a file has them.
-        size: of the file, in bytes.
+        plans: state dicts from a file.
+        size: size of the file in bytes.
 
     Raises:
         PlanError: naming what there is too much of.
@@ -52,7 +52,7 @@ def check_plans(plans: Iterable[Any], size: int) -> None:
 
 
 def check_unique(what: str, names: Iterable[str]) -> None:
-    """Refuse a plan that changes one module twice in one way.
+    """Reject a plan that changes one module twice in the same way.
 
     Raises:
         PlanError: naming the module.
@@ -69,14 +69,14 @@ def _sized(value: Any) -> bool:
 
 
 class _Counter:
-    """Counts the parts of plans as often as they are referred to, and index sets once."""
+    """Counts the parts of plans as often as they are referenced, and index sets once."""
 
     def __init__(self, memory: int) -> None:
         self._parts, self._memory = _PARTS, memory
         self._seen: set[int] = set()
 
     def add(self, key: str, value: Any, table: bool = False) -> None:
-        """Count a part; ``key`` says what it is, ``table`` whether it is in one of tensors."""
+        """Count a part; ``key`` names it, ``table`` says whether it belongs to a table of tensors."""
         self._parts -= 1
         if self._parts < 0:
             raise PlanError(f"The plans have more than {_PARTS} parts.")
@@ -99,7 +99,7 @@ class _Counter:
         self._seen.add(id(tensor))
         _check_plain(key, tensor)
         if key == "bits":
-            # as a byte each, and as int64 where they are set
+            # one byte per bit, and an int64 per set bit
             self._memory -= 8 * tensor.numel() + 8 * int(_ONES[tensor.cpu().numpy()].sum(dtype=np.int64))
         elif key in _INDICES:
             self._memory -= 8 * tensor.numel()
@@ -110,7 +110,7 @@ class _Counter:
 def _check_plain(key: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_meta:
         raise PlanError(f"The plan is damaged: {key!r} is no plain tensor.")
-    expanded = key in _INDICES or key in _VALUES  # a mask may stay one entry that repeats
+    expanded = key in _INDICES or key in _VALUES  # a mask may stay a repeated entry
     if expanded and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise PlanError(f"The plan is damaged: {key!r} claims {tensor.numel()} entries, and holds fewer.")
     if key in _INDICES and (tensor.dtype not in _INDICES[key] or tensor.ndim != 1):

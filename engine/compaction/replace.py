@@ -1,4 +1,4 @@
-"""Modules that a user's function makes smaller: what the plan says of them, and the call of the function."""
+"""Modules narrowed by a user's function: their entry in the plan, and the call of the function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.recording.opaque import is_kind
 __all__ = ["Replace", "Replacement", "check_functions", "opaque_names", "places", "replaced_by", "shapes_of"]
 
 Replace = Mapping[str, Callable[..., nn.Module]]
-"""Name of a class -> function of (module, (input, output, weight masks)) that returns the smaller module."""
+"""Class name -> function of (module, (input, output, weight masks)) that returns the narrowed module."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +24,11 @@ class Replacement:
     """A module to be replaced.
 
     Attributes:
-        module: its name.
+        module: name of the module.
         kind: name of its class.
-        inputs, outputs: per tensor that it is called with or returns, which entries stay; compact bool of the rank of
-            the tensor, and the shape as recorded.
-        weights: by parameter name in the module, which entries are masked by the user; compact bool.
+        inputs, outputs: for each tensor that it takes or returns, which entries are kept, compact bool of the rank of
+            the tensor, and the recorded shape.
+        weights: parameter name in the module -> which entries the user's mask keeps; compact bool.
         stored: shapes of its parameters and buffers before.
     """
 
@@ -40,7 +40,7 @@ class Replacement:
     stored: Mapping[str, tuple[int, ...]]
 
     def masks(self, module: nn.Module, device: torch.device) -> tuple[Any, Any, dict[str, Tensor]]:
-        """Return the masks as the function gets them: floats in full shape; several inputs or outputs as a tuple."""
+        """Return the masks to pass to the function: floats in full shape; several inputs or outputs as a tuple."""
         sides = [[s.expand(shape).float().to(device) for s, shape in side] for side in (self.inputs, self.outputs)]
         given, made = (side[0] if len(side) == 1 else tuple(side) for side in sides)
         weights = {
@@ -50,11 +50,11 @@ class Replacement:
         return given, made, weights
 
     def done(self, module: nn.Module) -> bool:
-        """Whether another module stands in the place already: of another class, or with other shapes."""
+        """Whether the module has been replaced already, by one of another class or with other shapes."""
         return not is_kind(module, self.kind) or shapes_of(module) != dict(self.stored)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as primitives and tensors."""
+        """Return the replacement as primitives and tensors."""
         return {
             "module": self.module,
             "kind": self.kind,
@@ -66,7 +66,7 @@ class Replacement:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Replacement:
-        """Read what `state_dict` wrote."""
+        """Load a state written by `state_dict`."""
         sides = [tuple((stays.bool(), _ints(shape)) for stays, shape in state[side]) for side in ("inputs", "outputs")]
         weights = {str(name): mask.bool() for name, mask in state["weights"].items()}
         stored = {str(name): _ints(shape) for name, shape in state["stored"].items()}
@@ -84,10 +84,10 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def check_functions(functions: Any) -> Replace:
-    """Return functions by name of a class, none for None.
+    """Validate functions by class name; None means no functions.
 
     Raises:
-        InputError: where it is no such mapping.
+        InputError: if it is not such a mapping.
     """
     found = {} if functions is None else functions
     if not isinstance(found, Mapping) or not all(isinstance(k, str) and callable(f) for k, f in found.items()):
@@ -99,10 +99,10 @@ def check_functions(functions: Any) -> Replace:
 
 
 def opaque_names(model: nn.Module, functions: Replace) -> tuple[str, ...]:
-    """Return the names of the modules that the functions are for, outermost ones only.
+    """Return the names of the modules that the functions apply to, outermost ones only.
 
     Raises:
-        InputError: naming a class of which there is no module.
+        InputError: naming a class without instances in the model.
     """
     found: list[str] = []
     for kind in functions:
@@ -114,17 +114,17 @@ def opaque_names(model: nn.Module, functions: Replace) -> tuple[str, ...]:
 
 
 def _function(module: nn.Module, functions: Replace) -> Callable[..., Any] | None:
-    """The function of the module's own class, or of the nearest base."""
+    """Return the function for the module's class, or for its nearest base class."""
     return next((functions[base.__name__] for base in type(module).__mro__ if base.__name__ in functions), None)
 
 
 def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device: torch.device) -> nn.Module | None:
-    """Return what the user's function makes of a module; None where another one stands in its place already.
+    """Return the module that the user's function returns; None if the module has been replaced already.
 
-    The function gets a copy whose parameters are masked, so that whatever it does to it can be taken back.
+    The function gets a copy with masked parameters, so that nothing it does needs to be undone.
 
     Raises:
-        PlanError: where there is no function for it, or it fails, or returns something else than a module.
+        PlanError: if there is no function for it, or it fails, or returns anything but a module.
     """
     if plan.done(module):
         return None
@@ -136,7 +136,7 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
             "`customized_replace_func` again, or put the smaller module there first."
         )
     device = next((t.device for t in module.parameters()), device)
-    masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks are numbers
+    masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks need data
     try:
         given = copy.deepcopy(module)
         with torch.no_grad():
@@ -151,6 +151,6 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
 
 
 def places(model: nn.Module, module: nn.Module) -> Iterator[tuple[dict[str, nn.Module | None], str]]:
-    """Yield every place at which a module is registered."""
+    """Yield every place where a module is registered."""
     for parent in model.modules():
         yield from ((parent._modules, name) for name, child in parent._modules.items() if child is module)

@@ -1,4 +1,4 @@
-"""What stays of one tensor, as index sets along its dimensions."""
+"""Slices: the part of a tensor to keep, as index sets along its dimensions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Cut", "Packed", "Slice", "Unpacked", "slice_from_mask", "slice_from_
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Indices that stay along one dimension, or along the first two together.
+    """Indices to keep along one dimension, or along the first two jointly.
 
     Attributes:
-        dims: ``(d,)``, or ``(0, 1)`` where each row keeps other columns.
-        index: int64, indices that stay, of the flattened dimensions.
-        sizes: their sizes afterwards.
+        dims: ``(d,)``, or ``(0, 1)`` if each row keeps different columns.
+        index: int64, indices to keep along the flattened dimensions.
+        sizes: sizes of these dimensions afterwards.
     """
 
     dims: tuple[int, ...]
@@ -31,14 +31,14 @@ class Cut:
     sizes: tuple[int, ...]
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor that stays."""
+        """Return the kept part of a tensor."""
         index = self.index.to(tensor.device)
         if len(self.dims) == 1:
             return tensor.index_select(self.dims[0], index)
         return tensor.flatten(0, 1).index_select(0, index).unflatten(0, self.sizes)
 
     def expand(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of a shape before the cut, zero where nothing stayed."""
+        """Return a tensor in its shape before the cut, with zeros for removed entries."""
         full, index = tensor.new_zeros(shape), self.index.to(tensor.device)
         if len(self.dims) == 1:
             return full.index_copy(self.dims[0], index, tensor)
@@ -47,11 +47,11 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """What stays of a tensor.
+    """The part of a tensor to keep.
 
     Attributes:
-        before: its shape.
-        cuts: applied one after the other.
+        before: shape of the tensor.
+        cuts: cuts, applied in order.
 
     Raises:
         PlanError: by its methods, for tensors of other shapes.
@@ -67,7 +67,7 @@ class Slice:
 
     @classmethod
     def along(cls, dim: int, index: Tensor, before: tuple[int, ...]) -> Slice:
-        """Keep some indices along one dimension.
+        """Return a slice that keeps some indices along one dimension.
 
         Args:
             dim: the dimension.
@@ -78,7 +78,7 @@ class Slice:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape afterwards."""
+        """Shape of the kept part."""
         sizes = list(self.before)
         for cut in self.cuts:
             for dim, size in zip(cut.dims, cut.sizes, strict=True):
@@ -86,10 +86,10 @@ class Slice:
         return tuple(sizes)
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the part that stays, on the tensor's device and in its memory format.
+        """Return the kept part of a tensor, on its device and in its memory format.
 
         Args:
-            tensor: of the shape ``before``.
+            tensor: tensor of the shape ``before``.
         """
         layout = _layout(tensor)
         for cut in self.cuts:
@@ -97,13 +97,13 @@ class Slice:
         return tensor.contiguous(memory_format=layout)
 
     def then(self, later: Slice) -> Slice:
-        """Return the slice that does what this one and then a later one do.
+        """Return the slice that is equivalent to this one followed by a later one.
 
         Args:
-            later: it starts from what this one leaves.
+            later: slice of the part that this one keeps.
 
         Raises:
-            PlanError: where the later one starts from another shape.
+            PlanError: if the later slice has another initial shape.
 
         Example:
             >>> first = Slice.along(0, torch.tensor([0, 2, 3]), (4,))
@@ -115,10 +115,10 @@ class Slice:
         return Slice(self.before, self.cuts + later.cuts)
 
     def apply_compact(self, mask: Tensor) -> Tensor:
-        """Return the part that stays of an array of size 1 along dimensions that it does not depend on.
+        """Return the kept part of a compact array, of size 1 along dimensions that it does not depend on.
 
         Args:
-            mask: of the rank of the tensor.
+            mask: array of the rank of the tensor.
         """
         sizes = list(self.before)
         for cut in self.cuts:
@@ -129,13 +129,13 @@ class Slice:
         return mask
 
     def expand(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the shape before, in which what stays has its place and the rest is zero.
+        """Return a tensor of the shape ``before``, with kept entries in their places and zeros elsewhere.
 
         Args:
-            tensor: of the shape afterwards.
+            tensor: tensor of the kept part's shape.
 
         Raises:
-            PlanError: where the tensor has not the shape afterwards.
+            PlanError: if the tensor has another shape.
         """
         if tuple(tensor.shape) != self.shape:
             raise PlanError(f"A tensor of shape {tuple(tensor.shape)} is not what was left of {self.before}.")
@@ -148,10 +148,10 @@ class Slice:
         return tensor.contiguous(memory_format=layout)
 
     def state_dict(self, packed: Packed | None = None) -> dict[str, Any]:
-        """Return the slice as primitives and tensors; indices are stored as small as they fit.
+        """Return the slice as primitives and tensors; indices are stored in the smallest form.
 
         Args:
-            packed: index sets of the slices that are stored along with this one.
+            packed: index sets shared with other slices in the same file.
         """
         packed = Packed() if packed is None else packed
         cuts, sizes = [], list(self.before)
@@ -164,14 +164,14 @@ class Slice:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], unpacked: Unpacked | None = None) -> Slice:
-        """Read what `state_dict` wrote, and check it.
+        """Load and validate a state written by `state_dict`.
 
         Args:
             state: primitives and tensors.
-            unpacked: index sets of the slices that are read along with this one.
+            unpacked: index sets shared with other slices from the same file.
 
         Raises:
-            PlanError: where an index is out of range or sizes do not fit.
+            PlanError: if an index is out of range or sizes do not match.
         """
         unpacked = Unpacked() if unpacked is None else unpacked
         sizes = [int(n) for n in state["before"]]
@@ -186,11 +186,11 @@ class Slice:
         return cls(before, tuple(cuts))
 
 
-_FEW = 256  # below, a bit for each index saves nothing that counts
+_FEW = 256  # below, bits save little
 
 
 class Packed:
-    """Index sets as they are stored, one tensor for equal ones, which a file then holds once.
+    """Index sets in stored form; equal sets share one tensor, which a file then contains once.
 
     Example:
         >>> packed = Packed()
@@ -204,11 +204,11 @@ class Packed:
         self._equal: dict[tuple[torch.dtype, bytes], Tensor] = {}
 
     def of(self, index: Tensor, size: int) -> dict[str, Tensor]:
-        """Return ``{"index" or "bits": tensor}`` for some of ``size`` indices."""
+        """Return ``{"index" or "bits": tensor}`` for a subset of ``size`` indices."""
         key = (id(index), size)
         if key not in self._found:
             entry = {name: self._once(tensor.cpu()) for name, tensor in _packed(index, size).items()}
-            self._found[key] = index, entry  # the index is kept, for its identity
+            self._found[key] = index, entry  # the index is kept for its identity
         return self._found[key][1]
 
     def _once(self, tensor: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class Packed:
 
 
 def _packed(index: Tensor, size: int) -> dict[str, Tensor]:
-    """Return indices as a list of them, or as a bit for each of ``size``, where that is smaller by much."""
+    """Return indices as a list, or as one bit for each of ``size`` if that is much smaller."""
     if size < _FEW or 32 * len(index) < size or not bool((index.diff() > 0).all()):
         return {"index": index.to(torch.int32 if size < 2**31 else torch.int64)}
     kept = torch.zeros(size, dtype=torch.bool)
@@ -225,7 +225,7 @@ def _packed(index: Tensor, size: int) -> dict[str, Tensor]:
 
 
 class Unpacked:
-    """Index sets as they are worked with, each unpacked once, however often a file refers to it.
+    """Index sets in working form, each unpacked once, however often a file refers to it.
 
     Example:
         >>> unpacked, stored = Unpacked(), {"index": torch.tensor([0, 2], dtype=torch.int32)}
@@ -239,12 +239,12 @@ class Unpacked:
         self._found: dict[int, tuple[Tensor, tuple[Tensor, int, int]]] = {}
 
     def of(self, cut: Mapping[str, Any]) -> tuple[Tensor, int, int]:
-        """Return the int64 indices of a stored cut, the smallest and the largest of them."""
+        """Return the int64 indices of a stored cut, with their minimum and maximum."""
         stored = cut["bits"] if "bits" in cut else cut["index"]
         if id(stored) not in self._found:
             index = _bits(stored) if "bits" in cut else _index(stored)
             ends = index.aminmax() if len(index) else (-1, -1)
-            self._found[id(stored)] = stored, (index, int(ends[0]), int(ends[1]))  # it is kept, for its identity
+            self._found[id(stored)] = stored, (index, int(ends[0]), int(ends[1]))  # kept for its identity
         return self._found[id(stored)][1]
 
 
@@ -263,7 +263,7 @@ def _index(index: Tensor) -> Tensor:
 
 
 def _layout(tensor: Tensor) -> torch.memory_format:
-    """Return the memory format of a tensor; what could be either counts as row-major."""
+    """Return the memory format of a tensor; row-major if ambiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(tensor.ndim)
     if last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=last):
@@ -272,7 +272,7 @@ def _layout(tensor: Tensor) -> torch.memory_format:
 
 
 def _check(before: tuple[int, ...], cut: Cut, low: int, high: int) -> None:
-    """Refuse a cut that does not fit the shape that it starts from; ``low`` and ``high`` are ends of its indices."""
+    """Reject a cut that does not fit the shape it applies to; ``low`` and ``high`` are the ends of its indices."""
     known = cut.dims == (0, 1) and len(before) > 1 or len(cut.dims) == 1 and 0 <= cut.dims[0] < len(before)
     limit = math.prod(before[d] for d in cut.dims) if known else 0
     inside = len(cut.index) > 0 and 0 <= low <= high < limit and len(cut.index) <= limit
@@ -284,26 +284,26 @@ def _check(before: tuple[int, ...], cut: Cut, low: int, high: int) -> None:
 
 
 def slice_from_rows(before: tuple[int, ...], rows: Mapping[int, Tensor]) -> Slice | None:
-    """Return the slice that keeps some indices along each of some dimensions; None where there are no such.
+    """Return the slice that keeps some indices along some dimensions; None if there are none.
 
     Args:
         before: shape of the tensor.
-        rows: per dimension the indices that stay, int64, ascending.
+        rows: dimension -> indices to keep, int64, ascending.
     """
     cuts = [Cut((dim,), index, (len(index),)) for dim, index in rows.items()]
     return Slice(before, tuple(cuts)) if cuts else None
 
 
 def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:
-    """Return the slice that keeps what a compact bool mask keeps.
+    """Return the slice that keeps the entries of a compact bool mask.
 
     Args:
         before: shape of the tensor.
-        mask: compact; a product of index sets, or of rows that keep equally many columns each.
+        mask: compact; a product of index sets, or rows that keep equally many columns each.
         what: name of the tensor, for the error.
 
     Raises:
-        PlanError: where what is kept is no rectangle.
+        PlanError: if the kept entries do not form a rectangle.
     """
     sets = {d: mask.movedim(d, 0).reshape(mask.size(d), -1).any(1) for d in range(mask.ndim) if mask.size(d) > 1}
     product = torch.ones([1] * mask.ndim, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Which layers it pays to make smaller than their readers ask for, by spreading their output out again."""
+"""Choose layers worth narrowing below the width of their consumers, by spreading their output again."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from engine.removal.keep import Kept
 __all__ = ["PAYS", "candidates"]
 
 PAYS = 64.0
-"""Multiply-accumulates that have to be saved per entry of the output that is spread.
+"""Multiply-accumulates that have to be saved per entry of the spread output.
 
-Each entry is read and written about twice for it. A CPU core does some ten multiply-accumulates in the time in which it
-moves a number to memory or from there, a GPU some forty.
+Spreading reads and writes each entry about twice. In the time of moving a number to or from memory, a CPU core does
+about ten multiply-accumulates and a GPU about forty.
 """
 
 
 def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
-    """Return the layers whose output is partly a constant that others keep, and worth being spread out.
+    """Return the layers worth spreading: part of their output is constant, and consumers keep it.
 
     Args:
-        analysis: of the model as it is.
-        pays: multiply-accumulates to be saved per entry that is moved; `PAYS` by default.
+        analysis: analysis of the model in its current form.
+        pays: multiply-accumulates to save per moved entry; `PAYS` by default.
 
     Returns:
-        Names of layers, with the dimension of the channels in their output.
+        Names of layers, with the channel dimension of their output.
     """
     structure, found = analysis.structure, {}
     pays = PAYS if pays is None else pays
@@ -44,7 +44,7 @@ def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
 
 
 def _last(analysis: Analysis, node: Node, c: Contraction, users: dict[int, list[Node]]) -> Node:
-    """Return the norm behind a contraction that alone reads it, or the contraction itself."""
+    """Return the norm that is a contraction's only consumer, or the contraction's own node."""
     readers = users.get(c.output.index, [])
     absorbs = analysis.structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
     outputs = {value.index for value in analysis.structure.graph.outputs}
@@ -52,7 +52,7 @@ def _last(analysis: Analysis, node: Node, c: Contraction, users: dict[int, list[
 
 
 def _saved(kept: Kept, node: Node, c: Contraction, value: Value) -> float:
-    """Return multiply-accumulates saved per entry of the output, if what is constant in it need not be computed."""
+    """Return the multiply-accumulates saved per output entry if constant channels are not computed."""
     structure, constants = kept.shrunk.structure, kept.constants
     slots = structure.along(value, c.output_dim)
     if slots is None or c.groups > 1 or constants.has_profile(value):

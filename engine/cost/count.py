@@ -1,4 +1,4 @@
-"""Multiply-accumulates and parameters, now and after compaction."""
+"""Count multiply-accumulates and parameters, before and after compaction."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ def count_flops_params(
     graph: Graph | None = None,
     rules: Registry | None = None,
 ) -> tuple[int, int, Results]:
-    """Count the multiply-accumulates and parameters of a model, also as it will be once masks are compacted.
+    """Count the multiply-accumulates and parameters of a model, optionally as after compacting it under masks.
 
-    One multiply-accumulate counts as one FLOP, bias not counted, as NNI and fvcore do; a counter that counts both steps
-    gives twice as much. Functional calls count as well, under the module that makes them.
+    One multiply-accumulate counts as one FLOP, without biases, as in NNI and fvcore; a counter that counts both
+    operations returns twice as much. Functional calls count as well, for the module that makes them.
 
     Args:
         model: it is only read.
-        x: shape of one input (random numbers in the dtype and on the device of the first floating parameter), a
+        x: shape of one input (random numbers in the dtype and on the device of the first floating-point parameter), a
             tensor, a tuple of tensors, or a mapping of keyword arguments. Tensors are moved to the model's device.
         custom_ops: module type -> function of (module, tuple of inputs, output) that counts a call of such a module (or
-            of a subclass), with all that happens in it: an integer, or a dict with ``"flops"`` and, where it is not
-            the module's own number, ``"params"``. Both are taken as they are, per sample.
+            of a subclass), including everything inside it: returns an integer, or a dict with ``"flops"`` and, if it
+            differs from the module's own number, ``"params"``. Both are used as returned, per sample.
         verbose: print a table.
-        mode: ``"default"`` counts contractions (convolution, linear …); ``"full"`` other ops too, one or two operations
-            per element of their output.
-        masks: masks (or a file of these) under which to count what the compacted model will have; ``engine.ZEROS`` for
-            whatever is zero in the weights. None: the masks of `torch.nn.utils.prune`, where the model has any.
-        batch_dim: the total is divided by the first input's size along this dimension; None gives the total.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        mode: ``"default"`` counts contractions (convolution, linear …); ``"full"`` also counts one or two operations
+            per output element of other ops.
+        masks: masks (or a file of these) under which to count the compacted model; ``engine.ZEROS`` for whatever is
+            zero in the weights. None: the masks of `torch.nn.utils.prune`, if the model has any.
+        batch_dim: the total is divided by the first input's size along this dimension; None returns the total.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Returns:
-        ``(flops, params, results)``; results by layer name are lists with one entry per call: ``flops`` and ``params``
-        (plain integers), ``weight_size``, ``input_size``, ``output_size``, ``module_type``; under masks also
-        ``masked_flops``, NNI's number, which knows of masked outputs only.
+        ``(flops, params, results)``; ``results`` maps layer names to lists with one entry per call: ``flops`` and
+        ``params`` (plain integers), ``weight_size``, ``input_size``, ``output_size``, ``module_type``; with masks also
+        ``masked_flops``, NNI's number, which only accounts for masked outputs.
 
     Raises:
-        InputError: for an unknown mode, a shape that is none, or a custom op that returns no count.
+        InputError: for an unknown mode, an invalid shape, or a custom op that does not return a count.
         MaskError: for masks that do not fit the model.
 
     Example:
@@ -88,7 +88,7 @@ def count_flops_params(
     graph.check_fresh(model)
     rules = rules_of(graph) if rules is None else rules
     analysis = _analysis(model, graph, rules, masks)
-    if analysis is not None:  # it may have recorded more, with values of its own
+    if analysis is not None:  # it may have recorded a new graph
         graph = analysis.structure.graph
     custom = _Custom(model, graph, analysis, custom_ops or {})
     counter = Counter(graph, rules, None if analysis is None else analysis.kept.shrunk, mode, batch_dim)
@@ -124,9 +124,9 @@ def _check_custom(custom_ops: Any) -> None:
 
 
 class _Custom:
-    """What the user's functions count, by module: rows of the results.
+    """Counts of the user's functions, as rows of the results by module.
 
-    The modules are watched in a real run, under masks in that of a compacted copy of the model.
+    The modules are observed in a real run; with masks, in a run of a compacted copy of the model.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class _Custom:
         hooks = []
         for name, module in model.named_modules():
             op = next((ops[kind] for kind in type(module).__mro__ if kind in ops), None)
-            if op is not None and self.owner(name) is None:  # what lies within one that is counted belongs to it
+            if op is not None and self.owner(name) is None:  # nested ones are part of the outer count
                 self.rows[name] = {column: [] for column in self._columns}
                 hooks.append(module.register_forward_hook(partial(self._count, name, op), with_kwargs=True))
         try:
@@ -192,7 +192,7 @@ def _integer(count: Any, module: nn.Module, name: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Counter:
-    """Counts the nodes of a graph, as recorded or as they will be once slots are gone."""
+    """Counts the nodes of a graph, with recorded shapes or with those after a removal."""
 
     graph: Graph
     rules: Registry
@@ -201,7 +201,7 @@ class Counter:
     batch_dim: int | None
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        """Return the shape to count with."""
+        """Return the shape of a value to count with."""
         return value.shape if self.shrunk is None else self.shrunk.shape(value)
 
     def parameters(self, model: nn.Module) -> int:
@@ -217,7 +217,7 @@ class Counter:
         return sum(self._per_sample(self._flops(node)) for node in self.graph.nodes if node.path == "eval")
 
     def results(self, custom: _Custom, parameters: Iterable[str]) -> Results:
-        """Return the table, by first use; modules that a user's function counts come with their rows."""
+        """Return the table, by first use; modules counted by the user's functions are included."""
         names = set(parameters)
         found: Results = {}
         for node in self.graph.nodes:
@@ -232,7 +232,7 @@ class Counter:
     def _flops(self, node: Node) -> int:
         rule = self.rules.rule(node.op)
         flops = rule.macs(node, self.shape)
-        each = rule.elementwise if node.op in self.rules else 1  # of an op that nobody knows: at least one per element
+        each = rule.elementwise if node.op in self.rules else 1  # at least one per element for an unknown op
         if self.mode == "full" and each and node.outputs:
             flops += each * math.prod(self.shape(node.output))
         return flops
@@ -257,7 +257,7 @@ class Counter:
             row.setdefault("masked_flops", []).append(self._per_sample(self._masked_flops(node, self.shrunk)))
 
     def _behind(self, value: Value) -> list[Value]:
-        """Return the stored values that a weight is, or is made of (`parametrize`, pruning); none if of an input."""
+        """Return the stored values behind a weight (`parametrize`, pruning); none if it depends on an input."""
         found: dict[int, Value] = {}
         queue = [value]
         while queue:
@@ -268,7 +268,7 @@ class Counter:
         return [] if any(v.index in found for v in self.graph.inputs) else [v for v in found.values() if v.stored]
 
     def _masked_flops(self, node: Node, shrunk: Shrunk) -> int:
-        """NNI's number: the outputs shrink, the inputs do not."""
+        """NNI's number: outputs are narrowed, inputs are not."""
         macs = self.rules.rule(node.op).macs(node, lambda value: value.shape)
         c = self.rules.contraction(node)
         return macs if c is None else macs * shrunk.shape(c.output)[c.output_dim] // c.output.shape[c.output_dim]

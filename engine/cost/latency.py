@@ -1,7 +1,7 @@
-"""Which widths of a layer pay: measured, call by call, on the device that the model is on.
+"""Which widths of a layer are fast, measured call by call on the model's device.
 
-Kernels work in blocks, so that a layer of 65 channels may take as long as one of 72. A width pays where no larger one
-is as fast. What was measured is kept, so that layers of the same sizes are measured once per device.
+Kernels process blocks, so that a layer of 65 channels may take as long as one of 72. A width is worth using if no
+larger one is as fast. Measurements are cached, so that layers of the same sizes are measured once per device.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["LatencyTable", "paying_widths"]
 
 
 class LatencyTable:
-    """Seconds of single calls by op, sizes, dtype and device.
+    """Latency in seconds of single calls, by op, sizes, dtype and device.
 
     Args:
-        path: a JSON file that is read, where it is there, and written by `save`; None keeps all in memory.
-        rounds: number of timed calls, of which the median counts.
+        path: a JSON file that is read if it exists, and written by `save`; None keeps the table in memory.
+        rounds: number of timed calls; their median is used.
 
     Raises:
-        InputError: where the file holds something else.
+        InputError: if the file is not such a table.
 
     Example:
         >>> table = LatencyTable(rounds=3)
@@ -63,9 +63,9 @@ class LatencyTable:
         """Return the median time of a call on random numbers.
 
         Args:
-            op: what is called; it must not write to its arguments.
-            args: its arguments by name; a tensor gives a size and a dtype, and may be on ``meta``.
-            device: where to call it.
+            op: function to call; it must not write to its arguments.
+            args: arguments by name; a tensor provides size and dtype only, and may be on ``meta``.
+            device: device to measure on.
         """
         key = _key(op, args, device)
         if key not in self._known:
@@ -104,7 +104,7 @@ def _measured(call: Callable[[], Any], device: torch.device, rounds: int) -> flo
             call()
             synchronize()
             times.append(time.perf_counter() - start)
-    return median(times[2:])  # the first two are slower
+    return median(times[2:])  # the first two calls are slower
 
 
 def paying_widths(
@@ -117,28 +117,28 @@ def paying_widths(
     graph: Graph | None = None,
     rules: Registry = RULES,
 ) -> dict[str, tuple[int, ...]]:
-    """Return, per dependency group, the widths at which its layers are faster than at every larger one.
+    """Return, for each dependency group, the widths at which its layers are faster than at any larger one.
 
-    Each convolution and linear layer that puts a group out or reads it is timed by itself on random numbers, with the
-    sizes that it has at ``steps`` evenly spaced widths; the sum over the layers decides.
+    Each convolution and linear layer that produces or consumes a group is timed separately on random numbers, with its
+    sizes at ``steps`` evenly spaced widths; the sum over the layers decides.
 
     Args:
-        model: it is only read; the device and dtype of its parameters are those that are measured.
+        model: it is only read; its device and dtype are measured.
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, of the batch size
-            and resolution that matter.
-        steps: number of widths that are tried, the whole one included.
-        gain: part of the time by which a width has to be faster than all larger ones.
-        table: what was measured before.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops.
+            and resolution of interest.
+        steps: number of widths to try, including the full one.
+        gain: fraction of the time by which a width has to be faster than all larger ones.
+        table: earlier measurements.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules.
 
     Returns:
-        Group name -> widths in units, ascending, the whole one last; groups that cannot shrink are left out. What
-        `ChannelPruning` takes as ``widths``.
+        Group name -> widths in units, ascending, the full one last; frozen groups are omitted. Pass it to
+        `ChannelPruning` as ``widths``.
 
     Raises:
-        InputError: for a model without data, or where ``steps`` or ``gain`` are no such numbers.
-        TraceError: where the model rejects the example inputs, or the graph is stale.
+        InputError: for a model without data, or invalid ``steps`` or ``gain``.
+        TraceError: if the model rejects the example inputs, or the graph is stale.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -164,7 +164,7 @@ def paying_widths(
 
 
 def _tried(structure: Structure, group: Group, steps: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield widths, the largest first, with the slots that stay; rows lose equally many units."""
+    """Yield widths, the largest first, with the kept slots; all rows lose equally many units."""
     rows = [group.slots[group.rows == row] for row in group.rows.unique()]
     seen: set[int] = set()
     for step in range(steps, 0, -1):
@@ -188,13 +188,13 @@ def _paying(costs: Mapping[int, float], gain: float) -> Iterator[int]:
 def _cost(
     structure: Structure, calls: Iterable[Node], keep: Tensor, table: LatencyTable, device: torch.device
 ) -> float:
-    """Seconds of some calls once slots are gone."""
+    """Latency of some calls after a removal, in seconds."""
     shrunk = Shrunk(structure, keep)
     return sum(table.seconds(node.target, _args(node, shrunk), device) for node in calls)
 
 
 def _calls(structure: Structure, group: Group) -> list[Node]:
-    """Return the contractions that put the group out or read it."""
+    """Return the contractions that produce or consume the group."""
     mine = torch.zeros(len(structure.roots), dtype=torch.bool)
     mine[group.slots] = True
     found = []
@@ -206,7 +206,7 @@ def _calls(structure: Structure, group: Group) -> list[Node]:
 
 
 def _args(node: Node, shrunk: Shrunk) -> dict[str, Any]:
-    """Return the arguments of a call in the sizes that they have once slots are gone, without data."""
+    """Return the arguments of a call in their sizes after a removal, without data."""
     sizes = shrunk.structure.rules.rule(node.op).attributes(node, shrunk.shape)
 
     def sized(value: Any) -> Any:

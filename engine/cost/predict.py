@@ -1,4 +1,4 @@
-"""What a model costs without some units of its groups, asked many times: the search for a target does so."""
+"""Predict a model's cost without some units of its groups, fast enough to be called many times by a search."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["Predictor"]
 
 
 class Predictor:
-    """Counts without looking at a weight: the structure is worked out once.
+    """Counts from the structure alone, which is computed once, without reading weights.
 
-    The answer is that of `count_flops_params` under `group_masks`, except where the removed channels leave constants
-    behind that need a carrier, or take other channels along.
+    The result equals that of `count_flops_params` under `group_masks`, except where constants of removed channels need
+    a carrier, or where other channels are removed as a consequence.
 
     Args:
         model: it is only read.
-        graph: its graph.
-        groups: its dependency groups, of the same graph.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: graph of the model.
+        groups: dependency groups from the same graph.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
         batch_dim: counts are per sample along this dimension.
 
     Example:
@@ -56,16 +56,16 @@ class Predictor:
         self._groups = {group.name: group for group in groups}
 
     def __call__(self, keep: Mapping[str, Tensor]) -> tuple[int, int]:
-        """Predict.
+        """Return the predicted cost.
 
         Args:
-            keep: group name -> bool ``(size,)``, which units stay; groups that are not named stay whole.
+            keep: group name -> bool ``(size,)``, which units to keep; groups that are not named are kept whole.
 
         Returns:
             ``(multiply-accumulates, parameters)``.
 
         Raises:
-            InputError: for a name that no group has, or a wrong length.
+            InputError: for an unknown group name, or a wrong length.
         """
         stays = torch.ones(len(self._structure.roots), dtype=torch.bool)
         for name, units in keep.items():

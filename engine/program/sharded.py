@@ -1,4 +1,4 @@
-"""Recognise models whose parameters are spread over several processes."""
+"""Detect models whose parameters are sharded over several processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from engine.program.stored import distinct_modules, stored_tensors
 
 __all__ = ["why_sharded"]
 
-_TENSORS = "torch.distributed"  # DTensor, and what came before it
-_MODULES = "torch.distributed.fsdp"  # a module between two calls of FSDP holds parts of its parameters, or none
+_TENSORS = "torch.distributed"  # DTensor and its predecessors
+_MODULES = "torch.distributed.fsdp"  # between calls, an FSDP module holds shards of its parameters, or none
 
 
 def why_sharded(model: nn.Module) -> str | None:
-    """Return why a model cannot lose channels as it is, as a sentence that says what to do; None where it can.
+    """Return why a sharded model cannot be compacted and what to do instead; None for any other model.
 
-    A channel of a parameter that is spread over processes (tensor parallelism, FSDP) is no slice of a tensor here.
+    A channel of a sharded parameter (tensor parallelism, FSDP) is not a slice of a local tensor.
 
     Example:
         >>> why_sharded(nn.Linear(1, 1))
