@@ -1,4 +1,4 @@
-"""NNI's tables: which layers must keep the same channels, and which must not be pruned at all."""
+"""NNI's dependency tables: layers that must keep the same channels, and layers that must not be pruned."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ __all__ = ["ChannelDependency", "GroupDependency", "InputChannelDependency", "Un
 
 
 class ChannelDependency:
-    """Which layers share output channels.
+    """Sets of layers that share output channels.
 
-    Layers (convolutions, transposed convolutions, linear) that share a slot, transitively, form a set: what an
-    addition or a gate combines is coupled; what stands side by side after a concatenation is not. The layer that
-    makes the model's output and couples with nothing has no set.
+    Layers (convolutions, transposed convolutions, linear) that share a slot, transitively, form a set: an addition or a
+    gate couples its operands; a concatenation does not. A layer that produces the model's output and is not coupled to
+    any other belongs to no set.
 
     Args:
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Attributes:
         dependency_sets: the sets, by first use.
         dependency: layer -> its set.
-        channels: layer -> number of its output channels, of all layers with a weight, by first use.
+        channels: layer -> number of its output channels, for all layers with a weight, by first use.
 
     Raises:
-        TraceError: where the model rejects the input.
+        TraceError: if the model rejects the input.
 
     Example:
         >>> import torchvision
@@ -84,16 +84,16 @@ class ChannelDependency:
                 writer.writerow([f"Set {number}", *layers])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw the sets: a row per set, with a dot for each of its layers.
+        """Plot the sets: a row per layer, and a line with dots through the layers of each set.
 
         Args:
-            path: picture file to write; its ending gives the format. None: no file.
+            path: image file to write; its extension determines the format. None: no file.
 
         Returns:
             The matplotlib figure.
 
         Raises:
-            ImportError: without matplotlib, the extra ``plots``.
+            ImportError: if matplotlib is not installed, the extra ``plots``.
         """
         return show(dependency_figure(self._ordered, self.channels), path)
 
@@ -101,10 +101,10 @@ class ChannelDependency:
         """Return a layer's dependency groups as a tree of modules, parameters and dimensions.
 
         Args:
-            layer: name of a layer that puts channels out.
+            layer: name of a layer that produces channels.
 
         Raises:
-            InputError: where there is no such layer.
+            InputError: if there is no such layer.
 
         Example:
             >>> net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
@@ -148,7 +148,7 @@ def _leaf(member: Member) -> str:
 
 
 def _coupled(structure: Structure) -> list[list[str]]:
-    """Layers that share outputs; the layer that makes the model's output and couples with nothing has no set."""
+    """Layers that share outputs; a layer that produces the model's output and is not coupled has no set."""
     producers = producers_of(structure)
     sets = _components((name, made.unique().tolist()) for name, made in producers)
     last = _output_layers(structure)
@@ -156,7 +156,7 @@ def _coupled(structure: Structure) -> list[list[str]]:
 
 
 def _components(layers: Iterable[tuple[str, Iterable[Hashable]]]) -> list[list[str]]:
-    """Connected components of layers over what they share, in order of first use."""
+    """Connected components of layers by shared keys, in order of first use."""
     leader: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -185,23 +185,23 @@ def _output_layers(structure: Structure) -> set[str]:
 
 
 class InputChannelDependency(ChannelDependency):
-    """Which layers share input channels: an input channel that is pruned in one has to be pruned in all.
+    """Sets of layers that share input channels: a channel pruned in one of them has to be pruned in all.
 
-    Layers that read the same tensor share its channels, through whatever keeps them apart: norms, activations, pools,
-    additions, depthwise convolutions.
+    Layers that read the same tensor share its channels, even with norms, activations, pooling, additions or depthwise
+    convolutions in between.
 
     Args:
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Attributes:
         dependency_sets: the sets, by first use.
         dependency: layer -> its set.
 
     Raises:
-        TraceError: where the model rejects the input.
+        TraceError: if the model rejects the input.
 
     Example:
         >>> import torchvision
@@ -216,7 +216,7 @@ class InputChannelDependency(ChannelDependency):
         found = []
         for node, c in self._structure.contractions():
             slots = self._structure.along(c.input, c.input_dim)
-            # what has no slots comes from outside: then the tensor itself is what they share
+            # without slots it is an input of the model: then the tensor itself is shared
             found.append(
                 (node.module, [f"%{c.input.index}"] if slots is None else slots[slots != FROZEN].unique().tolist())
             )
@@ -224,24 +224,25 @@ class InputChannelDependency(ChannelDependency):
 
 
 class GroupDependency:
-    """By what each layer's number of output channels has to be divisible.
+    """Divisor of each layer's number of output channels.
 
-    A grouped convolution needs equally many inputs and outputs per group, and so does every layer that feeds it: as
-    many parts as the groups that its channels are in, which are fewer than all where a concatenation feeds it. The
-    pieces of a ``chunk`` count alike. Depthwise convolutions ask for nothing: their groups go along with the channels.
+    A grouped convolution needs equally many inputs and outputs per group, and therefore every layer that feeds it needs
+    a multiple of the number of groups that its channels are in, which is not all of them if a concatenation comes in
+    between. Pieces of a ``chunk`` count the same way. Depthwise convolutions impose nothing, since their groups are
+    removed with the channels.
 
     Args:
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Attributes:
-        dependency: layer -> number of parts, 1 where any number of channels will do.
+        dependency: layer -> divisor, 1 if any number of channels is valid.
         dependency_sets: the same.
 
     Raises:
-        TraceError: where the model rejects the input.
+        TraceError: if the model rejects the input.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, 1, groups=4))
@@ -262,7 +263,7 @@ class GroupDependency:
         self.dependency_sets = self.dependency
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
-        """Write the numbers as CSV: the header ``Conv Layer Name,Group``, then ``layer,number``.
+        """Write the divisors as CSV: the header ``Conv Layer Name,Group``, then ``layer,number``.
 
         Args:
             filepath: file to write.
@@ -274,7 +275,7 @@ class GroupDependency:
 
 
 def _parted(constraint: Constraint) -> list[Tensor]:
-    """Labels (parts, size) of which the parts keep equally many."""
+    """Return labels (parts, size) whose parts keep equally many slots."""
     if isinstance(constraint, Grouped):
         return [labels for labels in (constraint.inputs, constraint.outputs) if labels is not None]
     return [constraint.rows] if isinstance(constraint, Equal) else []
@@ -288,7 +289,7 @@ class UnsafeLayers(list[str]):
     """Names of layers, with the reason for each.
 
     Attributes:
-        reasons: layer -> why its channels cannot go, with the place in the source.
+        reasons: layer -> why its channels cannot be removed, with the location in the source.
     """
 
     def __init__(self, reasons: dict[str, str]) -> None:
@@ -301,20 +302,20 @@ def not_safe_to_prune(
 ) -> UnsafeLayers:
     """Return the layers whose pruning would break the model's code.
 
-    A layer is listed where a size written in the code (``view(-1, 1024)``, ``x[:, :32]``) does not follow when its
-    channels go, or mixes channels with positions; ``flatten`` and ``view(b, -1)`` follow.
+    A layer is listed if a size written in the code (``view(-1, 1024)``, ``x[:, :32]``) does not follow when its
+    channels are removed, or mixes channels with positions; ``flatten`` and ``view(b, -1)`` follow.
 
     Args:
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Returns:
         A list of layer names, with ``.reasons``.
 
     Raises:
-        TraceError: where the model rejects the input.
+        TraceError: if the model rejects the input.
 
     Example:
         >>> class Net(nn.Module):
@@ -342,7 +343,7 @@ def not_safe_to_prune(
 
 
 def _mixer(structure: Structure, slots: Tensor) -> str | None:
-    """The first view that lays an axis out anew together with others, so that no part of it can go."""
+    """Return the first view that regroups a dimension of the slots with others, so that none can be removed."""
     for node in structure.graph.nodes:
         if "size" in node.args or "shape" in node.args:
             for value in node.inputs:
@@ -354,10 +355,10 @@ def _mixer(structure: Structure, slots: Tensor) -> str | None:
 
 
 def _regrouped(before: tuple[int, ...], after: tuple[int, ...]) -> set[int]:
-    """Dimensions that a view neither keeps, splits nor merges, but cuts across.
+    """Return the dimensions that a view neither keeps, splits nor merges, but regroups.
 
-    Where the products of the leading sizes agree, a new run of dimensions starts; a run of several before and several
-    after cuts across.
+    Wherever the products of leading sizes agree, a new run of dimensions starts; a run of several dimensions before and
+    several after is regrouped.
     """
     cuts = set(itertools.accumulate(before, operator.mul, initial=1)) & set(
         itertools.accumulate(after, operator.mul, initial=1)

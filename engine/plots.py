@@ -1,4 +1,4 @@
-"""Pictures of tables. They need matplotlib, which the extra ``plots`` installs; nothing else does."""
+"""Plots of tables. They require matplotlib, which the extra ``plots`` installs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.errors import InputError
 __all__ = ["channels_figure", "dependency_figure", "lanes", "sensitivity_figure", "show"]
 
 _INCH = 0.22  # height of a row
-_DOTS = 160  # per inch: TensorBoard shows pictures small first, and full size on a click
+_DOTS = 160  # per inch: TensorBoard shows images small first, and in full size on a click
 
 
 def _matplotlib(module: str) -> Any:
@@ -26,25 +26,25 @@ def _matplotlib(module: str) -> Any:
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
-    """A figure of its own, outside of pyplot's list, so that nothing has to be closed."""
+    """Create a figure outside of pyplot's registry, so that it need not be closed."""
     figure = _matplotlib("figure").Figure(figsize=(width, height), dpi=_DOTS, layout="constrained")
     return figure, figure.subplots()
 
 
 def show(figure: Any, path: str | os.PathLike[str] | None, writer: Any = None, tag: str = "") -> Any:
-    """Write a figure where it is wanted.
+    """Save a figure to a file and to TensorBoard, as requested.
 
     Args:
         figure: a matplotlib figure.
-        path: picture file; its ending gives the format. None: no file.
+        path: image file; its extension determines the format. None: no file.
         writer: a TensorBoard ``SummaryWriter``, or None.
-        tag: name in TensorBoard.
+        tag: tag in TensorBoard.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: for an ending that is no picture format.
+        InputError: for an extension that is not an image format.
     """
     if path is not None:
         try:
@@ -59,20 +59,20 @@ def show(figure: Any, path: str | os.PathLike[str] | None, writer: Any = None, t
 def sensitivity_figure(
     rows: Mapping[str, Mapping[float, float]], sparsities: Sequence[float], baseline: float, kind: str
 ) -> Any:
-    """Draw the metrics of a sensitivity analysis.
+    """Plot the metrics of a sensitivity analysis.
 
     Args:
         rows: layer -> sparsity -> metric.
         sparsities: the columns.
-        baseline: metric of the un-pruned model.
+        baseline: metric of the unpruned model.
         kind: ``"heatmap"`` or ``"curves"``.
 
     Returns:
         A matplotlib figure.
 
     Raises:
-        ImportError: without matplotlib.
-        InputError: for another kind, or an empty table.
+        ImportError: if matplotlib is not installed.
+        InputError: for any other kind, or an empty table.
     """
     kinds = {"heatmap": _heatmap, "curves": _curves}
     if kind not in kinds or not rows:
@@ -105,14 +105,14 @@ def _curves(rows: Mapping[str, Mapping[float, float]], sparsities: Sequence[floa
 
 
 def lanes(sets: Sequence[Sequence[str]], order: Sequence[str]) -> list[int]:
-    """Where each set runs beside a list of layers, as a line through the rows of its layers, so that no two touch.
+    """Assign each set a lane, a line through the rows of its layers, so that sets in one lane do not overlap.
 
     Args:
         sets: names of layers, set by set; each has at least one.
         order: the layers in the order of their rows.
 
     Returns:
-        The lane of each set, from 0; one that is free again is used again.
+        The lane of each set, from 0; a lane is reused once it is free.
 
     Example:
         >>> lanes([["a", "c"], ["b"], ["d", "e"]], "abcde")
@@ -130,7 +130,7 @@ def lanes(sets: Sequence[Sequence[str]], order: Sequence[str]) -> list[int]:
 
 
 def dependency_figure(sets: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:
-    """Draw dependency sets: a row per layer, in the order of the model, and a line through the layers of each set.
+    """Plot dependency sets: a row per layer, in the order of the model, and a line through the layers of each set.
 
     Args:
         sets: names of layers, set by set.
@@ -140,8 +140,8 @@ def dependency_figure(sets: Sequence[Sequence[str]], sizes: Mapping[str, int]) -
         A matplotlib figure.
 
     Raises:
-        ImportError: without matplotlib.
-        InputError: where there are no sets.
+        ImportError: if matplotlib is not installed.
+        InputError: if there are no sets.
     """
     if not sets:
         raise InputError("The model has no dependency sets to draw.")
@@ -166,17 +166,17 @@ def dependency_figure(sets: Sequence[Sequence[str]], sizes: Mapping[str, int]) -
 
 
 def channels_figure(kept: Mapping[str, tuple[int, int]]) -> Any:
-    """Draw how many output channels each layer keeps and loses.
+    """Plot how many output channels each layer keeps and loses.
 
     Args:
-        kept: layer -> (channels that stay, channels in all).
+        kept: layer -> (kept channels, all channels).
 
     Returns:
         A matplotlib figure: a bar per layer.
 
     Raises:
-        ImportError: without matplotlib.
-        InputError: where there are no layers.
+        ImportError: if matplotlib is not installed.
+        InputError: if there are no layers.
 
     Example:
         >>> channels_figure({"conv1": (16, 64), "conv2": (32, 32)})  # doctest: +SKIP

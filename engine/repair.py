@@ -1,4 +1,4 @@
-"""Repair masks that contradict each other, so that compaction removes what they ask for, and no constants are left."""
+"""Repair conflicting masks, so that compaction removes all masked channels and leaves no constants behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
 
 
 class _Cost(NamedTuple):
-    """What a repair did to a group."""
+    """Effect of a repair on one group."""
 
     name: str
     units: int
@@ -42,11 +42,11 @@ class _Cost(NamedTuple):
 
 
 class RepairReport:
-    """What a repair did, and what it cost; worked out when it is read first.
+    """Effect and cost of a repair, computed on first access.
 
     Args:
-        policy: the policy.
-        costs: gives what happened, per group with masks.
+        policy: the repair policy.
+        costs: returns the effect per masked group.
     """
 
     def __init__(self, policy: str, costs: Callable[[], Iterable[_Cost]]) -> None:
@@ -56,7 +56,7 @@ class RepairReport:
     @functools.cached_property
     def _costs(self) -> tuple[_Cost, ...]:
         found = () if self._find is None else tuple(self._find())
-        self._find = None  # it holds the graph
+        self._find = None  # it keeps the graph alive
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,17 +64,17 @@ class RepairReport:
 
     @property
     def rows(self) -> tuple[tuple[str, int, dict[str, int], int], ...]:
-        """Per group with masks (name, units, units kept by each layer before, units kept after)."""
+        """(name, units, units kept by each layer before, units kept after) of each masked group."""
         return tuple(cost[:4] for cost in self._costs)
 
     @property
     def channels(self) -> Mapping[str, tuple[int, int]]:
-        """Per group with masks, the output channels of all its layers, (before, after)."""
+        """Masked group -> (before, after) number of kept output channels of all its layers."""
         return {cost.name: cost.channels for cost in self._costs}
 
     @property
     def macs(self) -> Mapping[str, tuple[int, int]]:
-        """The same in multiply-accumulates per sample; a layer's inputs count in full in both."""
+        """Masked group -> (before, after) multiply-accumulates per sample, counting all inputs in both."""
         return {cost.name: cost.macs for cost in self._costs}
 
     def __str__(self) -> str:
@@ -88,20 +88,20 @@ class RepairReport:
 
 
 class RepairedMasks(dict[str, dict[str, Tensor]]):
-    """Masks as `fix_mask_conflict` returns them, with ``.report``."""
+    """Masks returned by `fix_mask_conflict`, with ``.report``."""
 
     report: RepairReport
 
 
 class _Problem:
-    """A masked model, seen group by group.
+    """A masked model, evaluated per slot.
 
     Attributes:
         structure: the slots.
         masks: canonical masks.
-        masked: per slot, whether a mask closes a whole output of a layer that puts it out.
-        voted: per slot, the number of layers that have a mask and put it out.
-        closed: per slot, the number of these that close it.
+        masked: per slot, whether a mask zeros a whole output of a layer that produces it.
+        voted: per slot, number of masked layers that produce it.
+        closed: per slot, number of these layers that mask it.
     """
 
     def __init__(self, model: nn.Module, structure: Structure, masks: Mapping[str, Tensor]) -> None:
@@ -145,9 +145,9 @@ class _Problem:
 
     @functools.cached_property
     def importance(self) -> Tensor:
-        """Per slot, the L1 norm of the weights that put it out, each layer scaled to mean 1.
+        """Per slot, the L1 norm of the weights that produce it, each layer scaled to mean 1.
 
-        This takes a look at every weight, so only where there is a choice.
+        Reads every weight, so it is computed only when there is a choice.
         """
         found = torch.zeros(len(self.structure.roots), dtype=torch.float64)
         seen: set[int] = set()
@@ -164,7 +164,7 @@ class _Problem:
 
 
 def _columns(structure: Structure, node: Node, made: Tensor | None) -> Iterator[tuple[Value, int]]:
-    """Yield the stored values, and their dimensions, that have the slots which a node puts out."""
+    """Yield the stored values and dimensions that carry the slots produced by a node."""
     for value in node.inputs:
         for dim in range(value.ndim if value.stored and made is not None else 0):
             row = structure.along(value, dim)
@@ -176,17 +176,17 @@ Policy = Callable[[_Problem], Tensor]
 
 
 def _union(problem: _Problem) -> Tensor:
-    """A unit stays where any layer that has a say keeps it."""
+    """Keep a unit if any masked layer keeps it."""
     return problem.needed | ~problem.masked
 
 
 def _intersection(problem: _Problem) -> Tensor:
-    """A unit goes where any layer masks it."""
+    """Remove a unit if any layer masks it."""
     return ~(problem.structure.free() & problem.masked)
 
 
 def _score(problem: _Problem) -> Tensor:
-    """Each group keeps as many units as its masked layers keep on average, the most important ones."""
+    """Keep the average number of units of a group's masked layers, those with the largest weights."""
     keep = torch.ones_like(problem.masked)
     root = problem.structure.roots == torch.arange(len(keep))
     free = problem.structure.free() & root
@@ -212,10 +212,10 @@ _POLICIES: dict[str, Policy] = {"union": _union, "intersection": _intersection, 
 
 
 def check_policy(policy: str) -> None:
-    """Refuse an unknown policy.
+    """Reject an unknown policy.
 
     Raises:
-        InputError: names those that there are.
+        InputError: listing the known policies.
     """
     if policy not in _POLICIES:
         raise InputError(f"`policy` is one of {', '.join(_POLICIES)}; got {policy!r}.")
@@ -231,26 +231,25 @@ def fix_mask_conflict(
     graph: Graph | None = None,
     rules: Registry | None = None,
 ) -> RepairedMasks:
-    """Make masks agree within each dependency group.
+    """Make masks consistent within each dependency group.
 
-    Whole groups are repaired: where a unit goes, it is masked in every parameter that puts it out (weights, biases,
-    norms, depthwise convolutions behind), never in the columns of a consumer; where it stays, a layer that masked all
-    of it gets it back, and element-wise patterns stay as they are. Groups of a convolution and pieces of a chunk keep
-    equally many.
+    Groups are repaired as a whole. A removed unit is masked in every parameter that produces it (weights, biases,
+    norms, depthwise convolutions behind it), but never in the columns of a consumer. A kept unit is restored in layers
+    that mask it entirely, while element-wise masks are left as they are. Groups of a convolution and pieces of a chunk
+    keep equally many units.
 
     Args:
-        masks: ``{module: {parameter: 0/1 tensor}}``, or the path of a file that holds it; left untouched.
+        masks: ``{module: {parameter: 0/1 tensor}}``, or the path of a file with such masks; left unchanged.
         model: it is only read.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
-        policy: ``"union"`` of what is kept (as NNI; a layer without influence has no say), ``"intersection"``, or
-            ``"score"`` (each group keeps its layers' mean number of units, those with the largest weights).
-        graph: a graph of this model, to save recording it.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        policy: ``"union"`` of the kept units (as in NNI; layers without influence do not count), ``"intersection"``, or
+            ``"score"`` (each group keeps its layers' average number of units, those with the largest weights).
+        graph: a graph of this model, to avoid recording it again.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Returns:
-        New masks in full parameter shape, expanded where they repeat along a dimension (clone one to write into it):
-        the modules given, and every other parameter that had to be masked.
-        ``.report`` says what changed.
+        New masks in full parameter shape, expanded where they repeat along a dimension (clone before writing): for all
+        parameters in ``masks``, and for all others that have to be masked. ``.report`` lists the changes.
 
     Raises:
         MaskError: for masks that do not fit the model.
@@ -282,7 +281,7 @@ def fix_mask_conflict(
 
 
 def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
-    """Canonical masks after the decision, of size 1 along dimensions that they do not depend on."""
+    """Return canonical masks after the decision, of size 1 along dimensions that they do not depend on."""
     structure = problem.structure
     stored, table = structure.graph.stored, structure.table
     found = {name: mask for name, mask in problem.masks.items() if name in stored}
@@ -306,17 +305,17 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
 
 
 def _closed_rows(mask: Tensor, layer: Tensor) -> Tensor:
-    """Compact bool array: where a layer's unit is masked in all entries; only of weights, whose units are rows."""
+    """Return where a layer's unit is masked in all entries, compact bool; for weights only, whose units are rows."""
     dims = [d for d in range(mask.ndim) if layer.size(d) == 1]
     return ~mask.any(dims, keepdim=True) if dims and mask.ndim > 1 else torch.zeros_like(layer, dtype=torch.bool)
 
 
 def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
-    """(value, shape of the layer) of weights' input columns, which repair leaves alone."""
+    """(value, shape of the label array) of weights' input columns, which repair leaves alone."""
     found = set()
     for _, c in structure.contractions():
         for value in structure.graph.sources(c.weight) if not c.depthwise else ():
-            if value.index in structure.tables:  # an embedding that is tied to the last layer puts them out as well
+            if value.index in structure.tables:  # an embedding tied to the last layer produces them as well
                 continue
             for layer in structure.of(value):
                 rows = support(layer) == (c.stacked,)
@@ -326,7 +325,7 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
 
 
 def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> RepairedMasks:
-    """Write canonical masks under every name that the user gave them, or under their own."""
+    """Store canonical masks under every name used in the given masks, or under their own name."""
     parameters = stored_tensors(model)
     places: dict[int, list[tuple[str, str]]] = {}
     for module, entries in given.items():
@@ -348,12 +347,12 @@ def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> Repa
 
 @dataclass(frozen=True, eq=False)
 class _Outputs:
-    """What a weight puts out.
+    """Outputs of a weight.
 
     Attributes:
         slots: slot of each output.
-        before, after: which outputs the masks as given, and as repaired, keep.
-        macs: multiply-accumulates of one output per sample, over all calls.
+        before, after: which outputs the given and the repaired masks keep.
+        macs: multiply-accumulates per sample of one output, over all calls.
     """
 
     slots: Tensor
@@ -362,7 +361,7 @@ class _Outputs:
     macs: float
 
     def of(self, group: Group) -> tuple[int, int]:
-        """Return how many outputs in a group were kept, and are."""
+        """Return how many outputs of a group are kept before and after."""
         mine = torch.isin(self.slots, group.slots)
         return int((mine & self.before).sum()), int((mine & self.after).sum())
 
@@ -372,7 +371,7 @@ def _costs(
 ) -> Iterator[_Cost]:
     for group in groups_of(structure, ()):
         if masked[group.slots].any():
-            contracting = [layer for layer in group.layers if layer in outputs]  # a table has no say and no cost
+            contracting = [layer for layer in group.layers if layer in outputs]  # a table has no vote and no cost
             found = [(layer, made.macs, made.of(group)) for layer in contracting for made in outputs[layer]]
             kept = {layer: sum(n[0] for name, _, n in found if name == layer) for layer in contracting}
             channels = (sum(n[0] for _, _, n in found), sum(n[1] for _, _, n in found))
@@ -381,7 +380,7 @@ def _costs(
 
 
 def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
-    """Module -> its weights' outputs; a weight that is called several times counts once, with the MACs of all calls."""
+    """Module -> outputs of its weights; a weight called several times counts once, with the MACs of all calls."""
     structure = problem.structure
     batch = max(next((v.shape[0] for v in structure.graph.inputs if v.ndim), 1), 1)
     found: dict[str, dict[int, _Outputs]] = {}

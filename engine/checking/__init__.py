@@ -1,1 +1,1 @@
-"""Whether a rule says the truth, by brute force."""
+"""Brute-force checks of op rules."""

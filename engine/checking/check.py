@@ -1,4 +1,4 @@
-"""Check a rule on its own samples: each of its calls by brute force, and whole networks under every kind of mask."""
+"""Check a rule on its samples: each call by brute force, and whole networks under every kind of mask."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Masks = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class RuleReport:
-    """What a check did.
+    """Result of checking a rule.
 
     Attributes:
-        rows: per sample and kind of masks (sample, kind, parameters before, parameters after, relative error).
-        frozen: per sample the reasons why groups stay whole, outputs of the model aside.
-        freed: axes that the op would let go, and that the rule holds on to.
-        calls: number of calls that were tried by brute force.
+        rows: (sample, kind of masks, parameters before, parameters after, relative error) for each check of a network.
+        frozen: sample -> reasons why groups are frozen, except for outputs of the model.
+        freed: dimensions that the op would allow to be cut, but the rule freezes.
+        calls: number of calls checked by brute force.
         missing: ops of the rule that no sample calls.
     """
 
@@ -53,28 +53,28 @@ class RuleReport:
 
 
 def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RULES, seed: int = 0) -> RuleReport:
-    """Compare what a rule says with what its ops do, by brute force and on whole networks, in float64.
+    """Compare a rule with its ops, by brute force on single calls and on whole networks, in float64.
 
-    Each call that the samples make of one of the rule's ops is taken out and run again: with slots cut along every
-    choice of axes (labels), with constant entries (constants), with unused entries changed (use). Subsets of indices
-    are all those there are on small axes, and blocks and random ones on larger ones. Cuts that the op lets through
-    although the rule freezes them are listed.
+    Each call of the rule's ops in the samples is extracted and run again: with slots cut along every choice of
+    dimensions (labels), with constant entries (constants), with unused entries changed (use). Index subsets are
+    exhaustive for small dimensions; for larger ones they are blocks and random subsets. Cuts that the op allows
+    although the rule freezes them are reported.
 
-    Then whole samples are compacted, and masked and compacted network compared. Biases and affine parameters are
-    random, so that no dropped constant can hide. Masked are single entries, whole units of each layer chosen
-    independently, and whole dependency groups.
+    Whole samples are then compacted, and the masked and compacted networks compared. Biases and affine parameters are
+    random, so that a dropped constant cannot go unnoticed. Masks cover single entries, whole units chosen independently
+    for each layer, and whole dependency groups.
 
     Args:
         rule: the rule; it need not be registered.
-        samples: further samples; those of the rule are always run.
-        rules: the rules for all other ops.
+        samples: additional samples; those of the rule are always run.
+        rules: rules for all other ops.
         seed: seed of weights and masks.
 
     Returns:
-        What was removed and what stayed, with the reasons, and what could go in addition.
+        What was removed, what is frozen and why, and what could be removed in addition.
 
     Raises:
-        RuleError: if there is no sample, or the rule is wrong on one: the error names it, and the arguments of the
+        RuleError: if there are no samples, or the rule is wrong on one, naming the sample, and the arguments of the
             call or the first layer that differs.
 
     Example:
@@ -84,7 +84,7 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
         >>> report.calls > 0, report.freed
         (True, ())
 
-    The idea of the brute force: ``torch.distributed.tensor._ops.strategy_validation``.
+    The brute-force approach follows ``torch.distributed.tensor._ops.strategy_validation``.
     """
     found = [*rule.samples(), *samples]
     if not found:
@@ -123,7 +123,7 @@ def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model, example = sample.make(), torch.randn(sample.shape)
-        model(example)  # lazy layers take their shapes
+        model(example)  # initialises lazy layers
         model = model.double().eval()
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -133,7 +133,7 @@ def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:
 
 
 def _maskable(model: nn.Module, example: Tensor, rules: Registry) -> list[tuple[str, nn.Parameter]]:
-    """The parameters without those of which a slice must not be zero."""
+    """Return the parameters except those in which no slice may be zero."""
     structure = structure_for(model, example, None, rules)
     directions = {index for index, _ in structure.unmasked}
     left = {name for name, value in structure.graph.stored.items() if value.index in directions}

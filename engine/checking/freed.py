@@ -1,4 +1,4 @@
-"""Axes that a rule freezes although the op would let them go, by brute force: cut inputs, run the op, compare."""
+"""Find dimensions that a rule freezes although the op would allow cuts: cut inputs, run the op, compare."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["Freed", "freed"]
 
 @dataclass(frozen=True)
 class Freed:
-    """Entries that could go, and that a rule holds on to.
+    """Entries that could be removed, but that a rule freezes.
 
     Attributes:
         op: the op.
-        axes: the inputs' dimensions that are cut together, counted from the end (``"input -1 + weight -1"``).
-        zero: whether they can go only where they are zero.
-        reason: the rule's reason to keep them.
+        axes: dimensions of the inputs that are cut together, counted from the end (``"input -1 + weight -1"``).
+        zero: whether they can be removed only where they are zero.
+        reason: the rule's reason for freezing them.
     """
 
     op: str
@@ -42,11 +42,11 @@ class Freed:
 
 
 def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[Freed]:
-    """Yield the axes of one call's inputs that the op lets go and its rule does not.
+    """Yield dimensions of a call's inputs that the op allows to be cut and its rule freezes.
 
-    Cut are the same indices of one dimension of one or more inputs, parameters included. The op allows it where what
-    it then puts out is a part of what it puts out in full: for any numbers, or for zeros at the indices. An axis can go
-    where the smallest allowed cuts are disjoint, cover it, and may be combined at will: these would be its slots.
+    Cuts remove the same indices of one dimension of one or more inputs, including parameters. The op allows a cut if
+    its output is then a part of its full output: for any numbers, or for zeros at these indices. A dimension can be cut
+    if the smallest allowed cuts are disjoint, cover it, and can be combined freely: these would be its slots.
     """
     if call.node.target is None or rules.rule(call.node.op).unchecked:
         return
@@ -59,7 +59,7 @@ def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[F
         for zero in (False, True):
             full = call.random(generator)
             blocks = _blocks(call, combination, sets, zero, full)
-            if blocks and zero:  # zeros are the smallest of some numbers, and the largest of others
+            if blocks and zero:  # zeros are a minimum among some numbers, and a maximum among others
                 full.update((v.index, -full[v.index].abs()) for v in call.activations if v.dtype.is_floating_point)
                 blocks = _blocks(call, combination, blocks, zero, full)
             if blocks:
@@ -79,14 +79,14 @@ def _axes(call: Call, combination: Pattern) -> str:
 
 
 def _blocks(call: Call, combination: Pattern, sets: Sequence[list[int]], zero: bool, full: Tensors) -> list[list[int]]:
-    """Return what could be the slots of an axis; nothing where it cannot go."""
+    """Return the index blocks that would be the slots of a dimension; none if it cannot be cut."""
     size = max(i for gone in sets for i in gone) + 1
     blocks: list[list[int]] = []
     wanted = run(call.node, full)
     for gone in sets:
         parts = [b for b in blocks if set(b) <= set(gone)]
         if not blocks and len(gone) > size // 2:
-            return []  # at least two blocks make an axis
+            return []  # a dimension has at least two blocks
         given, made = _zero(call, combination, gone, full) if zero else (full, wanted)
         allowed = _op_allows(call, combination, gone, given, made)
         if parts and set(gone) == {i for b in parts for i in b}:
@@ -102,7 +102,7 @@ def _blocks(call: Call, combination: Pattern, sets: Sequence[list[int]], zero: b
 def _zero(
     call: Call, combination: Pattern, gone: Sequence[int], full: Tensors
 ) -> tuple[dict[int, Tensor], list[Tensor]]:
-    """Return the inputs with zeros at some indices, and what the op makes of them."""
+    """Return the inputs with zeros at some indices, and the op's outputs for them."""
     found = dict(full)
     for value, (dim,) in combination.items():
         found[value.index] = full[value.index].index_fill(dim, torch.tensor(gone), 0)
@@ -110,7 +110,7 @@ def _zero(
 
 
 def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tensors, wanted: Sequence[Tensor]) -> bool:
-    """Whether the op, given less, puts out a part of what it puts out in full."""
+    """Whether the op's output for cut inputs is a part of its full output."""
     parts = dict(full)
     for value, (dim,) in combination.items():
         stays = torch.tensor([i for i in range(value.shape[dim]) if i not in gone])
@@ -118,7 +118,7 @@ def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tens
     for demands in _retold(call, combination, gone):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of sizes that nobody asked for
+                warnings.simplefilter("ignore")  # about unexpected sizes
                 found = run(call.node, parts, demands)
         except (RuntimeError, IndexError, ValueError):
             continue
@@ -128,7 +128,7 @@ def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tens
 
 
 def _fenced(part: Tensor, value: Value) -> Tensor:
-    """Put NaN into the memory behind a tensor: some ops do not look at sizes, and read on."""
+    """Fill the memory behind a tensor with NaN, because some ops read out of bounds without checking sizes."""
     fill = math.nan if part.is_floating_point() else 0
     memory = torch.full((math.prod(value.shape) + part.numel(),), fill, dtype=part.dtype)
     memory[: part.numel()] = part.reshape(-1)
@@ -136,7 +136,7 @@ def _fenced(part: Tensor, value: Value) -> Tensor:
 
 
 def _retold(call: Call, combination: Pattern, gone: Sequence[int]) -> Iterator[list[Demand]]:
-    """Yield the arguments as they are, and with one number scaled like the size that is cut."""
+    """Yield no demands, then one that scales a single number like the size that is cut."""
     yield []
     size = next(v.shape[d] for v, (d,) in combination.items())
     for name, argument in call.node.args.items():
@@ -148,7 +148,7 @@ def _retold(call: Call, combination: Pattern, gone: Sequence[int]) -> Iterator[l
 
 
 def _is_part(full: Tensor, part: Tensor) -> bool:
-    """Whether a tensor is another one, or has some of its slices along one dimension, in order."""
+    """Whether a tensor equals another one, or consists of some of its slices along one dimension, in order."""
     if full.ndim != part.ndim:
         return False
     shorter = [d for d in range(full.ndim) if part.shape[d] != full.shape[d]]
@@ -165,7 +165,7 @@ def _is_part(full: Tensor, part: Tensor) -> bool:
 
 
 def _refusal(structure: Structure, combination: Pattern, gone: Sequence[int]) -> str | None:
-    """Return why a rule does not cut what a combination cuts, and nothing else; None where it does."""
+    """Return why a rule does not cut exactly what a combination cuts; None if it does."""
     made = {v: d for v, d in combination.items() if not v.stored} or combination  # parameters follow
     rows = {v: structure.along(v, d) for v, (d,) in made.items()}
     known = {v: row for v, row in rows.items() if row is not None}

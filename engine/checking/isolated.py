@@ -1,4 +1,4 @@
-"""Single calls of an op, taken out of a recorded program and run again: in full, or with parts cut away."""
+"""Single calls of an op, extracted from a recorded program and run again, in full or with parts cut away."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Tensors = Mapping[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an op by itself.
+    """A single call of an op.
 
     Attributes:
-        graph: a program of this call only; its values are numbered on their own.
-        tensors: what the call read in the sample, by value index.
-        batch: size of the sample's batch.
+        graph: a program that consists of this call only, with its own value indices.
+        tensors: inputs of the call in the sample, by value index.
+        batch: batch size of the sample.
     """
 
     graph: Graph
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def node(self) -> Node:
-        """The call."""
+        """The node of the call."""
         return self.graph.nodes[0]
 
     @property
@@ -51,7 +51,7 @@ class Call:
 
     @property
     def activations(self) -> tuple[Value, ...]:
-        """The inputs that other calls make, indices aside."""
+        """The inputs produced by other calls, except indices."""
         known = (v for v in self.inputs if not v.stored and v.data is None)
         return tuple(v for v in known if v.dtype.is_floating_point or v.dtype == torch.bool)
 
@@ -61,7 +61,7 @@ class Call:
         return {v.name: self.tensors[v.index] for v in self.inputs if v.name is not None}
 
     def name(self, value: Value) -> str:
-        """Return the argument that a value is given as."""
+        """Return the name of the argument that a value is passed as."""
         for name, argument in self.node.args.items():
             if argument is value:
                 return name
@@ -70,7 +70,7 @@ class Call:
         return f"input {self.inputs.index(value)}"
 
     def random(self, generator: torch.Generator) -> dict[int, Tensor]:
-        """Return fresh random activations beside everything else as it was in the sample."""
+        """Return new random activations, with all other inputs as in the sample."""
         found = dict(self.tensors)
         for value in self.activations:
             if value.dtype.is_floating_point:
@@ -79,10 +79,10 @@ class Call:
 
 
 def calls_of(model: nn.Module, example: Tensor, ops: Collection[str]) -> Iterator[Call]:
-    """Yield the calls of some ops that a model makes in eval mode, each kind of call once.
+    """Yield the calls of some ops that a model makes in eval mode, one for each kind of call.
 
     Args:
-        model: the model; it is only read.
+        model: it is only read.
         example: its input, batch first.
         ops: names of the ops.
     """
@@ -133,12 +133,12 @@ def _mapped(item: Any, new: Mapping[int, Any]) -> Any:
 
 
 def _replayed(graph: Graph, stored: Mapping[str, Tensor], example: Tensor) -> dict[int, Tensor]:
-    """Run a recorded program on real tensors, as far as its calls can be run by themselves."""
+    """Run a recorded program on real tensors, skipping calls that cannot be run in isolation."""
     found = {v.index: stored[name] for name, v in graph.stored.items()}
     found.update({v.index: v.data for v in graph.values if v.data is not None})
     found.update((v.index, t) for v, t in zip(graph.inputs, tensors_in(example), strict=False))
     generator = torch.Generator().manual_seed(0)
-    for value in graph.values:  # what enters and is not constant may be any numbers
+    for value in graph.values:  # inputs that are not constant may hold any numbers
         if value.index not in found and value.producer is None and value.dtype.is_floating_point:
             found[value.index] = torch.randn(value.shape, generator=generator, dtype=value.dtype)
     for node in graph.nodes:
@@ -151,12 +151,12 @@ def _replayed(graph: Graph, stored: Mapping[str, Tensor], example: Tensor) -> di
 
 @torch.no_grad()
 def run(node: Node, tensors: Tensors, demands: Collection[Demand] = ()) -> list[Tensor]:
-    """Call an op again.
+    """Run a node.
 
     Args:
         node: the call.
-        tensors: what to give for each value, by index.
-        demands: numbers among its arguments to replace.
+        tensors: tensors by value index.
+        demands: numeric arguments to replace.
 
     Returns:
         Its outputs, in the order of ``node.outputs``.
@@ -179,7 +179,7 @@ def run(node: Node, tensors: Tensors, demands: Collection[Demand] = ()) -> list[
 
 @contextmanager
 def _same_memory() -> Iterator[None]:
-    """Let memory that nothing was written to (`torch.empty_like`) be the same at each call."""
+    """Fill uninitialised memory (`torch.empty_like`) with the same numbers at each call."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
@@ -207,6 +207,6 @@ def _written(node: Node, tensors: Tensors) -> Tensor:
 
 
 def _view(step: Node, tensor: Tensor) -> list[Tensor]:
-    """Take a view, not a copy."""
+    """Return views, not copies."""
     args = [tensor if isinstance(item, Value) else item for item in step.args.values()]
     return list(tensors_in(step.target(*args)))

@@ -1,14 +1,14 @@
-"""What a rule says of one call, against what the op does: by brute force over the indices that could go.
+"""Compare the rule of a call with its op, by brute force over the indices that could be removed.
 
-Four questions, each answered by running the op itself on random numbers:
+Four questions are answered by running the op itself on random numbers:
 
-- *labels*: does the op, given inputs from which slots are cut, put out its output with the same slots cut?
-- *constants*: where the rule knows an output without running the op, is it that, whatever varies?
-- *use*: can what the rule calls unused be anything without a used output noticing?
-- *frozen*: which cuts of inputs give a cut output, although the rule says that they stay?
+- *labels*: if slots are cut from the inputs, is the output the full output with the same slots cut?
+- *constants*: do outputs that the rule declares constant have these values, whatever varies?
+- *use*: can entries that the rule declares unused take any value without changing a used output?
+- *frozen*: which cuts of inputs lead to a cut output although the rule freezes them?
 
-The first three make a rule wrong. The last makes it weak, and is a finding. In the manner of
-``torch.distributed.tensor._ops.strategy_validation``, which asks the same of sharding rules.
+A rule that fails one of the first three is wrong. The last is a missed opportunity, and reported as such. The approach
+follows ``torch.distributed.tensor._ops.strategy_validation``, which checks sharding rules in the same way.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ __all__ = ["Pattern", "check_call", "close", "combinations", "structure_of_call"
 
 _SUBSETS, _RANDOM, _PATTERNS, _DRAWS = 14, 6, 8, 2
 Pattern = Mapping[Value, tuple[int, ...]]
-"""Which dimensions of which inputs have slots."""
+"""Input -> dimensions with slots."""
 
 
-# ---------------------------------------------------------------- what can have slots, and what can be cut
+# ---------------------------------------------------------------- candidates for slots and cuts
 
 
 def _dims(call: Call, value: Value) -> list[int]:
-    """The dimensions that are larger than 1, and not the batch."""
+    """Dimensions larger than 1, except the batch."""
     start = 1 if value.shape[:1] == (call.batch,) and not value.stored else 0
     return [d for d in range(start, value.ndim) if value.shape[d] > 1]
 
 
 def combinations(call: Call, values: Sequence[Value]) -> Iterator[Pattern]:
-    """Yield choices of at most one dimension per input, all of one size; those of few inputs first."""
+    """Yield choices of at most one dimension per input, all of the same size; those with few inputs first."""
     places = [[None, *_dims(call, v)] for v in values]
     chosen: list[Pattern] = [
         {v: (d,) for v, d in zip(values, pick, strict=True) if d is not None} for pick in itertools.product(*places)
@@ -64,9 +64,9 @@ def _patterns(call: Call) -> list[Pattern]:
 
 
 def subsets(size: int, generator: torch.Generator, blocks: bool = False) -> Iterator[list[int]]:
-    """Yield proper, non-empty subsets of ``range(size)``: all where there are few, else single ones and random ones.
+    """Yield proper, non-empty subsets of ``range(size)``: all if there are few, otherwise singletons and random ones.
 
-    With ``blocks`` also the runs and the strides of every length that divides the size.
+    With ``blocks``, also yield runs and strides of every length that divides the size.
     """
     if 2**size - 2 <= _SUBSETS:
         yield from sorted(([i for i in range(size) if bits >> i & 1] for bits in range(1, 2**size - 1)), key=len)
@@ -81,7 +81,7 @@ def subsets(size: int, generator: torch.Generator, blocks: bool = False) -> Iter
 
 
 def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structure:
-    """Run the label rule of a call whose inputs have slots as the pattern says, every slot removable."""
+    """Run the label rule of a call with slots along the dimensions in the pattern, all of them removable."""
     labels = Labels(call.graph, rules)
     for value, dims in pattern.items():
         for layer in labels.fresh(value, dims):
@@ -101,7 +101,7 @@ def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structur
 
 def _check_labels(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
     if call.node.target is None:
-        return  # its numbers are those of other calls
+        return  # it repeats the numbers of other calls
     structure = structure_of_call(call, pattern, rules)
     spans = [*_zeroed(call, rules)]
     values = (*call.inputs, *call.node.outputs)
@@ -111,18 +111,18 @@ def _check_labels(call: Call, pattern: Pattern, rules: Registry, generator: torc
     statistic = rules.rule(call.node.op).statistic
     spanned = None if statistic is None else statistic(call.node)
     if spanned is not None and structure.along(spanned.input, spanned.dim) is not None:
-        return  # another class takes over when channels go: `engine.check_rule` compares whole networks
-    for subset in subsets(len(slots) + 1, generator):  # the last index stands for nothing, so that all may go
+        return  # another class takes over when channels are removed: `engine.check_rule` compares whole networks
+    for subset in subsets(len(slots) + 1, generator):  # the last index stands for no slot, so that all can be removed
         keep = torch.ones(len(structure.roots), dtype=torch.bool)
         keep[slots[[i for i in subset if i < len(slots)]]] = False
         keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
         shrunk = Shrunk(structure, keep)
-        if not keep[slots].all() and all(0 not in shrunk.shape(v) for v in values):  # in a network something stays
+        if not keep[slots].all() and all(0 not in shrunk.shape(v) for v in values):  # in a network, something remains
             _compare_cut(call, shrunk, spans, rules, generator)
 
 
 def _zeroed(call: Call, rules: Registry) -> Iterator[tuple[Value, int]]:
-    """Yield what may only be cut where it is zero, or has been folded: (value, dimension)."""
+    """Yield (value, dimension) that can be cut only where it is zero or folded."""
     for c in rules.contractions(call.node):
         if not c.hidden:
             yield c.input, c.input_dim
@@ -134,7 +134,7 @@ def _compare_cut(
     call: Call, shrunk: Shrunk, spans: Sequence[tuple[Value, int]], rules: Registry, generator: torch.Generator
 ) -> None:
     node, full = call.node, call.random(generator)
-    if rules.rule(node.op).contraction is None and rules.contractions(node):  # a unit inside is zero without its rows
+    if rules.rule(node.op).contraction is None and rules.contractions(node):  # an inner unit without rows is zero
         full.update((v.index, full[v.index] * m) for v in call.inputs if (m := shrunk.mask(v)) is not None)
     for value, dim in spans:
         stays = shrunk.indices(value, dim)
@@ -143,7 +143,7 @@ def _compare_cut(
             full[value.index] = full[value.index] * stays.view(shape)
     numbers = _numbers(node, shrunk, rules)
     if any(d.expr is not None and evaluate(d.expr, shrunk.shape, _no_attribute) != d.wanted for d in numbers):
-        return  # the code around the call is edited then: whole networks show whether it is right
+        return  # the surrounding code is edited in this case; whole networks show whether that is right
     try:
         given = _corrected(call, full, shrunk, rules)
         parts = {v.index: _part(shrunk, v, given[v.index]) for v in call.inputs}
@@ -160,7 +160,7 @@ def _compare_cut(
 
 
 def _corrected(call: Call, full: Tensors, shrunk: Shrunk, rules: Registry) -> dict[int, Tensor]:
-    """Return the inputs with what makes up for the parts that are cut."""
+    """Return the inputs with the corrections for removed parts."""
     found = dict(full)
     for value, delta in rules.rule(call.node.op).corrections(call.node, lambda v: full[v.index], shrunk.mask):
         found[value.index] = full[value.index] + delta.to(full[value.index].dtype)
@@ -177,7 +177,7 @@ def _part(shrunk: Shrunk, value: Value, tensor: Tensor) -> Tensor:
 
 
 def _numbers(node: Node, shrunk: Shrunk, rules: Registry) -> list[Demand]:
-    """The numbers among the arguments, as the rule wants them: demands, and what follows an attribute."""
+    """Return new values of numeric arguments: the rule's demands, and numbers that follow an attribute."""
     rule = rules.rule(node.op)
     wanted = list(rule.demands(node, shrunk.indices, shrunk.shape))
     before, after = rule.attributes(node, lambda value: value.shape), rule.attributes(node, shrunk.shape)
@@ -186,7 +186,7 @@ def _numbers(node: Node, shrunk: Shrunk, rules: Registry) -> list[Demand]:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two results are the same up to rounding."""
+    """Whether two results are equal up to rounding."""
     return torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
@@ -216,10 +216,10 @@ def _wrong(call: Call, kind: str, what: str) -> RuleError:
 def _assumed(
     call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator
 ) -> tuple[Constants, dict[int, Tensor]]:
-    """Take some entries of each input for constants, and some rows of what is stored for zero.
+    """Make some entries of each input constant, and some rows of stored inputs zero.
 
     Returns:
-        What the rule makes of it, and what each input is, NaN where an activation varies.
+        The rule's constants, and the data of each input, NaN where an activation varies.
     """
     given = dict(call.tensors)
     for value in call.inputs:
@@ -245,7 +245,7 @@ def _row(value: Value, dims: Sequence[int], generator: torch.Generator) -> Tenso
 
 
 def _some_constant(draw: Tensor, number: bool) -> Tensor:
-    """A third varies, a third is zero, a third is something else."""
+    """A third varies, a third is zero, a third has other values."""
     other = (draw - 0.8) * 5 if number else torch.ones_like(draw)
     return torch.where(draw < 1 / 3, math.nan, torch.where(draw < 2 / 3, 0.0, other))
 
@@ -293,10 +293,10 @@ def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.G
 
 
 def check_call(call: Call, rules: Registry, generator: torch.Generator) -> None:
-    """Compare what a rule says of one call with what the op does.
+    """Check labels, constants and use of a rule on one call.
 
     Raises:
-        RuleError: where labels, constants or use are wrong; it names the arguments and the difference.
+        RuleError: if any of them is wrong, naming the arguments and the difference.
     """
     for pattern in _patterns(call):
         _check_labels(call, pattern, rules, generator)

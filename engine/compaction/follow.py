@@ -79,12 +79,12 @@ def follow(
     """Adapt a module to a state dict before it is loaded; a hook of ``load_state_dict``.
 
     Args:
-        module: the module that loads.
-        state_dict: what it loads.
-        prefix: of its names in the state dict.
-        local_metadata: the module's own.
-        rest: what else torch hands to such a hook.
-        advice: what to do where the module grows back, for the warning.
+        module: the module that loads the state dict.
+        state_dict: the state dict to load.
+        prefix: prefix of the module's names in the state dict.
+        local_metadata: metadata of the module itself.
+        rest: further arguments that torch passes to such a hook.
+        advice: what to do if the module grows back, for the warning.
 
     Raises:
         CheckpointError: if the state dict does not fit; the module is left unchanged.

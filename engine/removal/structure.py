@@ -1,4 +1,4 @@
-"""The structure of a model: the slots of its graph, with groups frozen whose removal on trial goes wrong."""
+"""The structure of a model: its slots, with groups frozen whose trial removal breaks the code or a rule."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which layers can take pruning."""
+"""Sensitivity analysis: which layers tolerate pruning."""

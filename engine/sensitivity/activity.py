@@ -1,4 +1,4 @@
-"""How active each unit is where it is read: one evaluation of the model, watched at the inputs of its contractions."""
+"""Measure how active each unit is: one evaluation of the model, observed at the inputs of its contractions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["Activity", "ActivityMeter"]
 
 @dataclass(frozen=True, eq=False)
 class Activity:
-    """Sums over all readers, samples and positions, each of shape ``(size,)`` per group name.
+    """Sums over all consumers, samples and positions, each of shape ``(size,)``, by group name.
 
     Attributes:
-        count: number of values seen of each unit.
-        positive: how many of them were greater than 0.
-        magnitude: sum of their absolute values.
+        count: number of observed values per unit.
+        positive: number of values greater than 0.
+        magnitude: sum of absolute values.
     """
 
     count: Mapping[str, Tensor]
@@ -43,7 +43,7 @@ class Activity:
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """A contraction: the name and dimension of its input, and per group the unit at each position, -1 for none."""
+    """A contraction: name and channel dimension of its input, and the unit at each position per group, -1 for none."""
 
     node: Node
     argument: str
@@ -52,12 +52,12 @@ class _Reader:
 
 
 class ActivityMeter:
-    """Measures what contractions read, behind activations and norms, functional calls included.
+    """Measures the inputs of contractions, after activations and norms, including functional calls.
 
     Args:
-        graph: the graph of the model.
-        groups: dependency groups of the same graph.
-        rules: what is known of ops; None asks the model, see `engine.set_attention`.
+        graph: graph of the model.
+        groups: dependency groups from the same graph.
+        rules: op rules; None uses the model's defaults, see `engine.set_attention`.
 
     Example:
         >>> import engine
@@ -92,23 +92,23 @@ class ActivityMeter:
 
     @property
     def measured(self) -> set[str]:
-        """Names of the groups that a contraction reads; of the others nothing is known."""
+        """Names of the groups that a contraction reads; other groups are not measured."""
         return {name for reader in self._readers for name in reader.units}
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Activity:
-        """Evaluate the model once, in eval mode; model and random state are left as they were.
+        """Evaluate the model once in eval mode, without changing the model or the random state.
 
         Args:
-            model: the model of the graph.
-            args, kwargs: what it takes.
+            model: model of the graph.
+            args, kwargs: arguments of its forward.
 
         Raises:
-            TraceError: where the model runs through other contractions than with the example input.
+            TraceError: if the model executes other contractions than with the example input.
         """
         sizes = {group.name: group.size for group in self.groups if group.name in self.measured}
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         sums = {name: torch.zeros(3, size, dtype=torch.float64, device=device) for name, size in sizes.items()}
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # a forward may write into them
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # a forward may write to them
         watch = _Watch(self._readers, sums)
         with evaluation(model), headwise(model), torch.inference_mode(), watch:
             torch.func.functional_call(
@@ -123,7 +123,7 @@ class ActivityMeter:
 
 
 def _readers(structure: Structure) -> Iterator[tuple[Node, Contraction]]:
-    """Yield the first contraction of each node, which reads what the node is given; what happens inside is not seen."""
+    """Yield the first contraction of each node, which reads the node's input; inner ones are not observed."""
     last: Node | None = None
     for node, c in structure.contractions():
         if node is not last:
@@ -145,7 +145,7 @@ class _Call(nn.Module):
 
 
 class _Watch(TorchDispatchMode):
-    """Adds up what the readers are given; calls of their ops come in the order of the graph."""
+    """Accumulates the inputs of readers, whose ops are called in the order of the graph."""
 
     def __init__(self, readers: list[_Reader], sums: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -153,7 +153,7 @@ class _Watch(TorchDispatchMode):
         self.waiting = list(reversed(readers))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op, and look at its input where it is the next reader."""
+        """Run the op, and record its input if it is the next reader."""
         known = signature(func)
         reader = self.waiting[-1] if self.waiting else None
         if reader is not None and reader.node.op == known.op:

@@ -1,4 +1,4 @@
-"""How much a model's metric suffers when one layer is pruned, and what the table of these numbers suggests."""
+"""Measure how a model's metric responds to pruning one layer at a time, and derive amounts to prune."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def _never(metric: float, baseline: float, value: float) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Target:
-    """What is pruned at once: a layer, or all layers that are coupled with it.
+    """What is pruned together: a layer, or all layers that are coupled with it.
 
     Attributes:
-        name: the layer, or the groups that the layers are in.
-        layers: whose row it is.
-        masking: which parameters lose what at a sparsity; made when it is first needed.
+        name: name of the layer, or of the layers' groups.
+        layers: layers that share this row of the table.
+        masking: creates the function sparsity -> masks, on first use.
     """
 
     name: str
@@ -57,35 +57,37 @@ class _Target:
 
 
 class SensitivityAnalysis:
-    """Prune one layer at a time, more and more of it, and see what the metric says.
+    """Prune one layer at a time at increasing sparsity, and measure the metric.
 
-    The model is pruned in place: only the layer in question, the others at their own weights, and all is as before
-    afterwards, also where ``val_func`` raises. Channels are masked in the layer's weight and bias.
+    The model is pruned in place, one layer at a time while all others keep their weights, and restored afterwards, even
+    if ``val_func`` raises. Channels are masked in the layer's weight and bias.
 
     Args:
         model: the model.
-        val_func: returns the metric, a number; its arguments are given to `analysis`.
+        val_func: returns the metric, a number; its arguments are passed to `analysis`.
         sparsities: fractions in [0, 1) to prune of each layer; 0.1, 0.2 … 0.9 by default.
-        prune_type: which channels go first: ``"l1"``, ``"l2"`` or ``"fpgm"``; ``"level"`` prunes single weights.
-        early_stop_mode: end a layer's sweep where the metric is below (``"minimize"``) or above (``"maximize"``) a
-            value, or has fallen (``"dropped"``) or risen (``"raised"``) by more than it; that metric is recorded.
+        prune_type: order in which channels are pruned: ``"l1"``, ``"l2"`` or ``"fpgm"``; ``"level"`` prunes single
+            weights.
+        early_stop_mode: stop a layer's sweep when the metric is below (``"minimize"``) or above (``"maximize"``) a
+            value, or has fallen (``"dropped"``) or risen (``"raised"``) by more than that value; the last metric is
+            recorded.
         early_stop_value: the value.
-        group: prune all layers that are coupled with the layer too, norms included, as a pruning that removes channels
-            has to; a partner behind an addition hides the damage otherwise. Layers whose channels have to stay are left
-            out and listed in ``skipped``.
-        dummy_input: what the model takes; needed for ``group``.
-        results_path: file to which every metric is added as it comes, one JSON object a line. A later analysis with the
-            same weights and settings reads it and evaluates nothing twice. It belongs to one ``val_func`` and its data.
-        progress: show a progress bar, where tqdm is installed and the output is a terminal.
+        group: also prune all layers coupled with the layer, and their norms, as removing channels requires; otherwise
+            the other branch of a sum hides the damage. Layers whose channels are frozen are omitted and listed in
+            ``skipped``.
+        dummy_input: input of the model; required for ``group``.
+        results_path: file to which each metric is appended immediately, one JSON object per line. A later analysis with
+            the same weights and settings reuses them. Use one file per ``val_func`` and its data.
+        progress: show a progress bar if tqdm is installed and the output is a terminal.
 
     Attributes:
-        sensitivities: the table of all that was analysed.
-        ori_metric: metric of the un-pruned model.
-        already_pruned: layer -> fraction that is pruned already; sparsities are of what is left.
-        skipped: layer -> why it is left out.
+        sensitivities: the table of all results.
+        ori_metric: metric of the unpruned model.
+        already_pruned: layer -> fraction pruned already; sparsities are relative to the remainder.
+        skipped: layer -> why it is omitted.
 
     Raises:
-        InputError: for arguments that are none of the above.
+        InputError: for invalid arguments.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
@@ -133,7 +135,7 @@ class SensitivityAnalysis:
 
     @property
     def sensitivities(self) -> SensitivityTable:
-        """All that was analysed, in the order of the model."""
+        """All results, in the order of the model."""
         rows = {name: self._rows[name] for name in self.target_layer if name in self._rows}
         baseline = math.nan if self.ori_metric is None else self.ori_metric
         return SensitivityTable(rows, self.sparsities, baseline, _BETTER.get(self.early_stop_mode or ""))
@@ -146,21 +148,21 @@ class SensitivityAnalysis:
         *,
         shard: tuple[int, int] | None = None,
     ) -> SensitivityTable:
-        """Sweep the layers.
+        """Measure the metric of all layers and sparsities.
 
         Args:
             val_args: positional arguments of ``val_func``.
             val_kwargs: keyword arguments of ``val_func``.
-            specified_layers: names of the layers to analyse; all by default.
-            shard: (index, count) analyses the index-th of count shares of these, to divide the work among processes,
-                each with a ``results_path`` of its own; `load_results` puts them together.
+            specified_layers: names of layers to analyse; all by default.
+            shard: (index, count) analyses only the index-th of count parts, to divide the work among processes, each
+                with its own ``results_path``; `load_results` merges them.
 
         Returns:
             ``sensitivities``: layer -> sparsity -> metric.
 
         Raises:
-            InputError: for unknown layers, wrong arguments, or a metric that is no number. What ``val_func`` raises
-                reaches the caller as it is.
+            InputError: for unknown layers, invalid arguments, or a metric that is not a number. Exceptions from
+                ``val_func`` propagate.
         """
         if not isinstance(val_args or [], (list, tuple)) or not isinstance(val_kwargs or {}, Mapping):
             raise InputError("`val_args` is a list of arguments for `val_func`, `val_kwargs` a mapping of these.")
@@ -175,14 +177,14 @@ class SensitivityAnalysis:
         return self.sensitivities
 
     def load_results(self, *paths: str | os.PathLike[str], required: bool = True) -> None:
-        """Read what other processes found, so that `analysis` need not evaluate it again.
+        """Read results of other processes, which `analysis` then reuses.
 
         Args:
             paths: their ``results_path``.
-            required: whether each has to hold results for these weights and settings.
+            required: whether each file must contain results for these weights and settings.
 
         Raises:
-            InputError: where a file is not there, holds something else, or nothing for these weights and settings.
+            InputError: if a file is missing or invalid, or contains no results for these weights and settings.
         """
         weights = fingerprint(self.model)
         for path in map(Path, paths):
@@ -193,7 +195,7 @@ class SensitivityAnalysis:
                 raise InputError(f"{str(path)!r} holds no results of a model with these weights and these settings.")
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
-        """Write the table as CSV: the header ``layername,0.1,0.2…``, then a row per layer, short where it was stopped.
+        """Write the table as CSV: the header ``layername,0.1,0.2…``, then a row per layer, shorter if it was stopped.
 
         Args:
             filepath: file to write.
@@ -201,29 +203,29 @@ class SensitivityAnalysis:
         self._finished().export(filepath)
 
     def suggest(self, budget: float, better: str | None = None) -> dict[str, float]:
-        """Return how much of each layer may go; see `SensitivityTable.suggest`.
+        """Return how much of each layer can be pruned; see `SensitivityTable.suggest`.
 
         Args:
-            budget: by how much the metric may get worse.
-            better: ``"higher"`` or ``"lower"`` metrics are better; None: as the table says.
+            budget: allowed deterioration of the metric.
+            better: ``"higher"`` or ``"lower"`` metrics are better; None: derived from the table.
 
         Raises:
-            InputError: before `analysis`, or where it is not clear which metrics are better.
+            InputError: before `analysis`, or if it is unclear which metrics are better.
         """
         return self._finished().suggest(budget, better)
 
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "heatmap", *, writer: Any = None) -> Any:
-        """Draw the table; see `SensitivityTable.plot`.
+        """Plot the table; see `SensitivityTable.plot`.
 
         Args:
-            path: picture file; its ending gives the format. None: no file.
+            path: image file; its extension determines the format. None: no file.
             kind: ``"heatmap"`` or ``"curves"``.
             writer: a TensorBoard ``SummaryWriter``, or None.
         """
         return self._finished().plot(path, kind, writer=writer)
 
     def update_already_pruned(self, layername: str, ratio: float) -> None:
-        """Say that a fraction of a layer is pruned already; sparsities are of what is left then.
+        """Declare that a fraction of a layer is pruned already; sparsities are then relative to the remainder.
 
         Args:
             layername: a layer of the model.
@@ -233,13 +235,13 @@ class SensitivityAnalysis:
         self.already_pruned[layername] = fraction(ratio, "`ratio`")
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Give the model other weights, from which the next analysis starts.
+        """Load other weights into the model, from which the next analysis starts.
 
         Args:
             state_dict: a state dict of the model.
 
         Raises:
-            InputError: where names or shapes are not the model's; nothing is changed then.
+            InputError: if names or shapes do not match the model; nothing is changed in that case.
         """
         have = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
         given = {name: tuple(value.shape) for name, value in state_dict.items()}
@@ -262,7 +264,7 @@ class SensitivityAnalysis:
             raise InputError(f"There is no convolution or linear layer {unknown[0]!r}; the layers are {some} …")
 
     def _coupled(self, dummy_input: Any) -> dict[str, tuple[Group, ...]]:
-        """Layer -> the groups that its channels are in."""
+        """Return layer -> the groups that contain its channels."""
         if dummy_input is None:
             raise InputError("`group=True` needs `dummy_input`, to see which layers are coupled.")
         found: dict[str, tuple[Group, ...]] = {}
@@ -302,7 +304,7 @@ class SensitivityAnalysis:
     # ------------------------------------------------------------------ evaluation
 
     def _recognise(self) -> None:
-        """Compute which weights these are, so that results of others are not taken for theirs."""
+        """Compute the fingerprint of the weights, so that results of other weights are not reused."""
         self._fingerprint = fingerprint(self.model)
         known = self._journal.known
         if known and not any(key.setting == (self._fingerprint, self.prune_type, self.group) for key in known):
@@ -316,7 +318,7 @@ class SensitivityAnalysis:
         masking: list[Masking] = []
 
         def masks(sparsity: float) -> Mapping[str, Tensor]:
-            if not masking:  # scores need time, and with known results nobody asks
+            if not masking:  # scores take time, and are not needed for cached results
                 masking.append(target.masking())
             return masking[0](sparsity)
 
@@ -381,7 +383,7 @@ def _share(targets: list[_Target], shard: tuple[int, int] | None) -> list[_Targe
 
 
 def _progress(total: int, wanted: bool) -> AbstractContextManager[Any]:
-    """A tqdm bar on a terminal, where tqdm is installed; else None."""
+    """A tqdm bar if tqdm is installed, shown on terminals only; otherwise yields None."""
     if not wanted or importlib.util.find_spec("tqdm") is None:
         return nullcontext()
     tqdm: Callable[..., AbstractContextManager[Any]] = importlib.import_module("tqdm").tqdm

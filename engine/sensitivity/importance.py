@@ -1,6 +1,7 @@
-"""How much each output channel weighs, and masks that remove the least important ones.
+"""Importance criteria for output channels, and masks that prune the least important ones.
 
-A criterion maps the weights behind each channel, one row per channel, to one score per channel; the lowest go first.
+A criterion maps the weights of each channel, one row per channel, to one score per channel; low scores are pruned
+first.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def l2(rows: Tensor) -> Tensor:
 def fpgm(rows: Tensor) -> Tensor:
     r"""Distance to all other channels, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`.
 
-    What others can stand in for goes first.
+    Channels that others can replace are pruned first.
 
     Args:
         rows: weights, shape (channels, weights per channel).
@@ -96,15 +97,15 @@ CRITERIA: Mapping[str, Criterion] = {"fpgm": fpgm, "l1": l1, "l2": l2}
 
 
 def cut(scores: Tensor, sparsity: float, rows: Tensor | None = None) -> Tensor:
-    """Choose which channels stay: ``floor(sparsity * channels)`` with the lowest scores go, one stays at least.
+    """Choose channels to keep: prune the ``floor(sparsity * channels)`` lowest scores, but keep at least one.
 
     Args:
-        scores: shape (channels,); of equal scores the first goes first.
+        scores: shape (channels,); of equal scores, the first is pruned first.
         sparsity: fraction in [0, 1].
-        rows: int, shape (channels,): channels of different rows go in equal numbers. None: all are one row.
+        rows: int, shape (channels,): each row loses equally many channels. None: all channels are one row.
 
     Returns:
-        Bool, shape (channels,), True where the channel stays.
+        Bool, shape (channels,), True for channels to keep.
 
     Example:
         >>> cut(torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.5)
@@ -120,19 +121,19 @@ def cut(scores: Tensor, sparsity: float, rows: Tensor | None = None) -> Tensor:
 
 
 def _count(sparsity: float, size: int) -> int:
-    # 0.29 * 100 is 28.999…: the small addition keeps the floor of what was meant.
+    # 0.29 * 100 is 28.999…: the small addition avoids rounding it down.
     return math.floor(sparsity * size + 1e-9)
 
 
 def level_mask(weight: Tensor, sparsity: float) -> Tensor:
-    """Mask the ``floor(sparsity * n)`` entries of a weight with the smallest magnitude, wherever they are.
+    """Mask the ``floor(sparsity * n)`` entries of a weight with the smallest magnitudes.
 
     Args:
         weight: any shape.
         sparsity: fraction in [0, 1].
 
     Returns:
-        Bool, shape of the weight, True where the entry stays.
+        Bool, shape of the weight, True for entries to keep.
 
     Example:
         >>> level_mask(torch.tensor([[3.0, -1.0], [2.0, -4.0]]), 0.5)
@@ -145,14 +146,14 @@ def level_mask(weight: Tensor, sparsity: float) -> Tensor:
 
 
 def unit_rows(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
-    """Return the weights that put each unit of a group out, of all its layers, side by side.
+    """Return the weights that produce each unit of a group, concatenated over all its layers.
 
     Args:
         group: a dependency group.
-        parameter: gives a parameter by its full name.
+        parameter: returns a parameter by its full name.
 
     Returns:
-        Shape (units, weights per unit), on the device of the weights; where units have unequally many, the rest is 0.
+        Shape (units, weights per unit), on the device of the weights; padded with 0 if units have unequally many.
 
     Example:
         >>> import engine
@@ -169,9 +170,9 @@ def unit_rows(group: Group, parameter: Callable[[str], Tensor]) -> Tensor:
 
 
 def _by_unit(weight: Tensor, units: Tensor, size: int) -> Tensor:
-    """Return the weights of each unit as a row, filled up with zeros."""
+    """Return the weights of each unit as a row, padded with zeros."""
     axes = support(units)
-    if len(axes) == 1:  # whole slices go: order these, not single weights
+    if len(axes) == 1:  # units are whole slices: sort these, not single weights
         weight, units = weight.movedim(axes[0], 0).flatten(1), units.reshape(-1)
     else:
         weight, units = weight.reshape(-1, 1), units.expand(weight.shape).reshape(-1)
@@ -189,11 +190,11 @@ def _by_unit(weight: Tensor, units: Tensor, size: int) -> Tensor:
 
 
 def unit_sums(values: Tensor, units: Tensor, size: int) -> Tensor:
-    """Sum the entries of a tensor over the units that they belong to.
+    """Sum the entries of a tensor by unit.
 
     Args:
         values: one value per entry of a parameter.
-        units: int64, broadcastable to ``values``: the unit of each entry, -1 where it has none.
+        units: int64, broadcastable to ``values``: the unit of each entry, -1 for none.
         size: number of units.
 
     Returns:
@@ -203,27 +204,27 @@ def unit_sums(values: Tensor, units: Tensor, size: int) -> Tensor:
         >>> unit_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([[1], [0], [-1]]), 2)
         tensor([7., 3.])
     """
-    # Sum what the unit does not depend on first: the rest is small, and no two additions meet in one place there.
+    # First sum over dimensions that units do not depend on: the rest is small, with few collisions in index_add.
     free = [d for d in range(values.ndim) if units.shape[d] == 1]
     values = values.sum(free, keepdim=True) if free else values
     index = torch.where(units < 0, size, units).to(values.device).expand_as(values)
     return values.new_zeros(size + 1).index_add_(0, index.reshape(-1), values.reshape(-1))[:size]
 
 
-# What a pruning of some layers does: sparsity -> {full parameter name: bool or float mask, broadcastable}.
+# Masking of some layers: sparsity -> {full parameter name: bool or float mask, broadcastable}.
 Masking = Callable[[float], Mapping[str, Tensor]]
 
 
 def mask_groups(groups: Iterable[Group], model: nn.Module, criterion: Criterion) -> Masking:
-    """Prune units of groups in every parameter that puts them out, norms included.
+    """Prune units of groups in every parameter that produces them, including norms.
 
     Args:
         groups: dependency groups of the model.
-        model: gives the weights, as they are now.
-        criterion: how to score the units.
+        model: provides the current weights.
+        criterion: scores the units.
 
     Returns:
-        A function of a sparsity that gives ``{full parameter name: mask}``.
+        A function of a sparsity that returns ``{full parameter name: mask}``.
 
     Example:
         >>> import engine
@@ -245,18 +246,19 @@ def mask_groups(groups: Iterable[Group], model: nn.Module, criterion: Criterion)
 
 
 def mask_layer(model: nn.Module, name: str, criterion: Criterion | None) -> Masking:
-    """Prune outputs of one convolution or linear layer, or with ``criterion=None`` single weights.
+    """Prune outputs of one convolution or linear layer, or single weights with ``criterion=None``.
 
     Args:
-        model: gives the weights, as they are now.
-        name: the layer.
-        criterion: how to score the outputs.
+        model: provides the current weights.
+        name: name of the layer.
+        criterion: scores the outputs.
 
     Returns:
-        A function of a sparsity that gives ``{full parameter name: mask}`` of weight and bias.
+        A function of a sparsity that returns ``{full parameter name: mask}`` for weight and bias.
 
     Raises:
-        InputError: where the weight is computed in a way that a mask of the parameter does not reach, or not there yet.
+        InputError: if the weight is uninitialised, or computed from something other than a parameter that a mask
+            applies to.
 
     Example:
         >>> masks = mask_layer(nn.Sequential(nn.Linear(2, 4)), "0", l1)(0.25)
@@ -284,7 +286,7 @@ def mask_layer(model: nn.Module, name: str, criterion: Criterion | None) -> Mask
 
 
 def _effective(module: nn.Module, stored: Tensor) -> Tensor:
-    """The weight that the layer computes with; `torch.nn.utils.prune` only renews its own at the next forward."""
+    """Return the weight the layer computes with; `torch.nn.utils.prune` updates its own only in the next forward."""
     buffer = getattr(module, "weight_mask", None)
     if isinstance(buffer, Tensor):
         return stored.detach() * buffer
@@ -309,11 +311,11 @@ def _output_mask(module: nn.Module, keep: Tensor, weight: Tensor) -> Tensor:
 
 @contextmanager
 def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
-    """Zero what is masked while the body runs; afterwards parameters, buffers and modes are what they were.
+    """Zero masked entries inside the context, and restore parameters, buffers and modes afterwards.
 
     Args:
         model: the model, changed in place.
-        masks: by full parameter name, broadcastable to the parameter.
+        masks: full parameter name -> mask, broadcastable to the parameter.
 
     Example:
         >>> layer = nn.Linear(1, 2)
@@ -324,7 +326,7 @@ def masked(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         2
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    # All of them: the body may train norms, or fine-tune what is left.
+    # All of them: the body may train norms or fine-tune the model.
     before = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     modes = [(module, module.training) for module in model.modules()]
     try:

@@ -1,4 +1,4 @@
-"""Metrics that were measured, kept in a file of JSON lines as they come, so that nothing is measured twice."""
+"""Cache of measured metrics in a JSON Lines file, written immediately, so that nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
 
 
 class Key(NamedTuple):
-    """What a metric depends on, apart from the function that measures it and its data.
+    """What a metric depends on, apart from its function and data.
 
     Attributes:
         weights: fingerprint of the model's weights.
         prune_type, group: how layers are pruned.
-        layer: which layer is pruned, None for the un-pruned model.
-        sparsity: how much of it.
+        layer: name of the pruned layer, None for the unpruned model.
+        sparsity: fraction that is pruned.
     """
 
     weights: str
@@ -38,18 +38,18 @@ class Key(NamedTuple):
 
     @property
     def setting(self) -> tuple[str, str, bool]:
-        """All but the place."""
+        """All fields except layer and sparsity."""
         return self[:3]
 
 
 class Journal:
-    """What is known of metrics.
+    """Known metrics.
 
     Args:
-        path: file that is read, where there is one already, and to which every new metric is added; None: none.
+        path: file that is read if it exists, and to which every new metric is appended; None: no file.
 
     Raises:
-        InputError: where the file holds something else.
+        InputError: if the file has other content.
 
     Example:
         >>> import tempfile
@@ -68,7 +68,7 @@ class Journal:
             self.read(self.path)
 
     def read(self, path: Path) -> list[Key]:
-        """Add what a file holds. A last line that was cut off while it was written counts for nothing."""
+        """Add the results in a file, ignoring an incomplete last line."""
         found: dict[Key, float] = {}
         *complete, rest = path.read_bytes().split(b"\n")
         for number, line in enumerate([*complete, rest] if rest else complete, 1):
@@ -86,7 +86,7 @@ class Journal:
         return list(found)
 
     def add(self, key: Key, metric: float) -> None:
-        """Remember a metric, and write it down before anything else happens."""
+        """Add a metric and append it to the file at once."""
         if self.path is not None:
             self.known[key] = metric
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,12 +104,12 @@ def _parsed(line: bytes) -> tuple[Key, float]:
 
 
 def _torn(line: bytes) -> bool:
-    """Whether a line that cannot be read is the beginning of one that could."""
+    """Whether an invalid line is the beginning of a valid one."""
     return line.startswith(_START) or _START.startswith(line)
 
 
 def _drop_torn_line(file: Any) -> None:
-    """Remove an unfinished last line; where only its end is missing, add that."""
+    """Remove an incomplete last line, or complete it if only the newline is missing."""
     file.seek(0)
     *_, rest = file.read().split(b"\n")
     if rest:
@@ -122,7 +122,7 @@ def _drop_torn_line(file: Any) -> None:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a number, as hexadecimal digits, that differs where any weight or buffer does.
+    """Return a hexadecimal hash of all weights and buffers.
 
     Args:
         model: any module.

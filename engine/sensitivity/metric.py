@@ -1,4 +1,4 @@
-"""The user's function that says how good a model is."""
+"""The user's metric function."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Metric"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A function with its arguments, and a check of what it returns.
+    """A function with its arguments, whose result is validated.
 
     Attributes:
-        function: returns one number.
+        function: returns a number.
         args, kwargs: its arguments.
 
     Raises:
-        InputError: when called, where the function returns something else, with the place.
+        InputError: when called, if the function returns anything else, naming ``place``.
 
     Example:
         >>> Metric(max, (1, 2))("the unpruned model")
@@ -33,10 +33,10 @@ class Metric:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, place: str) -> float:
-        """Call the function.
+        """Call the function and return its result as a float.
 
         Args:
-            place: which model it is called for, for the error.
+            place: description of the evaluated model, for errors.
         """
         value = self.function(*self.args, **self.kwargs)
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""

@@ -1,4 +1,4 @@
-"""The result of a sensitivity analysis: layers by sparsities, as CSV, as picture, and as amounts to prune."""
+"""Result of a sensitivity analysis: layers by sparsities, as CSV, as a plot, and as amounts to prune."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from engine.plots import sensitivity_figure, show
 
 __all__ = ["DIGITS", "SensitivityTable", "columns", "fraction"]
 
-DIGITS = 10  # 0.1 + 0.2 is to be 0.3
+DIGITS = 10  # so that 0.1 + 0.2 is 0.3
 
 
 class SensitivityTable(dict[str, dict[float, float]]):
     """Layer -> sparsity -> metric, in the order of the model.
 
     Args:
-        rows: the numbers.
-        sparsities: the columns, ascending; a row is shorter where its sweep was stopped.
-        baseline: the metric of the un-pruned model.
+        rows: the metrics.
+        sparsities: the columns, ascending; the row of a stopped sweep is shorter.
+        baseline: metric of the unpruned model.
         better: ``"higher"`` or ``"lower"`` metrics are better; None: see `suggest`.
 
     Raises:
-        InputError: by `suggest` and `plot`, for arguments that are none.
+        InputError: by `suggest` and `plot`, for invalid arguments.
 
     Example:
         >>> table = SensitivityTable({"a": {0.5: 0.8}, "b": {0.5: 0.2}}, [0.5], baseline=0.9)
@@ -57,24 +57,25 @@ class SensitivityTable(dict[str, dict[float, float]]):
             writer.writerows([layer, *(row[s] for s in sorted(row))] for layer, row in self.items())
 
     def suggest(self, budget: float, better: str | None = None) -> dict[str, float]:
-        r"""Return how much of each layer may go: the largest sparsity up to which the metric stays within a budget.
+        r"""Return how much of each layer can be pruned: the largest sparsity up to which the metric stays within a
+        budget.
 
         .. math:: a_l = \max \{ s : \text{loss}_l(s') \le budget \text{ for all } s' \le s \}
 
-        where the loss is what the metric is worse by than that of the un-pruned model. The budget is spent in each
-        layer by itself; all of them together cost more.
+        where the loss is the deterioration of the metric compared to the unpruned model. The budget applies to each
+        layer separately; pruning all of them costs more.
 
         Args:
-            budget: how much worse the metric may get, in the metric's own unit, 0 or more.
-            better: ``"higher"`` (accuracy) or ``"lower"`` (loss). None: from the early-stop mode; without one, what
-                pruning at the largest sparsity does to the metric in most layers is worse.
+            budget: allowed deterioration, in units of the metric, 0 or more.
+            better: ``"higher"`` (accuracy) or ``"lower"`` (loss). None: from the early-stop mode; without one, assume
+                that the largest sparsity makes the metric of most layers worse.
 
         Returns:
-            ``{layer: fraction of its channels}``, 0.0 for a layer that may lose none; ``ChannelPruning`` takes it as
-            ``amount``.
+            ``{layer: fraction of its channels}``, 0.0 for a layer that cannot lose any; pass it to ``ChannelPruning``
+            as ``amount``.
 
         Raises:
-            InputError: for a negative budget, or where it does not show which way is worse.
+            InputError: for a negative budget, or if it is unclear which metrics are better.
         """
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise InputError(f"`budget` is how much worse the metric may get, 0 or more; got {budget!r}.")
@@ -86,7 +87,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
                 if sign * (row[sparsity] - self.baseline) > budget:
                     break
                 amount = sparsity
-            found[glob.escape(layer)] = amount  # `ChannelPruning` reads names as patterns
+            found[glob.escape(layer)] = amount  # `ChannelPruning` treats names as patterns
         return found
 
     def direction(self, better: str | None = None) -> str:
@@ -96,7 +97,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
             better: one of these, or None; see `suggest`.
 
         Raises:
-            InputError: for another word, or where the table does not say it.
+            InputError: for any other value, or if the table does not determine it.
         """
         if better not in ("higher", "lower", None):
             raise InputError(f"`better` is 'higher' or 'lower'; got {better!r}.")
@@ -108,25 +109,25 @@ class SensitivityTable(dict[str, dict[float, float]]):
         return known
 
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "heatmap", *, writer: Any = None) -> Any:
-        """Draw the table.
+        """Plot the table.
 
         Args:
-            path: picture file to write; its ending gives the format. None: no file.
+            path: image file to write; its extension determines the format. None: no file.
             kind: ``"heatmap"`` (layers down, sparsities across) or ``"curves"`` (a line per layer).
-            writer: a TensorBoard ``SummaryWriter`` that gets the picture too, as ``sensitivity/<kind>``.
+            writer: a TensorBoard ``SummaryWriter`` that also gets the plot, as ``sensitivity/<kind>``.
 
         Returns:
             The matplotlib figure.
 
         Raises:
-            ImportError: without matplotlib, the extra ``plots``.
+            ImportError: if matplotlib is not installed, the extra ``plots``.
             InputError: for an unknown kind.
         """
         return show(sensitivity_figure(self, self.sparsities, self.baseline, kind), path, writer, f"sensitivity/{kind}")
 
 
 def fraction(value: Any, name: str) -> float:
-    """Return a number in [0, 1), rounded to what decimal fractions can tell apart; ``name`` is for the error.
+    """Return a number in [0, 1), rounded to `DIGITS` decimals; ``name`` is used in the error.
 
     Raises:
         InputError: for anything else.
@@ -138,10 +139,10 @@ def fraction(value: Any, name: str) -> float:
 
 
 def columns(sparsities: Sequence[float] | None) -> list[float]:
-    """Return the sparsities to try, ascending, each once; 0.1 … 0.9 by default.
+    """Return the sparsities to evaluate, ascending and unique; 0.1 … 0.9 by default.
 
     Raises:
-        InputError: for anything but fractions in [0, 1), or none.
+        InputError: for values other than fractions in [0, 1), or an empty list.
 
     Example:
         >>> columns([0.5, 0.1 + 0.2])
