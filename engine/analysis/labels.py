@@ -227,7 +227,7 @@ class Labels:
         from all rows.
         """
         keys = [tuple((layer.shape, self._roots(layer)) for layer in pair) for pair in self._meetings]
-        distinct = dict(zip(keys, self._meetings, strict=True))  # repeated calls of a block meet alike
+        distinct = dict(zip(keys, self._meetings, strict=True))  # a block may be called twice
         settled = [self._by_rows(joint, single) for joint, single in distinct.values()]
         waiting = [pair for pair, done in zip(distinct.values(), settled, strict=True) if not done]
         for apart in self._separate(waiting) if waiting else ():

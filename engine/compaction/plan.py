@@ -1,5 +1,7 @@
-"""The plan of a compaction: immutable, printable and serialisable. It lists which parts of parameters to keep, what to
-fold where, and which attributes change. `engine.compaction.compact` applies it.
+"""The plan of a compaction: immutable, printable and serialisable.
+
+It lists which parts of parameters to keep, what to fold where, and which attributes change; `engine.compaction.compact`
+applies it.
 """
 
 from __future__ import annotations

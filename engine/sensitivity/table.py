@@ -57,8 +57,7 @@ class SensitivityTable(dict[str, dict[float, float]]):
             writer.writerows([layer, *(row[s] for s in sorted(row))] for layer, row in self.items())
 
     def suggest(self, budget: float, better: str | None = None) -> dict[str, float]:
-        r"""Return how much of each layer can be pruned: the largest sparsity up to which the metric stays within a
-        budget.
+        r"""Return how much of each layer can be pruned: the largest sparsity within a budget of the metric.
 
         .. math:: a_l = \max \{ s : \text{loss}_l(s') \le budget \text{ for all } s' \le s \}
 
