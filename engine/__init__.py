@@ -6,6 +6,7 @@ from engine.compaction.follow import compactable
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
 from engine.compensation.compensate import compensate
+from engine.compensation.losses import reconstruction_losses
 from engine.compensation.norms import recalibrate_norms
 from engine.cost.count import count_flops_params
 from engine.cost.latency import LatencyTable, paying_widths
@@ -63,6 +64,7 @@ __all__ = [
     "paying_widths",
     "read_masks",
     "recalibrate_norms",
+    "reconstruction_losses",
     "save_safetensors",
     "set_attention",
     "trace",

@@ -18,7 +18,7 @@ from engine.removal.clusters import clusters
 from engine.removal.structure import structure_for
 from engine.rule import Registry
 
-__all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "producers_of"]
+__all__ = ["Group", "Member", "dependency_groups", "group_masks", "groups_of", "producers_of", "units_at"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,3 +249,15 @@ def _member_masks(group: Group, stays: Tensor) -> Iterator[tuple[str, Tensor, tu
     for member in group.members:
         if member.role != "in":
             yield member.parameter, flags[member.units], member.shape
+
+
+def units_at(slots: Tensor, groups: Iterable[Group]) -> dict[str, Tensor]:
+    """Return, by group, the unit behind each slot, -1 where there is none; groups without any are left out."""
+    units: dict[str, Tensor] = {}
+    for group in groups:
+        order = group.slots.argsort()
+        at = torch.searchsorted(group.slots[order], slots).clamp(max=group.size - 1)
+        hit = group.slots[order][at] == slots
+        if hit.any():
+            units[group.name] = torch.where(hit, order[at], -1)
+    return units

@@ -36,7 +36,11 @@ CriterionSpec = str | Sequence[str] | Mapping[str, float] | Criterion
 
 
 def gathering(*kinds: str) -> Callable[[Any], Any]:
-    """Mark a criterion that needs statistics: ``"loss_change"``, or ``"activity"`` for ``active`` and ``magnitude``.
+    """Mark a criterion that needs statistics.
+
+    Args:
+        kinds: ``"loss_change"``, ``"squared_change"``, ``"activity"`` for ``active`` and ``magnitude``, or
+            ``"reconstruction"``, which is computed at each pruning.
 
     Example:
         >>> @gathering("activity")
@@ -193,6 +197,28 @@ def mean_activation(group: Group, evidence: Evidence) -> Tensor | None:
     return evidence.statistic("magnitude", group)
 
 
+@gathering("squared_change")
+def fisher(group: Group, evidence: Evidence) -> Tensor | None:
+    r"""Second-order estimate of what zeroing a unit does to the loss, :math:`s_u = E \sum_{p \in u} (g_p w_p)^2`.
+
+    Args:
+        group: the dependency group.
+        evidence: holds what was gathered over the training steps.
+
+    Returns:
+        Scores of shape ``(group.size,)``, or None for a group without gradients.
+
+    Theis et al., "Faster gaze prediction with dense networks and Fisher pruning", 2018.
+    """
+    return evidence.statistic("squared_change", group)
+
+
+@gathering("reconstruction")
+def reconstruction(group: Group, evidence: Evidence) -> Tensor | None:
+    """What is lost with a unit when the others make up for it: `engine.reconstruction_losses`; None where unknown."""
+    return evidence.statistic("reconstruction", group)
+
+
 def random(group: Group, evidence: Evidence, *, seed: int = 0) -> Tensor | None:
     """Uniform scores, the same for each call with the same seed and unit, whatever the global random state.
 
@@ -219,17 +245,19 @@ def _rows(group: Group, evidence: Evidence) -> Tensor:
 CRITERIA: dict[str, Criterion] = {
     "apoz": apoz,
     "bn_scale": bn_scale,
+    "fisher": fisher,
     "fpgm": fpgm,
     "l1": l1,
     "l2": l2,
     "lamp": lamp,
     "mean_activation": mean_activation,
     "random": random,
+    "reconstruction": reconstruction,
     "taylor": taylor,
 }
 
 # Sums over weights or activations grow with the layer: between groups they are compared relative to the group's mean.
-RELATIVE = (fpgm, l1, l2, mean_activation)
+RELATIVE = (fpgm, l1, l2, mean_activation, reconstruction)
 
 
 def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:

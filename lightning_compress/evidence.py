@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
+from engine.program.trees import tensors_in
+from engine.recording.evaluation import evaluation
 from engine.sensitivity.activity import ActivityMeter
 from engine.sensitivity.importance import unit_sums
 from lightning_compress.alive import Living
@@ -32,8 +34,8 @@ class Evidence:
     Attributes:
         parameter: gives a parameter by its full name.
         kept: which units of a group are not masked yet, bool ``(size,)`` by group name; all where it is missing.
-        gathered: statistics of shape ``(size,)`` by kind and group name: ``"loss_change"``, ``"active"`` and
-            ``"magnitude"``.
+        gathered: statistics of shape ``(size,)`` by kind and group name: ``"loss_change"``, ``"squared_change"``,
+            ``"active"``, ``"magnitude"`` and ``"reconstruction"``.
         reads: which entries of a weight do not read masked channels only, by its full name; all where it is missing.
         present: which units of the unpruned model a group still has, bool of its first size by group name; all where it
             is missing.
@@ -96,20 +98,88 @@ def loss_changes(
     return found
 
 
+def squared_changes(
+    groups: Iterable[engine.Group],
+    model: nn.Module,
+    parameters: Iterable[nn.Parameter] | None = None,
+    alive: Living | None = None,
+) -> dict[str, Tensor]:
+    r"""Squared gradients times squared weights, :math:`\sum_{p \in u} (g_p \, w_p)^2`, over all that goes with a unit.
+
+    Args:
+        groups: dependency groups.
+        model: gives weights and gradients.
+        parameters: the parameters whose gradients are up to date; all by default.
+        alive: what is not masked; all by default.
+
+    Returns:
+        Shape ``(size,)`` by group name; groups without a gradient are left out.
+    """
+    current, alive = None if parameters is None else set(map(id, parameters)), alive or Living()
+    changes = {}
+    for group in groups:
+        sums = [s for member in group.members for s in _products(group, member, model, current, alive, power=2)]
+        if sums:
+            changes[group.name] = torch.stack(sums).sum(0).double()
+    return changes
+
+
+def squared_output_changes(
+    groups: Sequence[engine.Group], model: nn.Module, inputs: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]
+) -> dict[str, Tensor]:
+    """`squared_changes` without a loss: of the outputs, each weighed by a random sign, in eval mode.
+
+    Their mean over signs is the diagonal of the Fisher information of outputs with Gaussian noise.
+
+    Args:
+        groups: dependency groups.
+        model: its gradients are as before afterwards.
+        inputs: positional and keyword arguments.
+
+    Returns:
+        Shape ``(size,)`` by group name.
+    """
+    generator = torch.Generator().manual_seed(0)
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    total: dict[str, Tensor] = {}
+    with torch.enable_grad(), evaluation(model):
+        before = [(p.grad, p.requires_grad) for p in parameters]
+        try:
+            for args, kwargs in inputs:
+                for parameter in parameters:
+                    parameter.requires_grad_(True).grad = None
+                outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.is_floating_point() and t.requires_grad]
+                signs = [torch.randint(2, t.shape, generator=generator).to(t) * 2 - 1 for t in outputs]
+                torch.stack([(t * sign).sum() for t, sign in zip(outputs, signs, strict=True)]).sum().backward()
+                for name, change in squared_changes(groups, model).items():
+                    total[name] = total[name] + change if name in total else change
+        finally:
+            for parameter, (gradient, requires) in zip(parameters, before, strict=True):
+                parameter.grad = gradient
+                parameter.requires_grad_(requires)
+    return total
+
+
 def _products(
-    group: engine.Group, member: engine.Member, model: nn.Module, known: set[int] | None, alive: Living
+    group: engine.Group,
+    member: engine.Member,
+    model: nn.Module,
+    known: set[int] | None,
+    alive: Living,
+    power: int = 1,
 ) -> Iterator[Tensor]:
     weight = model.get_parameter(member.parameter)
     if member.role != "in" and weight.grad is not None and (known is None or id(weight) in known):
         products = alive.part(member.parameter, weight.detach().float() * weight.grad.float())
-        yield unit_sums(products, member.units, group.size)
+        yield unit_sums(products**power if power > 1 else products, member.units, group.size)
 
 
 class Gatherer:
     """Statistics over the steps of a training, as a callback's hooks hand them in; their sums are its state.
 
     Args:
-        kinds: ``"loss_change"`` (of gradients), ``"activity"`` (of what the layers read); none gathers nothing.
+        kinds: ``"loss_change"`` and ``"squared_change"`` (of gradients), ``"activity"`` (of what the layers read); none
+            gathers nothing.
         every: batches from one look to the next; the first of each epoch is looked at.
     """
 
@@ -162,6 +232,9 @@ class Gatherer:
         if self._step_due and "loss_change" in self.kinds:
             trained = [p for group in optimizer.param_groups for p in group["params"]]
             self._add("loss_change", loss_changes(self._groups, model, trained, self.alive))
+        if self._step_due and "squared_change" in self.kinds:
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            self._add("squared_change", squared_changes(self._groups, model, trained, self.alive))
 
     def on_batch_end(self, trainer: Trainer, model: nn.Module) -> None:
         """Look at what the layers read of the last batch, on all ranks together."""

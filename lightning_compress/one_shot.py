@@ -9,10 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 import engine
+from engine.compensation.batches import as_arguments
+from engine.program.trees import tensors_in
 from lightning_compress import criteria, selection, targets
-from lightning_compress.evidence import Evidence
+from lightning_compress.evidence import Evidence, squared_output_changes
 from lightning_compress.packages import MisconfigurationException
 from lightning_compress.selector import Selector
+
+_FROM_DATA = frozenset({"reconstruction", "squared_change"})
 
 
 def prune(
@@ -32,6 +36,7 @@ def prune(
     samples: int = 1024,
     ridge: float = 1e-3,
     confidence: int = 8,
+    compensate: bool = True,
 ) -> nn.Module:
     """Return a smaller copy of a network: masked, repaired, compensated, compacted and verified.
 
@@ -40,8 +45,10 @@ def prune(
         example_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, batch first.
         amount: fraction of the target to remove, in [0, 1]; of channels also fractions by layer name pattern.
         target: what ``amount`` is a fraction of: ``"macs"``, ``"params"``, ``"channels"`` or ``"latency"``.
-        criterion: which channels go, as in `ChannelPruning`; one that gathers statistics of a training is refused.
+        criterion: which channels go, as in `ChannelPruning`; one that gathers statistics of a training is refused, but
+            for ``"fisher"``, which is taken of the outputs on the data here. It and ``"reconstruction"`` need data.
         data: unlabelled batches to compensate on, as `engine.compensate` takes them; None leaves compensation out.
+        compensate: whether the data are for compensation too, and not for the criterion alone.
         scope: among which channels the least important are sought, as in `ChannelPruning`.
         layers: name patterns of the layers to prune; by default all.
         exclude: name patterns of layers to leave alone, with all that is coupled to them.
@@ -67,20 +74,27 @@ def prune(
         (32, True, ['0'])
     """
     score = criteria.resolve(criterion)
-    if criteria.needs(score):
+    needed = criteria.needs(score)
+    if needed - _FROM_DATA:
         raise MisconfigurationException(
             f"The criterion {criterion!r} gathers statistics while a network trains; use `ChannelPruning` in a fit, or "
-            "one that looks at the weights alone ('l1', 'l2', 'fpgm', 'bn_scale', 'lamp')."
+            "one that looks at the weights alone ('l1', 'l2', 'fpgm', 'bn_scale', 'lamp') or at data "
+            "('reconstruction', 'fisher')."
         )
+    if needed and data is None:
+        raise MisconfigurationException(f"The criterion {criterion!r} needs batches: pass `data=`.")
     only, never = selection.as_patterns(layers), selection.as_patterns(exclude)
     selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never)
     small = copy.deepcopy(model)
     graph = engine.trace(small, example_input)
     subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))
-    masks = engine.fix_mask_conflict(_masks(subject, selector, score), small, example_input, graph=graph)
+    batches = None if data is None else _enough(data, samples)
+    gathered = _gathered(subject, needed, batches or [], samples, ridge)
+    chosen = _masks(subject, selector, score, gathered)
+    masks = engine.fix_mask_conflict(chosen, small, example_input, graph=graph)
     report: Mapping[str, Any] = {}
-    if data is not None:
-        report = engine.compensate(small, example_input, masks, data, samples=samples, ridge=ridge, graph=graph)
+    if batches is not None and compensate:
+        report = engine.compensate(small, example_input, masks, batches, samples=samples, ridge=ridge, graph=graph)
     speedup = engine.ModelSpeedup(small, example_input, masks, confidence=confidence, graph=graph)
     speedup.speedup_model()
     for name, value in (("plan", speedup.plan), ("certificate", speedup.certificate), ("report", report)):
@@ -88,9 +102,37 @@ def prune(
     return small
 
 
-def _masks(subject: targets.Subject, selector: Selector, score: criteria.Criterion) -> dict[str, dict[str, Tensor]]:
+def _enough(data: Iterable[Any], samples: int) -> list[Any]:
+    """Return as many batches as hold the samples; the data may be read once only."""
+    batches: list[Any] = []
+    count = 0
+    for batch in data:
+        batches.append(batch)
+        count += len(next(tensors_in(batch), ()))
+        if count >= samples:
+            break
+    return batches
+
+
+def _gathered(
+    subject: targets.Subject, needed: Iterable[str], batches: list[Any], samples: int, ridge: float
+) -> dict[str, dict[str, Tensor]]:
+    gathered: dict[str, dict[str, Tensor]] = {}
+    model, graph, groups = subject.model, subject.graph, subject.groups
+    if "reconstruction" in needed:
+        gathered["reconstruction"] = engine.reconstruction_losses(
+            model, subject.example, groups, batches, samples=samples, ridge=ridge, graph=graph
+        )
+    if "squared_change" in needed:
+        gathered["squared_change"] = squared_output_changes(groups, model, as_arguments(batches, graph, samples))
+    return gathered
+
+
+def _masks(
+    subject: targets.Subject, selector: Selector, score: criteria.Criterion, gathered: dict[str, dict[str, Tensor]]
+) -> dict[str, dict[str, Tensor]]:
     chosen = selector.amounts(subject.groups)
-    evidence = Evidence(subject.model.get_parameter)
+    evidence = Evidence(subject.model.get_parameter, gathered=gathered)
     scores = {g.name: criteria.score(score, g, evidence) for g in subject.groups if g.name in chosen}
     by_group = {name: units for name, units in scores.items() if units is not None}
     if chosen and not by_group:

@@ -14,6 +14,7 @@ import engine
 from lightning_compress import criteria, schedules, selection, targets
 from lightning_compress.alive import Living, survivors
 from lightning_compress.base import CompressionCallback, to_device
+from lightning_compress.calibration import train_batches
 from lightning_compress.evidence import Evidence, Gatherer
 from lightning_compress.masking import MaskingCallback, MaskWatch, active_masks, masks_anything
 from lightning_compress.packages import MisconfigurationException
@@ -40,8 +41,9 @@ class ChannelPruning(MaskingCallback):
 
     Args:
         criterion: which channels go: ``"l1"``, ``"l2"``, ``"fpgm"``, ``"bn_scale"``, ``"lamp"``, ``"taylor"``,
-            ``"apoz"``, ``"mean_activation"``, ``"random"``; several names, or names with factors, to be summed; a
-            function of a group and an `Evidence`, or its import path (``"package.module:function"``).
+            ``"fisher"``, ``"reconstruction"``, ``"apoz"``, ``"mean_activation"``, ``"random"``; several names, or names
+            with factors, to be summed; a function of a group and an `Evidence`, or its import path
+            (``"package.module:function"``).
         amount: fraction of the target to remove, in [0, 1]; of channels also fractions by layer name pattern.
         schedule: ``"one_shot"``, ``"linear"``, ``"cubic"``, ``"exponential"``, ``"iterative"``, a list of fractions,
             ``{name: {argument: value}}`` (see `lightning_compress.schedules`), a function from [0, 1] to [0, 1], or its
@@ -73,6 +75,7 @@ class ChannelPruning(MaskingCallback):
         attention: ``"heads"``: whole heads go; ``"dimensions"``: dimensions of queries and keys, and of values, in all
             heads. ``None`` leaves the model at what `engine.set_attention` has said, which is heads by default. All
             other callbacks go along.
+        samples: of the train dataloader, that ``"reconstruction"`` looks at.
         widths: by group name, the numbers of units that may stay, as `engine.paying_widths` measures them; a group that
             is not named may have any.
 
@@ -111,6 +114,7 @@ class ChannelPruning(MaskingCallback):
         gather_every: int = 16,
         attention: str | None = None,
         widths: Mapping[str, Sequence[int]] | None = None,
+        samples: int = 1024,
     ) -> None:
         super().__init__(model, example_input)
         if attention not in (None, "heads", "dimensions"):
@@ -123,7 +127,9 @@ class ChannelPruning(MaskingCallback):
         )
         self._criterion = criteria.resolve(criterion, seed, normalize)
         self._schedule = schedules.resolve(schedule)
-        kinds = criteria.needs(self._criterion)
+        needed = criteria.needs(self._criterion)
+        self.samples, self._reconstructs = samples, "reconstruction" in needed
+        kinds = needed - {"reconstruction"}
         self._timing = Timing(start, end, unit, frequency, cool_down, early=int(bool(kinds)))
         self._gatherer = Gatherer(kinds, gather_every)
         self._window = (0, 0)
@@ -204,7 +210,9 @@ class ChannelPruning(MaskingCallback):
         if not self._fraction:
             self._selector.check_effective(subject, self._schedule(1.0), self._reference)
         self._look_at(subject)
-        if amounts and not self._gatherer.kinds:
+        if amounts and self._reconstructs:
+            from_rank_zero(trainer, lambda: self._losses(trainer, pl_module, subject, samples=8))
+        elif amounts and not self._gatherer.kinds:
             self._scores(subject, self._alive(trainer, pl_module))
 
     @override
@@ -302,7 +310,12 @@ class ChannelPruning(MaskingCallback):
     def _prune(self, trainer: Trainer, pl_module: LightningModule, fraction: float) -> None:
         subject = self._subject(trainer, pl_module)
         alive = self._alive(trainer, pl_module)
-        masks = from_rank_zero(trainer, lambda: self._choose(subject, alive, fraction))
+
+        def choose() -> Masks:
+            losses = self._losses(trainer, pl_module, subject, self.samples) if self._reconstructs else {}
+            return self._choose(subject, alive, fraction, losses)
+
+        masks = from_rank_zero(trainer, choose)
         # Every repair in the Trainer is asked before a weight is zeroed, wherever it stands in the list of callbacks.
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
@@ -322,15 +335,30 @@ class ChannelPruning(MaskingCallback):
         for callback in others:
             callback.after_masking(trainer, pl_module, path)
 
-    def _choose(self, subject: targets.Subject, alive: Living, fraction: float) -> Masks:
-        scores = self._scores(subject, alive) if self._selector.amounts(subject.groups) else {}
+    def _losses(
+        self, trainer: Trainer, pl_module: LightningModule, subject: targets.Subject, samples: int
+    ) -> dict[str, Tensor]:
+        """What is lost with each unit when the others make up for it, on batches of the train dataloader."""
+        if not self._selector.amounts(subject.groups):
+            return {}
+        batches = train_batches(trainer, pl_module, subject.model, subject.example, samples, self.seed)
+        with trainer.precision_plugin.forward_context():
+            return engine.reconstruction_losses(
+                subject.model, subject.example, subject.groups, batches, samples=samples, graph=subject.graph
+            )
+
+    def _choose(self, subject: targets.Subject, alive: Living, fraction: float, losses: Mapping[str, Tensor]) -> Masks:
+        scores = self._scores(subject, alive, losses) if self._selector.amounts(subject.groups) else {}
         dense = {name: len(present) for name, present in self._known().items()}
         keep = self._selector.choose(subject, scores, alive.kept, fraction, self._reference, dense)
         return dict(engine.group_masks(subject.groups, keep))
 
-    def _scores(self, subject: targets.Subject, alive: Living) -> dict[str, Tensor]:
+    def _scores(
+        self, subject: targets.Subject, alive: Living, losses: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         get = subject.model.get_parameter
-        evidence = Evidence(get, alive.kept, self._gatherer.gathered, alive.reads, self._known())
+        gathered = {**self._gatherer.gathered, "reconstruction": losses or {}}
+        evidence = Evidence(get, alive.kept, gathered, alive.reads, self._known())
         chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]
         found = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
         unscored = [name for name, scores in found.items() if scores is None]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.errors import InputError
-from engine.program.graph import Graph
-from engine.program.trees import tensors_in
+from engine.program.contraction import Contraction
+from engine.program.graph import Graph, Node
+from engine.program.trees import map_tensors, tensors_in
 
-__all__ = ["inputs_of"]
+__all__ = ["as_arguments", "drawn_rows", "inputs_of"]
+
+_ROWS = 8  # per column of the least squares, at least
+_FEWEST = 16_384
 
 
 def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[Tensor]]:
@@ -38,6 +44,21 @@ def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[T
     return inputs
 
 
+def as_arguments(
+    batches: Iterable[Any], graph: Graph, samples: int
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield batches as positional and keyword arguments of the model.
+
+    Raises:
+        InputError: as `inputs_of`.
+    """
+    for tensors in inputs_of(batches, graph, samples):
+        remaining = iter(tensors)
+        trees = (graph.args, dict(graph.kwargs))
+        args, kwargs = (map_tensors(tree, lambda _, left=remaining: next(left)) for tree in trees)  # type: ignore[misc]
+        yield args, kwargs
+
+
 def _like_example(batch: Any, examples: Sequence[Tensor]) -> list[Tensor]:
     tensors = list(tensors_in(batch))
     if len(examples) == 1 and isinstance(batch, (list, tuple)) and tensors:
@@ -59,3 +80,21 @@ def _like_example(batch: Any, examples: Sequence[Tensor]) -> list[Tensor]:
 
 def _placed(tensor: Tensor, example: Tensor) -> Tensor:
     return tensor.to(example.device, example.dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def drawn_rows(node: Node, c: Contraction, rows: int, sizes: Sequence[int], number: int) -> Tensor:
+    """Choose positions of an output, equally many of each sample, as many as the least squares need.
+
+    Args:
+        node: the call.
+        c: how it contracts.
+        rows: how many positions the output has on this batch.
+        sizes: of all batches.
+        number: of this batch.
+    """
+    wanted = max(_FEWEST, _ROWS * math.prod(c.weight.shape) // c.weight.shape[c.output_place])
+    positions = rows // sizes[number]
+    each = min(positions, -(-wanted // sum(sizes)))
+    generator = torch.Generator().manual_seed(node.index * 1_000_003 + number)
+    chosen = torch.rand(sizes[number], positions, generator=generator).argsort(1)[:, :each]
+    return (chosen + torch.arange(sizes[number])[:, None] * positions).reshape(-1)

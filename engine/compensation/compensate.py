@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,26 +12,23 @@ from engine.analysis.constants import Constants
 from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.compaction.build import canonical_tensors
-from engine.compensation.batches import inputs_of
+from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.fit import Correction, correction, squared_error
-from engine.compensation.interpreter import Run, first_path
-from engine.compensation.readers import Reader, Sum, adds, is_affine, obstacle, slope_of, sums
+from engine.compensation.interpreter import Run, check_program, first_path
+from engine.compensation.readers import Reader, obstacle, slope_of, sum_of
 from engine.compensation.report import Compensated, CompensationReport
 from engine.errors import EngineError, InputError
 from engine.groups import groups_of
 from engine.masks import Masks, canonical_masks, load_masks
-from engine.ops.columns import columns
-from engine.program.graph import Graph, Node, Value
-from engine.program.trees import map_tensors, tensors_in
+from engine.ops.columns import columns, columns_at
+from engine.program.graph import Graph, Node
 from engine.recording.evaluation import evaluation
-from engine.removal.keep import Consumer, consumers
+from engine.removal.keep import consumers
 from engine.removal.structure import structure_of
-from engine.tracer import call_model, check_model, trace
+from engine.tracer import check_model, trace
 
 __all__ = ["compensate"]
 
-_ROWS = 8  # per column of the least squares, at least
-_FEWEST = 16_384
 _HELD_OUT = 4  # one of so many samples
 _NOTHING = 1e-24  # of the squared target: rounding
 
@@ -102,7 +98,7 @@ def compensate(
     with torch.no_grad(), evaluation(model):
         fitting = _Fitting(model, graph, canonical, inputs, ridge)
         try:
-            fitting.check_program()
+            check_program(model, graph, fitting.dense, inputs[0])
             fitting.run()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, EngineError):
@@ -121,15 +117,15 @@ class _Fitting:
     ) -> None:
         self._model, self._graph, self._inputs, self._ridge = model, graph, inputs, ridge
         self._masks = masks
-        self._dense = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
-        self._masked = {n: t * masks[n].to(t.device, t.dtype) if n in masks else t for n, t in self._dense.items()}
+        self.dense = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
+        self._masked = {n: t * masks[n].to(t.device, t.dtype) if n in masks else t for n, t in self.dense.items()}
         self._changed: dict[str, Tensor] = {}
         self._skipped: dict[str, dict[str, str]] = {}
         self._rows: list[tuple[Reader, float, float, float, bool]] = []
         self._nodes = first_path(graph)
-        self._readers = {reader.node.index: reader for reader in self._find_readers()}
-        self._targets: dict[int, list[Tensor]] = {index: [] for index in self._readers}
-        self._places: dict[int, list[Tensor]] = {index: [] for index in self._readers}
+        self._readers = {reader.key: reader for reader in self._find_readers()}
+        self._targets: dict[tuple[int, int], list[Tensor]] = {key: [] for key in self._readers}
+        self._places: dict[tuple[int, int], list[Tensor]] = {key: [] for key in self._readers}
 
     # ------------------------------------------------------------------ which layers
 
@@ -150,58 +146,10 @@ class _Fitting:
             if why is not None:
                 self._skipped.setdefault(group, {})[consumer.node.module] = why
                 continue
-            yield Reader(group, consumer, live.view(c.groups, c.inputs), self._sum_of(consumer, users))
-
-    def _sum_of(self, consumer: Consumer, users: dict[int, list[Node]]) -> Sum | None:
-        outputs = {v.index for v in self._graph.outputs}
-        for chain, node, other in sums(consumer.node, users, outputs):
-            before = self._nodes_behind(other, consumer.node.index, node.index)
-            if (
-                before is not None
-                and adds(node)
-                and is_affine(chain, consumer.node.output, consumer.contraction.output_dim, self._masked)
-            ):
-                return Sum(chain, node, other, before)
-        return None
-
-    def _nodes_behind(self, value: Value, start: int, stop: int) -> tuple[Node, ...] | None:
-        """Return the nodes after ``start`` that make a value; None where one of them writes into memory."""
-        needed: dict[int, Node] = {}
-        waiting = [value]
-        while waiting:
-            producer = waiting.pop().producer
-            if producer is None or producer <= start or producer in needed:
-                continue
-            node = self._graph.nodes[producer]
-            if producer >= stop or node.target is None or node.target._schema.is_mutable:
-                return None
-            needed[producer] = node
-            waiting += node.inputs
-        return tuple(needed[index] for index in sorted(needed))
+            at = sum_of(self._graph, consumer, users, self._masked)
+            yield Reader(group, consumer, live.view(c.groups, c.inputs), at)
 
     # ------------------------------------------------------------------ the runs
-
-    def check_program(self) -> None:
-        """Check that the recorded program puts out what the model does, on two samples of the first batch.
-
-        Raises:
-            InputError: where it does not, as where its code depends on the size of the batch.
-        """
-        tensors = [tensor[:2] for tensor in self._inputs[0]]
-        wanted = iter(tensors)
-        args, kwargs = (
-            map_tensors(tree, lambda _: next(wanted)) for tree in (self._graph.args, dict(self._graph.kwargs))
-        )
-        expected = list(tensors_in(call_model(self._model, args, kwargs)))
-        run = Run(self._graph, self._dense, tensors)
-        for node in self._nodes:
-            run.step(node)
-        outputs = [run[value] for value in self._graph.outputs if value in run]
-        if not all(any(_agree(one, other) for other in outputs) for one in expected):
-            raise InputError(
-                f"What was recorded of {type(self._model).__name__} does not compute what the model does here: "
-                "its code depends on the batch's sizes or numbers. Trace it with an example like the batches."
-            )
 
     def run(self) -> None:
         """Run the dense model for the targets, then the masked one, fitting each reader as it is reached."""
@@ -210,52 +158,55 @@ class _Fitting:
         for number, tensors in enumerate(self._inputs):
             self._run_dense(number, tensors)
         runs = [Run(self._graph, self._masked, tensors) for tensors in self._inputs]
-        last = max(self._readers)
+        last, by_node = max(self._readers)[0], self._by_node(lambda reader: reader.node)
         for node in self._nodes[: next(n for n, node in enumerate(self._nodes) if node.index == last) + 1]:
-            if node.index in self._readers:
-                self._fit(self._readers[node.index], runs)
+            for reader in by_node.get(node.index, ()):
+                self._fit(reader, runs)
             for run in runs:
                 run.step(node)
 
     def _run_dense(self, number: int, tensors: list[Tensor]) -> None:
-        sums_at: dict[int, list[Reader]] = {}
-        for reader in self._readers.values():
-            at = reader.node if reader.sum is None else reader.sum.node
-            sums_at.setdefault(at.index, []).append(reader)
-        held = {node.output.index: 1 for node in self._nodes if node.index in sums_at}
-        run = Run(self._graph, self._dense, tensors, held)
+        ends = self._by_node(lambda reader: reader.node if reader.sum is None else reader.sum.node)
+        held = {node.output.index: 1 for node in self._nodes if node.index in ends}
+        run = Run(self._graph, self.dense, tensors, held)
         waiting = len(self._readers)
+        sizes = [len(batch[0]) for batch in self._inputs]
         for node in self._nodes:
+            inside = {r.key: self._inner_output(r, run) for r in ends.get(node.index, ()) if r.contraction.inner}
             run.step(node)
-            for reader in sums_at.get(node.index, ()):
-                rows = _rows(run[node.output], reader)
-                self._places[reader.node.index].append(self._draw(reader, rows, number))
-                self._targets[reader.node.index].append(rows[self._places[reader.node.index][-1]])
+            for reader in ends.get(node.index, ()):
+                rows = inside[reader.key] if reader.key in inside else _rows(run[node.output], reader)
+                places = drawn_rows(reader.node, reader.contraction, len(rows), sizes, number)
+                self._places[reader.key].append(places)
+                self._targets[reader.key].append(rows[places])
                 waiting -= 1
-            if node.index in sums_at:
+            if node.index in ends:
                 run.release(node.output)
             if not waiting:
                 return
 
-    def _draw(self, reader: Reader, rows: Tensor, number: int) -> Tensor:
-        """Choose output positions, equally many of each sample."""
+    def _by_node(self, place: Callable[[Reader], Node]) -> dict[int, list[Reader]]:
+        readers: dict[int, list[Reader]] = {}
+        for reader in self._readers.values():
+            readers.setdefault(place(reader).index, []).append(reader)
+        return readers
+
+    def _inner_output(self, reader: Reader, run: Run) -> Tensor:
+        """Return what a contraction inside a larger op computes, as the gates of a recurrent layer of their input."""
         c = reader.contraction
-        samples = sum(len(tensors[0]) for tensors in self._inputs)
-        wanted = max(_FEWEST, _ROWS * math.prod(c.weight.shape) // c.weight.shape[c.output_place])
-        size = len(self._inputs[number][0])
-        positions = len(rows) // size
-        each = min(positions, -(-wanted // samples))
-        generator = torch.Generator().manual_seed(reader.node.index * 1_000_003 + number)
-        chosen = torch.rand(size, positions, generator=generator).argsort(1)[:, :each]
-        return (chosen + torch.arange(size)[:, None] * positions).reshape(-1)
+        rows = columns(reader.node, c, run.arguments(reader.node)).flatten(0, -3)
+        bias = None if c.bias is None else self.dense[c.bias.name or ""]
+        weight = c.canonical(self.dense[c.weight.name or ""]).flatten(2)
+        out = torch.einsum("rgk,gok->rgo", rows, weight).flatten(1)
+        return out if bias is None else out + bias
 
     # ------------------------------------------------------------------ one layer
 
     def _fit(self, reader: Reader, runs: list[Run]) -> None:
-        c, index = reader.contraction, reader.node.index
+        c = reader.contraction
         weight = c.canonical(self._masked[c.weight.name or ""].double()).flatten(2)
         phi, residual, target = self._system(reader, runs, weight)
-        held = self._held_out(index)
+        held = self._held_out(reader)
         support = self._support(reader)
         scale = float(target[held].square().sum())
         before = float(residual[held].square().sum())
@@ -270,20 +221,19 @@ class _Fitting:
         self._rows.append((reader, before, after, scale, after < before))
         if after < before:
             self._change(reader, changes)
-        self._targets.pop(index), self._places.pop(index)
+        self._targets.pop(reader.key), self._places.pop(reader.key)
 
     def _system(self, reader: Reader, runs: list[Run], weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the weight is multiplied with, the residual and the target, float64, (rows, groups, ...)."""
-        c, index = reader.contraction, reader.node.index
+        c, key = reader.contraction, reader.key
         slope, shift = slope_of(reader.sum, reader.node.output, c.output_dim, self._masked)
         parts: list[tuple[Tensor, Tensor]] = []
-        for run, places, target in zip(runs, self._places[index], self._targets[index], strict=True):
-            phi = columns(reader.node, c, run.arguments(reader.node)).flatten(0, -3)[places]
+        for run, places, target in zip(runs, self._places[key], self._targets[key], strict=True):
+            phi = columns_at(reader.node, c, run.arguments(reader.node), places)
             target = target.double()
             if reader.sum is not None:
-                for node in reader.sum.before:
-                    run.step(node)
-                other = _rows(run[reader.sum.other], reader)[places].double()
+                # not in this run: what makes the other summand may be fitted itself, once it is reached
+                other = _rows(run.ahead(reader.sum.before)[reader.sum.other], reader)[places].double()
                 target = (target - other - shift) / slope
             parts.append((phi.double(), target))
         phi, target = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -294,10 +244,10 @@ class _Fitting:
         residual = torch.where(target.isfinite(), target - now, 0.0)
         return phi, residual, target.nan_to_num(0.0, 0.0, 0.0)
 
-    def _held_out(self, index: int) -> Tensor:
+    def _held_out(self, reader: Reader) -> Tensor:
         """Return which rows are of samples that are held out; the rows of a sample stand side by side."""
         sizes = [len(tensors[0]) for tensors in self._inputs]
-        each = [len(places) // size for places, size in zip(self._places[index], sizes, strict=True)]
+        each = [len(places) // size for places, size in zip(self._places[reader.key], sizes, strict=True)]
         samples = [torch.arange(size).repeat_interleave(n) for size, n in zip(sizes, each, strict=True)]
         return torch.cat(samples) % _HELD_OUT == 0
 
@@ -318,7 +268,7 @@ class _Fitting:
             step = step.transpose(1, 2)
         step = step.reshape(weight.shape)
         self._masked[name] = (weight.double() + step).to(weight.dtype)
-        self._changed[name] = (self._dense[name].double() + step).to(weight.dtype)
+        self._changed[name] = (self.dense[name].double() + step).to(weight.dtype)
         sink = reader.consumer.sink
         if sink is not None and sink.name is not None:
             shift = torch.cat([change.shift for change in changes])
@@ -326,7 +276,7 @@ class _Fitting:
             alive = self._masks[sink.name] if sink.name in self._masks else torch.ones(1, dtype=torch.bool)
             value = (self._masked[sink.name].double() + sign * shift * alive).to(self._masked[sink.name].dtype)
             self._masked[sink.name] = value
-            self._changed[sink.name] = torch.where(alive, value, self._dense[sink.name])
+            self._changed[sink.name] = torch.where(alive, value, self.dense[sink.name])
 
     # ------------------------------------------------------------------ the result
 
@@ -367,12 +317,6 @@ def _group_names(structure: Structure, model: nn.Module) -> Any:
         return next((names[slot] for slot in roots[slots].tolist() if slot in names), None)
 
     return name
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().max()) if one.numel() else 0.0))
 
 
 def _rows(tensor: Tensor, reader: Reader) -> Tensor:

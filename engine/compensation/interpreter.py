@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from engine.errors import InputError
 from engine.program.expressions import AttributeOf, evaluate
 from engine.program.graph import Graph, Node, Value, walk_values
-from engine.program.trees import tensors_in
+from engine.program.trees import map_tensors, tensors_in
 from engine.recording.recorder import MODULE, WRITE
 from engine.source.sizes import numbers_in
+from engine.tracer import call_model
 
-__all__ = ["Run", "first_path"]
+__all__ = ["Run", "check_program", "first_path"]
 
 
 def first_path(graph: Graph) -> list[Node]:
@@ -91,6 +94,15 @@ class Run:
         for value in node.inputs:
             self.release(value)
 
+    def ahead(self, nodes: Iterable[Node]) -> Run:
+        """Return another run that has run these nodes, too, none of which writes into memory; this one stays."""
+        other = copy.copy(self)
+        other._tensors, other._shapes = dict(self._tensors), dict(self._shapes)
+        other._readers, other._done = self._readers.copy(), set(self._done)
+        for node in nodes:
+            other.step(node)
+        return other
+
     def _outputs(self, node: Node) -> list[Tensor]:
         if node.op == WRITE:  # the view that was written to shares this memory, so the write has happened
             return [self[node.args["self"]]]
@@ -120,6 +132,39 @@ class Run:
 
     def _attribute(self, attribute: AttributeOf) -> int:
         return self._graph.attributes[attribute.module][attribute.name]
+
+
+def check_program(model: nn.Module, graph: Graph, stored: Mapping[str, Tensor], batch: Sequence[Tensor]) -> None:
+    """Check that the recorded program computes what the model does, on two samples.
+
+    Args:
+        model: the model, in eval mode.
+        graph: its graph.
+        stored: its parameters and buffers by canonical name.
+        batch: tensors in the order of the example's.
+
+    Raises:
+        InputError: where it does not, as where its code depends on the size of the batch.
+    """
+    tensors = [tensor[:2] for tensor in batch]
+    wanted = iter(tensors)
+    args, kwargs = (map_tensors(tree, lambda _: next(wanted)) for tree in (graph.args, dict(graph.kwargs)))
+    expected = list(tensors_in(call_model(model, args, kwargs)))
+    run = Run(graph, stored, tensors)
+    for node in first_path(graph):
+        run.step(node)
+    outputs = [run[value] for value in graph.outputs if value in run]
+    if not all(any(_agree(one, other) for other in outputs) for one in expected):
+        raise InputError(
+            f"What was recorded of {type(model).__name__} does not compute what the model does here: "
+            "its code depends on the batch's sizes or numbers. Trace it with an example like the batches."
+        )
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().max()) if one.numel() else 0.0))
 
 
 def _is_written(argument: Any) -> bool:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from engine.ops.columns import has_columns
 from engine.program.contraction import Contraction
-from engine.program.graph import Node, Value
+from engine.program.graph import Graph, Node, Value
 from engine.program.trees import tensors_in
 from engine.removal.keep import Consumer
 
-__all__ = ["Reader", "Sum", "adds", "is_affine", "obstacle", "slope_of", "sums"]
+__all__ = ["Reader", "Sum", "adds", "is_affine", "obstacle", "slope_of", "sum_of", "sums"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,11 @@ class Reader:
         return self.consumer.node
 
     @property
+    def key(self) -> tuple[int, int]:
+        """The call and the weight, of which a call may have several."""
+        return self.node.index, self.contraction.weight.index
+
+    @property
     def contraction(self) -> Contraction:
         """How it contracts."""
         return self.consumer.contraction
@@ -96,6 +101,45 @@ def sums(node: Node, users: dict[int, list[Node]], outputs: set[int]) -> Iterato
             return
         chain.append(reader)
         value = reader.output
+
+
+def sum_of(graph: Graph, consumer: Consumer, users: dict[int, list[Node]], stored: Mapping[str, Tensor]) -> Sum | None:
+    """Return where the output of a call is added to what went another way, if it is.
+
+    Args:
+        graph: the recorded program.
+        consumer: the call.
+        users: the nodes that read each value.
+        stored: parameters and buffers by name.
+    """
+    if consumer.contraction.inner:
+        return None
+    outputs = {v.index for v in graph.outputs}
+    for chain, node, other in sums(consumer.node, users, outputs):
+        before = _nodes_behind(graph, other, consumer.node.index, node.index)
+        if (
+            before is not None
+            and adds(node)
+            and is_affine(chain, consumer.node.output, consumer.contraction.output_dim, stored)
+        ):
+            return Sum(chain, node, other, before)
+    return None
+
+
+def _nodes_behind(graph: Graph, value: Value, start: int, stop: int) -> tuple[Node, ...] | None:
+    """Return the nodes after ``start`` that make a value; None where one of them writes into memory."""
+    needed: dict[int, Node] = {}
+    waiting = [value]
+    while waiting:
+        producer = waiting.pop().producer
+        if producer is None or producer <= start or producer in needed:
+            continue
+        node = graph.nodes[producer]
+        if producer >= stop or node.target is None or node.target._schema.is_mutable:
+            return None
+        needed[producer] = node
+        waiting += node.inputs
+    return tuple(needed[index] for index in sorted(needed))
 
 
 def adds(node: Node) -> bool:

@@ -12,7 +12,9 @@ from torch import Tensor
 from engine.program.contraction import Contraction
 from engine.program.graph import Node
 
-__all__ = ["columns", "has_columns"]
+__all__ = ["columns", "columns_at", "has_columns"]
+
+_MOST = 2**24  # entries that are laid out at a time
 
 _KERNELS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
 
@@ -49,3 +51,28 @@ def columns(node: Node, c: Contraction, arguments: Mapping[str, Any]) -> Tensor:
     laid_out = node.target(**{**arguments, "weight": picks, "bias": None, "groups": channels})
     rows = laid_out.movedim(c.output_dim, -1)
     return rows.reshape(*rows.shape[:-1], c.groups, c.inputs * size)
+
+
+def columns_at(node: Node, c: Contraction, arguments: Mapping[str, Any], places: Tensor) -> Tensor:
+    """Return some rows of `columns`, a few samples at a time: a kernel lays each entry out as often as it has entries.
+
+    Args:
+        node: a call of a contraction.
+        c: how it contracts.
+        arguments: its arguments by name, as tensors, the samples first.
+        places: positions among all of the output, ascending by sample, equally many of each.
+    """
+    [name] = [key for key, argument in node.args.items() if argument is c.input]
+    entries = arguments[name]
+    if node.op not in _KERNELS or entries.ndim < c.weight.ndim or len(places) % len(entries):
+        return columns(node, c, arguments).flatten(0, -3)[places]
+    kernel = math.prod(c.weight.shape[2:])
+    step = max(1, _MOST // (kernel * math.prod(entries.shape[1:])))
+    each = len(places) // len(entries)
+    parts = []
+    for start in range(0, len(entries), step):
+        rows = columns(node, c, {**arguments, name: entries[start : start + step]}).flatten(0, -3)
+        size = len(entries[start : start + step])
+        own = places[start * each : (start + size) * each] - start * (len(rows) // size)
+        parts.append(rows[own])
+    return torch.cat(parts)

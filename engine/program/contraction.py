@@ -63,6 +63,11 @@ class Contraction:
         return self.input is self.weight
 
     @property
+    def inner(self) -> bool:
+        """Whether the output is no value of its own, so that the weight stands for it."""
+        return self.output is self.weight
+
+    @property
     def outputs(self) -> int:
         """Number of outputs per group."""
         return self.output.shape[self.output_dim] // self.groups

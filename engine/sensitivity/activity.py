@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.analysis.propagate import Structure
 from engine.errors import TraceError
-from engine.groups import Group
+from engine.groups import Group, units_at
 from engine.ops.heads import headwise
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
@@ -77,18 +77,8 @@ class ActivityMeter:
         for node, c in _readers(structure):
             slots = structure.along(c.input, c.input_dim)
             if node.path == "eval":
-                units = {} if slots is None or c.depthwise else self._units(slots)
+                units = {} if slots is None or c.depthwise else units_at(slots, self.groups)
                 self._readers.append(_Reader(node, _argument(node, c.input), c.input_dim, units))
-
-    def _units(self, slots: Tensor) -> dict[str, Tensor]:
-        found = {}
-        for group in self.groups:
-            order = group.slots.argsort()
-            at = torch.searchsorted(group.slots[order], slots).clamp(max=group.size - 1)
-            hit = group.slots[order][at] == slots
-            if hit.any():
-                found[group.name] = torch.where(hit, order[at], -1)
-        return found
 
     @property
     def measured(self) -> set[str]:

@@ -17,7 +17,13 @@ from lightning_compress.packages import MisconfigurationException
 from tests.lightning_compress.models import Net, seeded
 
 BY_WEIGHT = sorted(name for name, function in criteria.CRITERIA.items() if not criteria.needs(function))
-GATHERED = {"loss_change": torch.arange(16.0), "active": torch.arange(16.0) / 16, "magnitude": torch.arange(16.0)}
+GATHERED = {
+    "loss_change": torch.arange(16.0),
+    "squared_change": torch.arange(16.0),
+    "reconstruction": torch.arange(16.0),
+    "active": torch.arange(16.0) / 16,
+    "magnitude": torch.arange(16.0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,8 @@ def test_lamp_is_the_share_of_what_is_left(net: Net, groups: dict[str, engine.Gr
 
 def test_what_was_gathered_is_the_score(net: Net, groups: dict[str, engine.Group]) -> None:
     """Taylor, APoZ and mean activation read their statistic; without one, or of another width, they know nothing."""
-    for name, kind in (("taylor", "loss_change"), ("apoz", "active"), ("mean_activation", "magnitude")):
+    kinds = {"taylor": "loss_change", "fisher": "squared_change", "reconstruction": "reconstruction"}
+    for name, kind in {**kinds, "apoz": "active", "mean_activation": "magnitude"}.items():
         function = criteria.CRITERIA[name]
         assert torch.equal(function(groups["wide"], evidence(net)), GATHERED[kind])
         assert function(groups["stem"], evidence(net)) is None

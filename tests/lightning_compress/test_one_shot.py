@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -67,3 +68,31 @@ def test_arguments_that_cannot_be(options: dict[str, object], message: str) -> N
     """Each is refused by name, before anything runs."""
     with pytest.raises(MisconfigurationException, match=message):
         prune(_net(), EXAMPLE, **options)
+
+
+@pytest.mark.parametrize("criterion", ["reconstruction", "fisher", {"reconstruction": 1.0, "l2": 0.5}])
+def test_criteria_that_look_at_data(criterion: Any) -> None:
+    """On batches that can be read once, with and without compensation; without data the criterion says so."""
+    net = _net()
+    before = copy.deepcopy(net.state_dict())
+    batches = [torch.randn(32, 3, 8, 8, dtype=torch.float64) for _ in range(3)]
+    dense = engine.count_flops_params(net, EXAMPLE, verbose=False)[0]
+    for compensate in (True, False):
+        small = prune(net, EXAMPLE, 0.4, criterion=criterion, data=iter(batches), compensate=compensate)
+        assert engine.count_flops_params(small, EXAMPLE, verbose=False)[0] <= 0.6 * dense
+        assert small.certificate.verified and bool(small.report) == compensate
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    with pytest.raises(MisconfigurationException, match="needs batches: pass `data=`"):
+        prune(net, EXAMPLE, 0.4, criterion=criterion)
+
+
+def test_what_others_can_make_up_for_goes_first() -> None:
+    """Channels that repeat others, although their weights are the largest."""
+    torch.manual_seed(0)
+    net = randomised(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    with torch.no_grad():
+        net[0].weight[4:], net[0].bias[4:] = 3 * net[0].weight[:4], 3 * net[0].bias[:4]
+    x, fresh = (torch.randn(n, 4, dtype=torch.float64) for n in (256, 64))
+    one = prune(net, x[:2], 0.125, criterion="reconstruction", target="channels", data=[x], ridge=1e-9)
+    assert one[0].out_features == 7 and float((one(fresh) - net(fresh)).detach().abs().max()) < 1e-3

@@ -48,8 +48,24 @@ def _chain(*layers: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*(copy.deepcopy(layer) for layer in layers))
 
 
+class _Downsampled(nn.Module):
+    """A block whose shortcut is a convolution, called after the other branch, and read by masks too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
+        self.second, self.norm = nn.Conv2d(8, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.shortcut, self.head = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        y = self.norm(self.second(self.first(x).relu()))
+        return self.head((y + self.shortcut(x)).relu())
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (_Residual, (3, 8, 8)),
+    "downsampled": (_Downsampled, (3, 8, 8)),
     "perceptron": (_Perceptron, (7, 5)),
     "strided": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1)), (3, 9, 9)),
     "dilated": (_chain(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, dilation=2)), (3, 9, 9)),
@@ -66,7 +82,8 @@ def _setting(name: str, samples: int = 96) -> tuple[nn.Module, Masks, Tensor, li
     model = randomised(make())
     example = torch.randn(2, *shape, dtype=torch.float64)
     groups = [g for g in engine.dependency_groups(model, example) if g.reason is None]
-    keep = {g.name: torch.arange(g.size) % 2 == 0 for g in groups[: 1 if name != "residual" else None]}
+    chosen = groups if name in ("residual", "downsampled") else groups[:1]
+    keep = {g.name: torch.arange(g.size) % 2 == 0 for g in chosen}
     batches = list(torch.randn(samples, *shape, dtype=torch.float64).split(32))
     return model, engine.group_masks(groups, keep), example, batches
 
@@ -190,3 +207,73 @@ def test_code_that_decides_by_its_data_is_refused() -> None:
     masks = {"up": {"weight": mask[:, None].expand(8, 4), "bias": mask}}
     with pytest.raises(EngineError, match="decides by its data"):
         engine.compensate(Deciding().double(), torch.ones(2, 4).double(), masks, [torch.randn(64, 4).double()])
+
+
+class _Sequence(nn.Module):
+    """A recurrent layer between two linear ones."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(5, 12), kind(12, 8, batch_first=True, **options)
+        self.last = nn.Linear(16 if self.layer.bidirectional else 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(torch.tanh(self.first(x)))[0].relu())
+
+
+class _Attention(nn.Module):
+    """Heads of one fused projection over a normed stream, in a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Linear(5, 16), nn.LayerNorm(16)
+        self.heads, self.last = nn.MultiheadAttention(16, 4, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        y = self.norm(x)
+        return self.last(x + self.heads(y, y, y, need_weights=False)[0])
+
+
+OTHERS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
+    "lstm": (lambda: _Sequence(nn.LSTM), {"layer", "last"}),
+    "gru": (lambda: _Sequence(nn.GRU), {"layer", "last"}),
+    "rnn without biases": (lambda: _Sequence(nn.RNN, bias=False), {"layer", "last"}),
+    "both directions": (lambda: _Sequence(nn.LSTM, bidirectional=True), {"layer", "last"}),
+    "attention": (_Attention, {"heads", "heads.out_proj", "last"}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_recurrent_layers_and_attention(name: str) -> None:
+    """What gates and projections compute of their inputs is kept close, of each direction; compaction stays exact."""
+    make, layers = OTHERS[name]
+    torch.manual_seed(0)
+    model = randomised(make())
+    x, fresh = (torch.randn(n, 6, 5, dtype=torch.float64) for n in (256, 64))
+    groups = [group for group in engine.dependency_groups(model, x[:2]) if group.reason is None]
+    masks = engine.group_masks(groups, {group.name: torch.arange(group.size) % 4 != 0 for group in groups})
+    masks = engine.fix_mask_conflict(masks, model, x[:2])
+    dense, plain = copy.deepcopy(model), masked(model, masks)
+    report = engine.compensate(model, x[:2], masks, [x])
+    fitted = {layer for row in report.values() for layer in row.layers}
+    assert fitted and fitted <= layers and {"layer", "heads.out_proj"} & fitted
+    assert all(row.after <= row.before for row in report.values())
+    target, compensated = run(dense, fresh)[0], masked(model, masks)
+    before, after = (float((run(net, fresh)[0] - target).square().sum()) for net in (plain, compensated))
+    assert after < 0.9 * before
+    losses = engine.reconstruction_losses(dense, x[:2], groups, [x])
+    assert {group.name for group in groups} <= set(losses)
+    small = engine.ModelSpeedup(model, x[:2], masks).speedup_model()
+    assert relative_error(run(compensated, fresh), run(small, fresh)) <= 1e-9
+
+
+def test_columns_are_laid_out_a_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bound that holds one sample only, the same weights come out."""
+    results = []
+    for most in (2**24, 1):
+        monkeypatch.setattr("engine.ops.columns._MOST", most)
+        model, masks, example, batches = _setting("strided")
+        engine.compensate(model, example, masks, batches)
+        results.append(model.state_dict())
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())

@@ -1,0 +1,208 @@
+r"""What is lost with a unit when all others make up for it: optimal brain surgeon, by the readers' Gram matrices.
+
+The output of a reader is :math:`\varphi W`. Without the columns B of a unit, and with the best weights on the others,
+its squared error is, with :math:`G = \varphi^\top \varphi + \lambda I`,
+
+.. math:: \operatorname{tr} W_B^\top \, ((G^{-1})_{BB})^{-1} \, W_B
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.analysis.constants import Constants
+from engine.analysis.use import Use
+from engine.compaction.build import canonical_tensors
+from engine.compensation.batches import drawn_rows, inputs_of
+from engine.compensation.interpreter import Run, check_program, first_path
+from engine.compensation.readers import Sum, obstacle, slope_of, sum_of
+from engine.errors import InputError
+from engine.groups import Group, units_at
+from engine.ops.columns import columns, columns_at
+from engine.program.graph import Graph
+from engine.recording.evaluation import evaluation
+from engine.removal.keep import Consumer, consumers
+from engine.removal.structure import structure_of
+from engine.tracer import check_model, trace
+
+__all__ = ["reconstruction_losses"]
+
+_LEAST_RIDGE = 1e-9  # relative to the mean diagonal; below it the inverse is rounding
+_TINY = 1e-300
+
+
+def reconstruction_losses(
+    model: nn.Module,
+    dummy_input: Any,
+    groups: Sequence[Group],
+    batches: Iterable[Any],
+    *,
+    samples: int = 1024,
+    ridge: float = 1e-3,
+    graph: Graph | None = None,
+) -> dict[str, Tensor]:
+    """Return what is lost with each unit when the other units of its group make up for it.
+
+    Of each layer that reads the unit it is the squared error of the output, relative to the variance of the output, or
+    of the sum that it is added to; of several layers their sum.
+
+    Args:
+        model: it stays as it is.
+        dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+        groups: dependency groups of the model.
+        batches: unlabelled inputs, as `compensate` takes them.
+        samples: how many entries of the batches are used.
+        ridge: as in `compensate`.
+        graph: a graph of this model, to save recording it.
+
+    Returns:
+        Shape ``(size,)`` by group name; groups that no layer reads whose inputs can be laid out are left out.
+
+    Raises:
+        InputError: as `compensate`.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        >>> _ = net[1].weight.data.copy_(torch.tensor([[1.0, 0.0, 1.0]]))
+        >>> groups = engine.dependency_groups(net, torch.zeros(1, 2))
+        >>> losses = reconstruction_losses(net, torch.zeros(1, 2), groups, [torch.randn(64, 2)])
+        >>> losses["0"].argmin()
+        tensor(1)
+
+    Source: Hassibi and Stork, Second Order Derivatives for Network Pruning, NeurIPS 1992.
+    """
+    check_model(model)
+    if samples < 2 or ridge < 0:
+        raise InputError(f"`samples` is 2 or more and `ridge` is not negative; got {samples!r} and {ridge!r}.")
+    graph = trace(model, dummy_input) if graph is None else graph
+    graph.check_fresh(model)
+    inputs = inputs_of(batches, graph, samples)
+    stored = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
+    with torch.no_grad(), evaluation(model):
+        check_program(model, graph, stored, inputs[0])
+        losses: dict[str, Tensor] = {}
+        for name, loss in _Losses(graph, stored, inputs, groups, ridge).run():
+            losses[name] = losses[name] + loss if name in losses else loss
+    return losses
+
+
+class _Losses:
+    """A run of the model that stops at each reader."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stored: Mapping[str, Tensor],
+        inputs: list[list[Tensor]],
+        groups: Sequence[Group],
+        ridge: float,
+    ) -> None:
+        self._graph, self._stored, self._inputs, self._ridge = graph, stored, inputs, ridge
+        self._groups = groups
+        self._sums: dict[tuple[int, int], Sum | None] = {}
+        self._units: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._consumers: dict[int, list[Consumer]] = {}
+        for consumer in self._readers():
+            self._consumers.setdefault(consumer.node.index, []).append(consumer)
+
+    def _readers(self) -> Iterator[Consumer]:
+        structure = structure_of(self._graph)
+        constants = Constants(self._graph, structure.rules, self._stored, {})
+        users = structure.graph.users()
+        for consumer in consumers(structure, constants, Use(structure, constants)):
+            units = units_at(consumer.slots, self._groups)
+            calls = len(self._graph.readers(consumer.contraction.weight))
+            if consumer.node.path == "eval" and units and obstacle(consumer, calls) is None:
+                self._units[_key(consumer)] = units
+                self._sums[_key(consumer)] = sum_of(self._graph, consumer, users, self._stored)
+                yield consumer
+
+    def run(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield losses by group name, reader by reader."""
+        ends = {at.node.index for at in self._sums.values() if at is not None}
+        held = {self._graph.nodes[index].output.index: 1 for index in ends}
+        runs = [Run(self._graph, self._stored, tensors, held) for tensors in self._inputs]
+        waiting: dict[int, list[tuple[int, dict[str, Tensor]]]] = {}
+        last = max([*ends, *self._consumers], default=-1)
+        for node in first_path(self._graph):
+            if node.index > last:
+                return
+            for consumer in self._consumers.get(node.index, ()):
+                losses, scale = self._losses(consumer, runs)
+                at, dim = self._sums[_key(consumer)], consumer.contraction.output_dim
+                if at is None:
+                    yield from ((name, loss / max(scale, _TINY)) for name, loss in losses.items())
+                else:
+                    waiting.setdefault(at.node.index, []).append((dim, losses))
+            for run in runs:
+                run.step(node)
+            for dim, losses in waiting.pop(node.index, ()):
+                scale = _variance([run[node.output] for run in runs], dim)
+                yield from ((name, loss / max(scale, _TINY)) for name, loss in losses.items())
+            for run in runs if node.index in ends else ():
+                run.release(node.output)
+
+    def _losses(self, consumer: Consumer, runs: list[Run]) -> tuple[dict[str, Tensor], float]:
+        """Return the mean squared error per output position with each unit gone, and the variance of the output."""
+        c, key = consumer.contraction, _key(consumer)
+        sizes = [len(tensors[0]) for tensors in self._inputs]
+        phi = torch.cat([self._rows(consumer, run, sizes, number) for number, run in enumerate(runs)]).double()
+        mean = phi.mean(0)
+        slope, _ = slope_of(self._sums[key], consumer.node.output, c.output_dim, self._stored)
+        weight = c.canonical(self._stored[c.weight.name or ""].double())
+        weight = weight * torch.as_tensor(slope).to(weight).expand(c.groups * c.outputs).view(c.groups, -1, 1, 1)
+        sizes_of = {group.name: group.size for group in self._groups}
+        losses = {name: torch.zeros(sizes_of[name], dtype=torch.float64) for name in self._units[key]}
+        scale = 0.0
+        for g in range(c.groups):
+            centred = phi[:, g] - mean[g]
+            variance = centred.T @ centred / len(phi)
+            scale += float((weight[g].flatten(1) @ variance * weight[g].flatten(1)).sum())
+            gram = variance if consumer.sink is not None else phi[:, g].T @ phi[:, g] / len(phi)
+            penalty = max(self._ridge, _LEAST_RIDGE) * float(gram.diagonal().mean()) + _TINY
+            inverse = torch.linalg.inv(gram + torch.eye(len(gram), dtype=gram.dtype, device=gram.device) * penalty)
+            for name, units in self._units[key].items():
+                _add(losses[name], inverse, weight[g], units.view(c.groups, c.inputs)[g])
+        return losses, scale
+
+    def _rows(self, consumer: Consumer, run: Run, sizes: Sequence[int], number: int) -> Tensor:
+        c, node = consumer.contraction, consumer.node
+        arguments = run.arguments(node)
+        if c.inner:
+            rows = columns(node, c, arguments).flatten(0, -3)
+            return rows[drawn_rows(node, c, len(rows), sizes, number)]
+        out = node.target(**arguments)
+        places = drawn_rows(node, c, out.numel() // out.size(c.output_dim), sizes, number)
+        return columns_at(node, c, arguments, places)
+
+
+def _key(consumer: Consumer) -> tuple[int, int]:
+    return consumer.node.index, consumer.contraction.weight.index
+
+
+def _add(losses: Tensor, inverse: Tensor, weight: Tensor, units: Tensor) -> None:
+    """Add the loss of each unit at a reader: ``weight`` is (outputs, inputs, kernel), ``units`` (inputs,)."""
+    kernel = weight.shape[2]
+    flat = weight.flatten(1)
+    counts = units[units >= 0].bincount(minlength=len(losses))
+    for count in counts.unique().tolist():
+        chosen = (counts == count).nonzero()[:, 0]
+        if not count or not len(chosen):
+            continue
+        order = units.argsort(stable=True)
+        inputs = order[torch.isin(units[order], chosen)].view(len(chosen), count)
+        columns = (inputs[:, :, None] * kernel + torch.arange(kernel)).flatten(1).to(flat.device)
+        part = flat[:, columns].permute(1, 2, 0)
+        blocks = inverse[columns[:, :, None], columns[:, None, :]]
+        losses[chosen] += (part * torch.linalg.solve(blocks, part)).sum((1, 2)).cpu()
+
+
+def _variance(values: Sequence[Tensor], dim: int) -> float:
+    """Return the sum over channels of the variance of what was put out."""
+    rows = torch.cat([value.movedim(dim, -1).flatten(0, -2) for value in values])
+    return float(rows.double().var(0, correction=0).sum())
