@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help check demo example docs test lint slow wheel versions lock breadth breadth-quick families architectures packages property bench gpu clean
+.PHONY: help check demo example docs test lint slow wheel versions lock breadth breadth-quick families architectures packages property random bench gpu clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -67,6 +67,9 @@ lock: $(VENV)/.stamp-venv  ## write constraints.txt anew: the versions that `mak
 
 property: $(VENV)/.stamp-dev  ## 500 random networks under random masks
 	$(BIN)/python -m pytest -q tests/engine/test_properties.py --hypothesis-profile=thorough
+
+random: $(VENV)/.stamp-dev  ## random networks of traps: make random COUNT=10000 SEED=0 PROCESSES=2
+	$(BIN)/python -m tests.engine.random_traps $(or $(SEED),0) $(or $(COUNT),1000) --processes $(or $(PROCESSES),1)
 
 bench: $(VENV)/.stamp-bench  ## speed, memory, growth and latency beside Torch-Pruning (a quarter of an hour), then its page
 	$(BIN)/python benchmarks/speed.py $(ARGS)

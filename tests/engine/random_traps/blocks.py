@@ -36,9 +36,6 @@ class Block(nn.Module):
         super().__init__()
         self.out = width
 
-    def __call__(self, x: Tensor) -> Any:
-        return super().__call__(x)
-
     def later(self) -> None:
         """Change what a callback would change between epochs."""
 

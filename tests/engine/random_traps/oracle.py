@@ -137,8 +137,9 @@ def _has(model: nn.Module, module: str, key: str) -> bool:
 def _paired(expected: Any, actual: Any) -> Any:
     """Return what is expected; of weights and buffers only those that have the other's shape."""
     if isinstance(expected, Sized):
-        actual.value = {k: v for k, v in actual.value.items() if k in expected.value and v.shape == expected.value[k].shape}
-        expected.value = {k: v for k, v in expected.value.items() if k in actual.value}
+        both = expected.value.keys() & actual.value.keys()
+        both = {name for name in both if expected.value[name].shape == actual.value[name].shape}
+        expected.value, actual.value = ({n: s.value[n] for n in sorted(both)} for s in (expected, actual))
     elif isinstance(expected, (list, tuple)):
         for one, other in zip(expected, actual, strict=False):
             _paired(one, other)
@@ -174,7 +175,8 @@ def _uses(inputs: Inputs, size: tuple[int, ...], trains: bool) -> Iterator[tuple
     for number, other in enumerate(others):
         yield f"eval {other}", lambda m, other=other, number=number: _call(m, inputs(*other, seed=number))
     yield "four calls", lambda m: _calls(m, [inputs(*size, seed=n) for n in range(4)])
-    yield "calls of other sizes", lambda m: _calls(m, [inputs(batch, *(s + n for s in sides), seed=n) for n in (0, 2, 1)])
+    row = [inputs(batch, *(s + n for s in sides), seed=n) for n in (0, 2, 1)]
+    yield "calls of other sizes", lambda m: _calls(m, [x.clone() for x in row])
     yield "later", lambda m: _later(m, [inputs(*others[n], seed=n) for n in (0, 2)])
     yield "grad mode", lambda m: observed(m.eval()(inputs(*size, seed=7)))
     yield "inference", lambda m: _inference(m, inputs(*size, seed=8))

@@ -78,7 +78,8 @@ class StrongestChannels(Block):
             return y.index_select(axis(y), energy.topk(3).indices)
         if self.how == "sort":
             return y.index_select(axis(y), energy.argsort(descending=True)[:3])
-        index = along(y, energy.topk(3).indices).expand(y.shape[0], *([3, *y.shape[2:]] if y.ndim == 4 else [y.shape[1], 3]))
+        shape = [3, *y.shape[2:]] if y.ndim == 4 else [y.shape[1], 3]
+        index = along(y, energy.topk(3).indices).expand(y.shape[0], *shape)
         return y.gather(axis(y), index)
 
 
@@ -234,14 +235,16 @@ class HaltingSteps(Block):
     def forward(self, x: Tensor) -> Any:
         """Return the weighted states, and the cost of pondering."""
         total, result = 0.0, torch.zeros_like(x)
-        for n in range(4):
+        steps = 0
+        for _ in range(4):
+            steps += 1
             x = self.step(x).tanh()
             p = self.halt(x).sigmoid().mean()
             result = result + p * x
             total = total + float(p.detach())
             if total > 0.9:
                 break
-        return result, n + 1
+        return result, steps
 
 
 @block()
