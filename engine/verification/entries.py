@@ -20,7 +20,7 @@ from engine.errors import TraceError, VerificationError
 from engine.ops.heads import headwise
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
-from engine.program.trees import map_tensors, tensors_in
+from engine.program.trees import map_tensors, results_in
 from engine.recording.around import around
 from engine.recording.evaluation import evaluation
 from engine.tracer import call_entry
@@ -270,12 +270,12 @@ def _returned(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, dict):
         yield from _returned(list(tree.values()))
     else:
-        yield from tensors_in(tree)
+        yield from results_in(tree)
 
 
 def _gradients(model: nn.Module, out: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the gradient of each parameter: of what was differentiated, and of what is returned."""
-    losses = [t for t in tensors_in(out) if t.requires_grad]
+    losses = [t for t in results_in(out) if t.requires_grad]
     total = sum(((t * _weights(t)).sum() for t in losses), torch.zeros(()))
     if losses:
         torch.autograd.backward(total)

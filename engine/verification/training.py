@@ -31,6 +31,7 @@ from engine.recording.evaluation import evaluation
 from engine.tracer import call_model
 from engine.verification.certify import Certificate
 from engine.verification.leftovers import Leftovers
+from engine.verification.results import attributes, results_of
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs
 
@@ -57,7 +58,7 @@ class Step:
     """What a training step computed.
 
     Attributes:
-        outputs: tensors that the call returned.
+        outputs: tensors in what the call returned, and in attributes that it left on modules.
         inputs: gradients of the floating tensors among the inputs, None where there is none.
         gradients: of the parameters, by canonical name; None where there is none.
         buffers: as the step left them, by canonical name.
@@ -116,7 +117,8 @@ def training_step(
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
         with EvenDraws() as draws, Leftovers() as leftovers:
             model.train()
-            out = list(tensors_in(call(model, args, kwargs)))
+            before = attributes(model)
+            out = results_of(call(model, args, kwargs), model, before, weights)
             with leftovers.reading():
                 _backward(model, out)
         outputs = [t.detach().clone() for t in out]

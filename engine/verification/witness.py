@@ -77,7 +77,7 @@ class Witness:
     def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
         """What to look at before and after."""
         rows = list(zip(self.dims, self.nodes, self.sizes, strict=True))
-        wide = [node.output.shape[dim] for dim, node, _ in rows]
+        wide = [node.output.shape[dim] if node.output.ndim else 1 for dim, node, _ in rows]
         small = [n if sizes is None else sizes[dim][1] for n, (dim, _, sizes) in zip(wide, rows, strict=True)]
         before, after = (
             tuple(None if c is None else Look.at(d, c, n) for d, c, n in zip(self.dims, column, counts, strict=True))
@@ -103,7 +103,7 @@ class Witness:
         rows: list[Any] = []
         for node in nodes:
             contractions = computing.get(node.index)
-            if contractions is None:  # a product of activations, say, where another one is a layer
+            if contractions is None or not node.output.ndim:  # a product of activations, or one number, has no channels
                 rows += [(node, -1, None, None, None)] if node.op in ops else []
             else:
                 dim = _channel_dim(analysis, node, contractions)

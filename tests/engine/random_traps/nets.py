@@ -19,11 +19,14 @@ from tests.engine.exactness import (
     parameters,
     randomised,
 )
-from tests.engine.random_traps import modes, outputs, reads, sizes, state, weights  # noqa: F401 - they list their blocks
+from tests.engine.random_traps import memory, modes, outputs, reads, shapes, sizes, state, weights, wrappers
 from tests.engine.random_traps.blocks import BLOCKS, Block, layer, positions
 from tests.engine.random_traps.plain import Plain
 
 __all__ = ["STYLES", "RandomNet", "random_masks", "random_net"]
+
+SOURCES = (memory, modes, outputs, reads, shapes, sizes, state, weights, wrappers)
+"""They list their blocks when they are imported."""
 
 
 class RandomNet(nn.Module):
@@ -63,11 +66,11 @@ class RandomNet(nn.Module):
 
     def noisy(self) -> bool:
         """Whether two networks of other widths draw other noise in train mode."""
-        return any(isinstance(block, Block) and block.noisy for block in self.blocks)
+        return any(isinstance(block, Block) and block.noisy for block in self.modules())
 
     def tolerance(self) -> float:
         """What may differ."""
-        return max((block.tolerance for block in self.blocks), default=1e-9)
+        return max((block.tolerance for block in self.modules() if isinstance(block, Block)), default=1e-9)
 
 
 Inputs = Callable[..., Tensor]

@@ -83,12 +83,14 @@ def examine(seed: int) -> Result:
 
 def describe(model: nn.Module) -> str:
     """Return the blocks of a network, with what they have drawn."""
-    parts = []
-    for part in (*model.blocks, model.ending):
-        drawn = {k: v for k, v in vars(part).items() if isinstance(v, (str, bool, int, float)) and k[0] != "_"}
-        shown = ", ".join(f"{k}={v}" for k, v in drawn.items() if k not in ("training", "out"))
-        parts.append(f"{type(part).__name__}({shown})")
-    return f"{type(model.stem).__name__}: " + " → ".join(parts)
+    return f"{type(model.stem).__name__}: " + " → ".join(map(_described, (*model.blocks, model.ending)))
+
+
+def _described(part: nn.Module) -> str:
+    drawn = {k: v for k, v in vars(part).items() if isinstance(v, (str, bool, int, float)) and k[0] != "_"}
+    shown = [f"{k}={v}" for k, v in drawn.items() if k not in ("training", "out")]
+    inner = [_described(child) for child in part.children() if isinstance(child, Block)]
+    return f"{type(part).__name__}({', '.join([*shown, *inner])})"
 
 
 def _same_weights(model: nn.Module, other: nn.Module) -> bool:
@@ -126,7 +128,7 @@ def _mask_gradients(model: nn.Module, masks: Masks) -> None:
     for module, entries in masks.items():
         for key, mask in entries.items():
             parameter = model.get_parameter(f"{module}.{key}".lstrip(".")) if _has(model, module, key) else None
-            if parameter is not None and parameter.shape == mask.shape:
+            if parameter is not None and parameter.requires_grad and parameter.shape == mask.shape:
                 parameter.register_hook(mask.to(parameter).mul)
 
 
@@ -218,11 +220,15 @@ def _step(model: nn.Module, x: Tensor) -> Any:
     if losses:
         sum(losses).backward()
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-    return out, x.grad, _left_by(model), _buffers(model), Sized(grads)
+    with torch.no_grad():
+        after = observed(model.eval()(x.detach()))  # with the running statistics that the step has left
+    return out, x.grad, _left_by(model), Sized(grads), after
 
 
 def _buffers(model: nn.Module) -> Sized:
-    return Sized({name: buffer.clone() for name, buffer in model.named_buffers()})
+    """Return the buffers of blocks; those of norms may hold anything where a channel has no part in anything."""
+    blocks = [(name, module) for name, module in model.named_modules() if isinstance(module, Block)]
+    return Sized({f"{name}.{key}": b.clone() for name, m in blocks for key, b in m._buffers.items() if b is not None})
 
 
 # ---------------------------------------------------------------- what is observed
