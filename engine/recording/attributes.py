@@ -137,7 +137,8 @@ class Settings:
             names = {(a.owner, a.name) for a in group}
             settings.append([(a, a.value + 1) for a in group])
             limits = {n for guard in compared for n in _limits(guard, self._numbers, names)}
-            settings += [[(a, n) for a in group] for n in sorted(limits)]
+            limits |= {n for a in group for n in _stages(a)}
+            settings += [[(a, n) for a in group] for n in sorted(limits - {group[0].value + 1})]
         return [setting for setting in settings if setting]
 
     def _by_name(self, kind: type) -> list[list[Attribute]]:
@@ -178,6 +179,13 @@ def _zero(number: float) -> float:
 
 def _one(number: float) -> float:
     return 1.0
+
+
+def _stages(attribute: Attribute) -> set[int]:
+    """Return the numbers of layers that may run, or be the last, where the module has a list of as many."""
+    lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
+    most = max((len(child) for child in attribute.module.children() if isinstance(child, lists)), default=-1)
+    return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= _SMALL else set()
 
 
 def _limits(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:

@@ -134,15 +134,19 @@ class OtherSizes:
             {axis: odd(axis.size, k) for k, axis in enumerate(rest)},
             *({axis: other(axis.size)} for axis in rest if len(rest) > 1 for other in (larger, smaller)),
         ]
+        self._try(tries, rest, tried)
+        self._try(self._across(rest), rest, tried)
+        for batch in (axis for group in taken for axis in group if axis.batch):
+            self._try([{batch: odd(batch.size)}, {batch: larger(batch.size)}], [batch], tried)
+            self._try(self._across([batch]), [batch], tried)
+
+    def _try(self, tries: Iterable[Mapping[Axis, int]], axes: Sequence[Axis], accepts: Accepts) -> None:
+        """Run the model at other sizes, as long as there are decisions that these axes may change."""
         for sizes in tries:
-            if not self.undecided(rest):
+            if not self.undecided(axes):
                 return
             if sizes:
-                tried(sizes)
-        for sizes in self._across(rest):
-            if not self.undecided(rest):
-                return
-            tried(sizes)
+                accepts(sizes)
 
     def _across(self, axes: Sequence[Axis]) -> list[dict[Axis, int]]:
         """Return sizes around the numbers that undecided sizes are compared with, a few of them.

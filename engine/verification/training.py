@@ -26,7 +26,7 @@ from engine.compaction.plan import Plan
 from engine.errors import TraceError
 from engine.ops.draws import EvenDraws
 from engine.program.stored import distinct_modules, stored_tensors
-from engine.program.trees import map_tensors, tensors_in
+from engine.program.trees import map_tensors
 from engine.recording.evaluation import evaluation
 from engine.tracer import call_model
 from engine.verification.certify import Certificate

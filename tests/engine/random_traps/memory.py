@@ -198,7 +198,7 @@ class Attempts(Block):
                 halves = x.reshape(*x.shape[:3], 2, n // 2) if x.ndim == 4 else x.reshape(len(x), 2, n // 2, -1)
                 return halves.reshape(x.shape).sigmoid()
             if self.how == "key":
-                return x * {4: 0.5, 6: 0.25}[x.shape[-1]]
+                return x * {0: 0.5, 2: 0.25}[x.shape[2 if x.ndim == 4 else 1] % 3]
             if len(x) > 3:
                 raise NotImplementedError
             return x.tanh()
