@@ -155,8 +155,9 @@ class OtherSizes:
         """
         tries: list[dict[Axis, int]] = []
         for guard in self.undecided(axes):
-            bound = guard.expr.right
-            for leaf in _sizes_of(guard) if isinstance(bound, int) and axes else ():
+            if not isinstance(bound := guard.expr.right, int):
+                continue
+            for leaf in _sizes_of(guard) if axes else ():
                 change = bound - leaf.value.shape[leaf.dim]
                 for near in (-1, 0, 1):
                     sizes = {axis: axis.size + change + near for axis in axes}
