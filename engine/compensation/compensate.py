@@ -257,7 +257,7 @@ class _Fitting:
         name = c.weight.name or ""
         shape = c.weight.shape
         mask = self._masks[name].expand(shape) if name in self._masks else torch.ones(shape, dtype=torch.bool)
-        return (c.canonical(mask) & reader.live[:, None, :, None]).flatten(2)
+        return (c.canonical(mask.bool().cpu()) & reader.live[:, None, :, None].cpu()).flatten(2)
 
     def _change(self, reader: Reader, changes: list[Correction]) -> None:
         c = reader.contraction
@@ -274,6 +274,7 @@ class _Fitting:
             shift = torch.cat([change.shift for change in changes])
             sign = 1.0 if sink is c.bias else -1.0
             alive = self._masks[sink.name] if sink.name in self._masks else torch.ones(1, dtype=torch.bool)
+            alive = alive.to(shift.device)
             value = (self._masked[sink.name].double() + sign * shift * alive).to(self._masked[sink.name].dtype)
             self._masked[sink.name] = value
             self._changed[sink.name] = torch.where(alive, value, self.dense[sink.name])

@@ -60,10 +60,10 @@ def correction(rows: Tensor, residual: Tensor, support: Tensor, ridge: float, sh
     )
     rows, residual = rows - means[0], residual - means[1]
     gram, cross = rows.T @ rows, rows.T @ residual
-    weight = torch.zeros(residual.size(1), rows.size(1), dtype=torch.float64)
+    weight = rows.new_zeros(residual.size(1), rows.size(1))
     for outputs, columns in _patterns(support):
         part = gram[columns][:, columns]
-        part = part + torch.eye(len(columns), dtype=torch.float64) * (ridge * part.diagonal().mean())
+        part = part + torch.eye(len(columns), dtype=part.dtype, device=part.device) * (ridge * part.diagonal().mean())
         solution, info = torch.linalg.solve_ex(part, cross[columns][:, outputs])
         if int(info) or not solution.isfinite().all():
             raise InputError(

@@ -160,7 +160,9 @@ def _call(node: Node, tensors: Mapping[int, Tensor], stored: Mapping[str, Tensor
             if tree.index in tensors:
                 return tensors[tree.index].clone()
             tensor = stored[tree.name] if tree.name is not None else tree.data
-            return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
+            if tensor is None:
+                return None
+            return tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu()
         return type(tree)(filled(item) for item in tree) if isinstance(tree, (list, tuple)) else tree
 
     return node.target(**{name: filled(argument) for name, argument in node.args.items()})
@@ -192,4 +194,5 @@ def slope_of(at: Sum | None, value: Value, dim: int, stored: Mapping[str, Tensor
         return 1.0, 0.0
     zero = torch.zeros(value.shape, dtype=torch.float64)
     shift, one = (_through(at.chain, value, t, stored).movedim(dim, -1).flatten(0, -2)[0] for t in (zero, zero + 1))
-    return one - shift, shift
+    device = next((t.device for t in stored.values()), one.device)
+    return (one - shift).to(device), shift.to(device)
