@@ -41,7 +41,7 @@ def rows(page: str) -> dict[str, Row]:
         {'net': Row(verdict='exact', left=25.0)}
     """
     table: dict[str, Row] = {}
-    for line in page.splitlines():
+    for line in (line for line in page.splitlines() if line.lstrip().startswith("|")):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         verdict = next((c.split()[0].rstrip(":") for c in cells if re.match(r"(exact|refused|failed)\b", c)), None)
         if verdict is not None:

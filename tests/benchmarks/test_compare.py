@@ -27,3 +27,8 @@ def test_models_that_lose_less_or_change_their_verdict_are_named() -> None:
         "  gone: only before",
         "  median of 2 models: 25.0 % -> 32.5 %",
     ]
+
+
+def test_prose_is_no_model() -> None:
+    """A line of text that begins with a verdict is none of the table's rows."""
+    assert rows("of 448 architectures 1 is refused, 0\nfailed and 8 timed out\n" + BEFORE).keys() == rows(BEFORE).keys()
