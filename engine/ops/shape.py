@@ -268,6 +268,11 @@ def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> I
             yield Demand((argument, position), given, wanted[first + position], dim=first + position)
 
 
+def _view_demands(node: Node, keeps: object, shapes: Shapes) -> Iterable[Demand]:
+    """None where torch itself makes the view: a write by index leaves out leading ones of what it writes."""
+    return () if node.site is not None and node.site.function == "__setitem__" else size_demands("size", node, shapes)
+
+
 def through(name: str, f: Callable[[Tensor], Tensor], after: int = 8) -> Sample:
     """A function between two convolutions; ``after``: its number of output channels (8 at its input)."""
     return Sample(lambda: chain(nn.Conv2d(3, 8, 3), Apply(f), nn.Conv2d(after, 4, 3, padding=1)), (2, 3, 6, 6), name)
@@ -357,7 +362,7 @@ RULES = [
         ["view", "_unsafe_view"],
         _view,
         _view_labels,
-        demands=lambda n, k, s: size_demands("size", n, s),
+        demands=_view_demands,
         samples=_view_samples,
     ),
     shape_rule(["reshape"], _view, _view_labels, demands=lambda n, k, s: size_demands("shape", n, s)),

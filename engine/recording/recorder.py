@@ -31,7 +31,7 @@ from engine.recording.opaque import Inside, storage_of
 from engine.recording.other_sizes import OtherSizes
 from engine.recording.overwritten import Overwritten
 from engine.source.integers import integers
-from engine.source.provenance import Provenance
+from engine.source.provenance import DESCRIBING, Provenance
 from engine.source.sizes import numbers_in
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
@@ -400,7 +400,7 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
-        for tensor in () if outputs else tensors_in(bound):
+        for tensor in () if outputs or op in DESCRIBING else tensors_in(bound):
             self.read(tensor)
         for tensor, value in zip(written, outputs, strict=False):
             self._write(tensor, value)

@@ -14,7 +14,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 __all__ = ["unsettled"]
@@ -174,6 +174,8 @@ def _value(expr: ast.expr, frame: FrameType) -> Any:
             return _OPERATORS[type(expr.op)](*values)
     if isinstance(expr, (ast.Tuple, ast.List)):
         return [_value(element, frame) for element in expr.elts]
+    if isinstance(expr, ast.IfExp):
+        return _value(expr.body if _value(expr.test, frame) else expr.orelse, frame)
     if isinstance(expr, ast.Attribute):
         return _attribute(_owner(expr.value, frame), expr.attr, frame)
     if isinstance(expr, ast.Name):
@@ -215,17 +217,48 @@ def _global(name: str, frame: FrameType) -> Any:
 
 
 def _local(name: str, frame: FrameType) -> Any:
-    """Return a variable whose only assignments are unconditional, and of what the source fixes."""
+    """Return a variable that the source fixes, as its assignments do, or an argument as the call does that is running.
+
+    Assignments are all unconditional, or there is only one: a variable that has a value then has that one.
+    """
     function = _file(frame.f_code.co_filename).functions.get(frame.f_code.co_firstlineno)
     if function is None or name not in frame.f_locals:
         raise _Unsettled
-    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     bindings = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and _binds(n)]
-    assigned = [s.value for s in function.body if isinstance(s, ast.Assign) and all(t in bindings for t in s.targets)]
-    if any(argument.arg == name for argument in arguments) or not assigned or len(assigned) != len(bindings):
+    if name in (a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)):
+        if bindings:
+            raise _Unsettled
+        return _argument(name, function.args, frame)
+    alone = ast.walk(function) if len(bindings) == 1 else function.body
+    assigned = [s.value for s in alone if isinstance(s, ast.Assign) and all(t in bindings for t in s.targets)]
+    if not assigned or len(assigned) != len(bindings):
         raise _Unsettled
     for value in assigned:
         _value(value, frame)
+    return frame.f_locals[name]
+
+
+def _argument(name: str, arguments: ast.arguments, frame: FrameType) -> Any:
+    """Return what a plain function is given for an argument, where its caller's source or its default fixes that.
+
+    Raises:
+        _Unsettled: where the running call is not one by the function's own name, or hands on a sequence or a mapping.
+    """
+    caller = frame.f_back
+    place = None if caller is None else _place(caller)
+    if caller is None or not isinstance(place, ast.Call):
+        raise _Unsettled
+    function = _value(place.func, caller)
+    if not isinstance(function, FunctionType) or function.__code__ is not frame.f_code:
+        raise _Unsettled
+    if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
+        raise _Unsettled
+    given: dict[str, ast.expr] = dict(
+        zip([a.arg for a in (*arguments.posonlyargs, *arguments.args)], place.args, strict=False)
+    )
+    given.update({k.arg: k.value for k in place.keywords if k.arg is not None})
+    if name in given:
+        _value(given[name], caller)
     return frame.f_locals[name]
 
 
