@@ -354,8 +354,15 @@ def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     if signature(func).op != "_grouped_mm" or args[0].dtype != torch.float64:
         return None
     given = dict(zip(("x", "weight", "offs"), args, strict=False)) | {k: v for k, v in kwargs.items() if v is not None}
-    known = given.keys() == {"x", "weight", "offs"} and given["x"].ndim == 2 and given["weight"].ndim == 3
-    return _by_expert(**given) if known else None
+    if given.keys() != {"x", "weight", "offs"} or given["x"].ndim != 2:
+        return None
+    return _by_expert(**given) if given["weight"].ndim == 3 else _of_each_expert(**given)
+
+
+def _of_each_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Multiply columns by rows up to each offset, which gives a matrix each: gradients of the matrices."""
+    ends = offs.tolist()
+    return torch.stack([x[:, start:end] @ weight[start:end] for start, end in zip([0, *ends], ends, strict=False)])
 
 
 _SORTED = or_layer(Rule((), _sorted_labels), _sorted_product)

@@ -25,6 +25,7 @@ from engine.compaction.compact import names_of
 from engine.compaction.plan import Plan
 from engine.errors import TraceError
 from engine.ops.draws import EvenDraws
+from engine.ops.products import in_float64
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors
 from engine.recording.evaluation import evaluation
@@ -115,7 +116,7 @@ def training_step(
     with evaluation(model), _seeded(), torch.inference_mode(False), torch.enable_grad():
         used = _exchange(model, tensors)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
-        with EvenDraws() as draws, Leftovers() as leftovers:
+        with EvenDraws(in_float64) as draws, Leftovers() as leftovers:
             model.train()
             before = attributes(model)
             out = results_of(call(model, args, kwargs), model, before, weights)

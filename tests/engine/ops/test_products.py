@@ -87,6 +87,10 @@ def test_a_grouped_product_in_float64_is_that_of_the_kernel() -> None:
         torch.ops.aten._grouped_mm.default, (x.double(), weight.double()), {"offs": offsets, "bias": None}
     )
     assert wide is not None and torch.allclose(wide.float(), F.grouped_mm(x, weight, offs=offsets), atol=1e-5)
+    left = torch.randn(5, 6).double()
+    each = in_float64(torch.ops.aten._grouped_mm.default, (left, x.double(), offsets), {})
+    assert each is not None and each.shape == (4, 5, 8) and not each[1].any()
+    assert torch.allclose(each.sum(0), left @ x.double())
     assert in_float64(torch.ops.aten._grouped_mm.default, (x, weight, offsets), {}) is None
     assert in_float64(torch.ops.aten.mm.default, (x.double(), x.double().mT), {}) is None
     assert (

@@ -36,6 +36,28 @@ class Layer:
         return [settled, call(number), call(self.state), call(sometimes), call(float("2.0"), 3.0)]
 
 
+def filled(wanted: float, padding: float = 0.5, first: bool = True) -> list[list[Any]]:
+    """Pass arguments on, a choice by one, and a variable with a single assignment."""
+    if wanted:
+        dim = 7.0 if first else 8.0
+    return [call(wanted), call(padding), call(dim)]
+
+
+def wrapped(*numbers: float) -> list[list[Any]]:
+    """Hand a sequence on."""
+    return filled(*numbers)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no positions")
+def test_arguments_that_the_running_call_fixes() -> None:
+    """Literals and defaults are fixed; what comes from a variable is not, nor what a sequence hands on."""
+    number = float("9.0")
+    assert filled(2.0) == [[], [], []] and filled(2.0, 3.0, first=False) == [[], [], []]
+    assert filled(number, number) == [[9.0], [9.0], []]
+    assert filled(number, first=bool(number)) == [[9.0], [], [7.0]]
+    assert wrapped(2.0, 3.0) == [[2.0], [3.0], [7.0]]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no positions")
 def test_what_the_source_fixes() -> None:
     """Literals, globals, constructors' attributes and plain variables; no arguments, no calls, nothing conditional."""
