@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engine.compaction.counts import changed_sizes, check_counts
 from engine.compaction.folds import Fold
 from engine.compaction.history import Step, changed, history, remember, snapshot
 from engine.compaction.optimizers import check_entrywise, follows, small_state
@@ -58,7 +57,6 @@ class Compaction:
         known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
         self._tried: set[tuple[int, int, int]] = set()
         self._optimizers = [o for o in known if o is not None]
-        self._cuts: dict[int, Slice] = {}
         self._plan: Mapping[str, Any] | None = None
         self._certificate: Mapping[str, Any] | None = None
 
@@ -76,7 +74,6 @@ class Compaction:
                 if name not in self._stored:
                     raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
                 self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
-        self._cuts = {id(self._stored[name]): cut for name, cut in slices.items()}
 
     def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:
         """Prepare new values of integer attributes.
@@ -189,9 +186,6 @@ class Compaction:
 
     def _prepare_attributes(self, path: str, module: nn.Module, values: Mapping[str, int]) -> None:
         made = with_integers(path, module, values)
-        sizes = changed_sizes(module, self._cuts)
-        if sizes is not None:
-            check_counts(path, module, values, sizes)
         for key, value in made.items():
             old = getattr(module, key)
             self._redo.append(lambda k=key, v=value: setattr(module, k, v))  # type: ignore[misc]

@@ -20,7 +20,7 @@ _OF_RULES = frozenset(
     """.split()
 )
 
-__all__ = ["integers", "is_settable", "of_torch", "tagged", "with_integers"]
+__all__ = ["integers", "is_settable", "tagged", "with_integers"]
 
 
 def integers(module: nn.Module) -> dict[str, int]:
@@ -95,20 +95,11 @@ def is_settable(module: nn.Module, name: str) -> bool:
     alone = isinstance(value, int) and not isinstance(value, bool)
     if not alone and name not in dict(_sequences(module)):
         return False
-    named = isinstance(value, (list, tuple)) and bool(value) and type(value[0]) is tuple
-    return name in _OF_RULES if of_torch(module, name) else name[0] != "_" or named
-
-
-def of_torch(module: nn.Module, name: str) -> bool:
-    """Whether an attribute is one that a class of torch's declares, or the module is of such a class.
-
-    Example:
-        >>> of_torch(nn.Linear(1, 1), "in_features")
-        True
-    """
     bases = [base for base in type(module).__mro__ if base.__module__.startswith("torch.")]
-    kinds = ("__annotations__", "__constants__")
-    return type(module) in bases or any(name in vars(base).get(kind, ()) for base in bases for kind in kinds)
+    of_torch = any(name in vars(base).get(kind, ()) for base in bases for kind in ("__annotations__", "__constants__"))
+    of_torch = of_torch or type(module) in bases
+    named = isinstance(value, (list, tuple)) and bool(value) and type(value[0]) is tuple
+    return name in _OF_RULES if of_torch else name[0] != "_" or named
 
 
 def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> dict[str, Any]:
