@@ -180,6 +180,14 @@ class Constants:
         data = value.data if value.name is None else self._stored[value.name].detach()
         return data is None or is_finite(data)
 
+    def at_present(self, value: Value) -> Tensor:
+        """Return the constants of a value; of a stored one that may change, its numbers now, for what they rule out."""
+        if value.name not in self.graph.changing:
+            return self.plain(value)
+        data = self._stored[value.name].detach()
+        plain = not (data.is_meta or data.is_complex()) and data.layout is torch.strided
+        return compact(data.to("cpu", torch.float64)) if plain else self[value]
+
     def _cleaned(self, array: Tensor) -> Tensor:
         """Clean an array once; arrays that a rule passes on unchanged are clean already."""
         if id(array) not in self._tidy:

@@ -56,7 +56,8 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     a = node.args
     batch = a["training"] or constants.training or a["running_mean"] is None
     variance = torch.ones(1, dtype=torch.float64) if batch else constants[a["running_var"]] + a["eps"]
-    sound = not (variance <= 0).any()  # otherwise zero would be divided by zero
+    nowhere = torch.zeros(1) > 0 if batch else constants.at_present(a["running_var"]) + a["eps"] <= 0
+    sound = not nowhere.any()  # otherwise zero would be divided by zero
     easy = _of_zeros(node, constants) if sound and constants.only_zeros(a["input"]) else None
     if easy is not None:
         return [easy]
@@ -76,7 +77,7 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     result = torch.where(dead, 0.0, normed * gamma) + stored("bias", 0.0)
     if constants.repaired:  # repair masks γ and β of a channel that arrives as zero, and β of one without γ
         result = torch.where(dead | (x == 0), 0.0, result)
-    result = result if sound else torch.where(variance <= 0, torch.nan, result)
+    result = result if sound else torch.where(nowhere, torch.nan, result)
     return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
 
 

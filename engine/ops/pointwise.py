@@ -180,7 +180,7 @@ def _quotient(node: Node, constants: Constants) -> Sequence[Tensor]:
     found = _zero_with(node, constants, [dividend] if isinstance(dividend, Value) else [])
     if not isinstance(divisor, Value):
         return found
-    nowhere = _lift(node, divisor, constants.plain(divisor)) == 0
+    nowhere = _lift(node, divisor, constants.at_present(divisor)) == 0
     return [torch.where(nowhere, math.nan, found[0])]
 
 

@@ -1,9 +1,9 @@
 """Which buffers and other tensors that a model holds may be others at its next call: these are inputs, not constants.
 
-A tensor's numbers are constant where no code writes to it, and they cannot be what somebody outside sets: tables of
-indices, and what the constructor computes anew each time and holds no zero and no one, which open and close paths.
-Statistics of batch norms and masks of `torch.nn.utils.prune` are what they are taken for, and parameters are the masks'
-and the optimizer's matter. Any other buffer is a gate, a mask, a coefficient, or comes from a checkpoint.
+A tensor's numbers are constant where no code writes to it, and nothing suggests that somebody outside sets it: a single
+number is a coefficient, a flag or a counter, one number throughout waits for others, and zeros and ones open and close
+paths. Tables of indices, statistics of batch norms and masks of `torch.nn.utils.prune` are what they are taken for, and
+parameters are the masks' and the optimizer's matter.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def _suggests_change(tensor: Tensor, derived: bool) -> bool:
     index = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     with torch.no_grad():
         switches = (tensor == 0) | (tensor == 1)
-        return bool(switches.all()) if index else not derived or bool(switches.any())
+        uniform = not derived and bool((tensor == tensor.reshape(-1)[0]).all())
+        return bool(switches.all()) if index else uniform or bool(switches.any())
 
 
 def _held(values: Any) -> Iterator[Tensor]:
