@@ -122,8 +122,8 @@ class ChannelDependency:
         """
         groups = [g for g in groups_of(self._structure, self._structure.graph.stored) if layer in g.layers]
         if not groups:
-            known = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
-            raise InputError(f"There is no layer {layer!r} that puts channels out; the first ones are {known}.")
+            layer_names = ", ".join(list(dict.fromkeys(name for name, _ in producers_of(self._structure)))[:8])
+            raise InputError(f"There is no layer {layer!r} that puts channels out; the first ones are {layer_names}.")
         return "\n".join(_tree(group, self._structure.graph) for group in groups)
 
 
@@ -150,7 +150,7 @@ def _leaf(member: Member) -> str:
 def _coupled(structure: Structure) -> list[list[str]]:
     """Layers that share outputs; a layer that produces the model's output and is not coupled has no set."""
     producers = producers_of(structure)
-    sets = _components((name, made.unique().tolist()) for name, made in producers)
+    sets = _components((name, output_slots.unique().tolist()) for name, output_slots in producers)
     last = _output_layers(structure)
     return [names for names in sets if len(names) > 1 or not set(names) & last]
 
@@ -181,7 +181,7 @@ def _output_layers(structure: Structure) -> set[str]:
     """Layers whose channels are channels of an output of the model."""
     slots = [layer.reshape(-1) for v in structure.graph.outputs for layer in structure.of(v)]
     visible = torch.cat(slots) if slots else torch.zeros(0, dtype=torch.long)
-    return {name for name, made in producers_of(structure) if torch.isin(made, visible).any()}
+    return {name for name, output_slots in producers_of(structure) if torch.isin(output_slots, visible).any()}
 
 
 class InputChannelDependency(ChannelDependency):
@@ -213,14 +213,14 @@ class InputChannelDependency(ChannelDependency):
     """
 
     def _sets(self) -> list[list[str]]:
-        found = []
+        layer_inputs = []
         for node, c in self._structure.contractions():
             slots = self._structure.along(c.input, c.input_dim)
             # without slots it is an input of the model: then the tensor itself is shared
-            found.append(
+            layer_inputs.append(
                 (node.module, [f"%{c.input.index}"] if slots is None else slots[slots != FROZEN].unique().tolist())
             )
-        return _components(found)
+        return _components(layer_inputs)
 
 
 class GroupDependency:
@@ -257,8 +257,8 @@ class GroupDependency:
     ) -> None:
         structure = structure_for(model, dummy_input, graph, rules)
         self.dependency: dict[str, int] = {}
-        for name, made in producers_of(structure):
-            parts = [_parts_hit(rows, made) for c in structure.constraints for rows in _parted(c)]
+        for name, output_slots in producers_of(structure):
+            parts = [_parts_hit(rows, output_slots) for c in structure.constraints for rows in _parted(c)]
             self.dependency[name] = math.lcm(self.dependency.get(name, 1), *parts)
         self.dependency_sets = self.dependency
 
@@ -281,8 +281,8 @@ def _parted(constraint: Constraint) -> list[Tensor]:
     return [constraint.rows] if isinstance(constraint, Equal) else []
 
 
-def _parts_hit(rows: Tensor, made: Tensor) -> int:
-    return max(int(torch.isin(rows, made).any(1).sum()), 1)
+def _parts_hit(rows: Tensor, output_slots: Tensor) -> int:
+    return max(int(torch.isin(rows, output_slots).any(1).sum()), 1)
 
 
 class UnsafeLayers(list[str]):
@@ -331,12 +331,14 @@ def not_safe_to_prune(
     """
     structure = structure_for(model, dummy_input, graph, rules)
     reasons: dict[str, str] = {}
-    for name, made in producers_of(structure):
-        slots = made[structure.unsafe[made]]
+    for name, output_slots in producers_of(structure):
+        slots = output_slots[structure.unsafe[output_slots]]
         if len(slots):
             reasons.setdefault(name, structure.slots.why(slots) or "")
-        elif len(made) > 1 and (bool((made == made[0]).all()) or bool(structure.frozen[made].all())):
-            mixer = _mixer(structure, made)
+        elif len(output_slots) > 1 and (
+            bool((output_slots == output_slots[0]).all()) or bool(structure.frozen[output_slots].all())
+        ):
+            mixer = _mixer(structure, output_slots)
             if mixer is not None:
                 reasons.setdefault(name, f"{mixer} mixes its channels with other axes: no part of them can go")
     return UnsafeLayers(reasons)
@@ -365,14 +367,14 @@ def _regrouped(before: tuple[int, ...], after: tuple[int, ...]) -> set[int]:
     )
 
     def runs(shape: tuple[int, ...]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        dims_by_start: dict[int, list[int]] = {}
         product = 1
         for dim, size in enumerate(shape):
             if size > 1:
                 start = max(cut for cut in cuts if cut <= product)
-                found.setdefault(start, []).append(dim)
+                dims_by_start.setdefault(start, []).append(dim)
             product *= size
-        return found
+        return dims_by_start
 
     old, new = runs(before), runs(after)
     return {d for start, dims in old.items() if len(dims) > 1 and len(new.get(start, ())) > 1 for d in dims}

@@ -117,7 +117,7 @@ def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
     members = _members(structure, numbered, wanted) if wanted else {}
     slots_of = _by_number(numbered)
     layers_of = _layers(numbered, producers)
-    found: list[Group] = []
+    groups: list[Group] = []
     taken: dict[str, int] = {}
     for number, layers in layers_of.items():
         slots = slots_of[number]
@@ -125,21 +125,21 @@ def groups_of(structure: Structure, parameters: Iterable[str]) -> list[Group]:
         name = layers[0] if taken[layers[0]] == 1 else f"{layers[0]}#{taken[layers[0]]}"
         row = rows[slots].unique(return_inverse=True)[1]
         reason = structure.slots.why(slots)
-        found.append(Group(name, layers, len(slots), tuple(members.get(number, ())), reason, row, slots))
-    return found
+        groups.append(Group(name, layers, len(slots), tuple(members.get(number, ())), reason, row, slots))
+    return groups
 
 
 def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
     """Return (module, slots that it produces) per contraction or table, in order of execution."""
-    found = []
+    producers = []
     for node in structure.graph.nodes:
         places = [(c.output, c.output_dim) for c in structure.rules.contractions(node)]
         places += [(p.input, p.dim) for p in structure.rules.rule(node.op).produces(node)]
         for value, dim in places:
-            made = structure.along(value, dim)
-            if made is not None:
-                found.append((node.module, made))
-    return found
+            output_slots = structure.along(value, dim)
+            if output_slots is not None:
+                producers.append((node.module, output_slots))
+    return producers
 
 
 def _by_number(numbered: Tensor) -> list[Tensor]:
@@ -151,27 +151,27 @@ def _by_number(numbered: Tensor) -> list[Tensor]:
 
 def _layers(numbered: Tensor, producers: list[tuple[str, Tensor]]) -> dict[int, tuple[str, ...]]:
     """Return the layers that produce each group's units; groups and layers by first use."""
-    found: dict[int, dict[str, None]] = {}
-    for name, made in producers:
-        for number in numbered[made].unique_consecutive().tolist():
+    layers_by_group: dict[int, dict[str, None]] = {}
+    for name, output_slots in producers:
+        for number in numbered[output_slots].unique_consecutive().tolist():
             if number >= 0:
-                found.setdefault(number, {})[name] = None
-    return {number: tuple(layers) for number, layers in found.items()}
+                layers_by_group.setdefault(number, {})[name] = None
+    return {number: tuple(layers) for number, layers in layers_by_group.items()}
 
 
 def _members(structure: Structure, numbered: Tensor, parameters: set[str]) -> dict[int, list[Member]]:
     unit = torch.full_like(numbered, -1)
     for slots in _by_number(numbered):
         unit[slots] = torch.arange(len(slots))
-    found: dict[int, list[Member]] = {}
+    members: dict[int, list[Member]] = {}
     roles = _roles(structure)
     for name, value in structure.graph.stored.items():
         for layer in structure.of(value) if name in parameters else ():
             of = numbered[layer]
             for number in of[of >= 0].unique().tolist():
                 units = torch.where(of == number, unit[layer], -1)
-                found.setdefault(number, []).append(Member(name, roles(value, layer), units, value.shape))
-    return found
+                members.setdefault(number, []).append(Member(name, roles(value, layer), units, value.shape))
+    return members
 
 
 def _roles(structure: Structure) -> Any:
@@ -227,21 +227,25 @@ def group_masks(groups: Iterable[Group], keep: Mapping[str, Tensor]) -> dict[str
         >>> masks["0"]["bias"], masks["0"]["weight"].shape
         (tensor([1., 0., 1., 0.]), torch.Size([4, 1, 1, 1]))
     """
-    known = {group.name: group for group in groups}
+    groups_by_name = {group.name: group for group in groups}
     masks: dict[str, Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, stays in keep.items():
-        if name not in known or tuple(stays.shape) != (known[name].size,):
-            have = f"it has {known[name].size} units" if name in known else f"known are {', '.join(known)}"
+        if name not in groups_by_name or tuple(stays.shape) != (groups_by_name[name].size,):
+            have = (
+                f"it has {groups_by_name[name].size} units"
+                if name in groups_by_name
+                else f"known are {', '.join(groups_by_name)}"
+            )
             raise InputError(f"`keep` names the group {name!r} with shape {tuple(stays.shape)}; {have}.")
-        for parameter, mask, shape in _member_masks(known[name], stays):
+        for parameter, mask, shape in _member_masks(groups_by_name[name], stays):
             masks[parameter] = mask * masks[parameter] if parameter in masks else mask
             shapes[parameter] = shape
-    found: dict[str, dict[str, Tensor]] = {}
+    masks_by_module: dict[str, dict[str, Tensor]] = {}
     for parameter, mask in masks.items():
         module, _, key = parameter.rpartition(".")
-        found.setdefault(module, {})[key] = mask.expand(shapes[parameter])
-    return found
+        masks_by_module.setdefault(module, {})[key] = mask.expand(shapes[parameter])
+    return masks_by_module
 
 
 def _member_masks(group: Group, stays: Tensor) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:

@@ -56,10 +56,10 @@ def _what_it_is(masks: Any) -> str:
     return f"got dict with a {type(value).__name__} under {name!r}: write {hint}"
 
 
-def parameter_name(module: str, parameter: str, known: Mapping[str, Any]) -> str | None:
+def parameter_name(module: str, parameter: str, parameters: Mapping[str, Any]) -> str | None:
     """Return the full name of a parameter, pruned or parametrised or not; None if there is none."""
     prefix = f"{module}." if module else ""
-    return next((n for form in _FORMS if (n := prefix + form.format(parameter)) in known), None)
+    return next((n for form in _FORMS if (n := prefix + form.format(parameter)) in parameters), None)
 
 
 def narrowed(mask: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
     first: dict[int, str] = {}
     for name, parameter in parameters.items():
         first.setdefault(id(parameter), name)
-    found: dict[str, Tensor] = {}
+    compact_masks: dict[str, Tensor] = {}
     for module, entries in masks.items():
         if module not in modules:
             raise MaskError(f"The masks name a module {module!r} that the model does not have{_like(module, modules)}.")
@@ -96,8 +96,8 @@ def canonical_masks(masks: Masks, model: nn.Module) -> dict[str, Tensor]:
                 raise MaskError(f"The masks name a parameter {key!r} of {module!r}, which has: {have}.")
             clean = _checked(f"{module}.{key}" if module else key, mask, tuple(parameters[full].shape))
             canonical = first[id(parameters[full])]
-            found[canonical] = clean & found[canonical] if canonical in found else clean
-    return found
+            compact_masks[canonical] = clean & compact_masks[canonical] if canonical in compact_masks else clean
+    return compact_masks
 
 
 def _like(name: str, modules: Mapping[str, nn.Module]) -> str:
@@ -156,10 +156,10 @@ def read_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
         >>> read_masks(net)["0"]["weight"].tolist()
         [[1.0, 1.0], [0.0, 0.0]]
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    masks_by_module: dict[str, dict[str, Tensor]] = {}
     for module_name, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             key = name.removesuffix("_mask")
             if key != name and f"{key}_orig" in module._parameters:
-                found.setdefault(module_name, {})[key] = buffer.detach().clone()
-    return found
+                masks_by_module.setdefault(module_name, {})[key] = buffer.detach().clone()
+    return masks_by_module

@@ -121,12 +121,12 @@ def lanes(sets: Sequence[Sequence[str]], order: Sequence[str]) -> list[int]:
     row = {name: number for number, name in enumerate(order)}
     spans = sorted((min(rows), max(rows), n) for n, rows in enumerate([[row[x] for x in s] for s in sets]))
     busy: list[int] = []
-    found = [0] * len(sets)
+    lane_by_set = [0] * len(sets)
     for start, end, number in spans:
         lane = next((n for n, until in enumerate(busy) if until < start), len(busy))
         busy[lane : lane + 1] = [end]
-        found[number] = lane
-    return found
+        lane_by_set[number] = lane
+    return lane_by_set
 
 
 def dependency_figure(sets: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:

@@ -55,9 +55,9 @@ class RepairReport:
 
     @functools.cached_property
     def _costs(self) -> tuple[_Cost, ...]:
-        found = () if self._find is None else tuple(self._find())
+        costs = () if self._find is None else tuple(self._find())
         self._find = None  # it keeps the graph alive
-        return found
+        return costs
 
     def __getstate__(self) -> dict[str, Any]:
         return {"policy": self.policy, "_costs": self._costs, "_find": None}
@@ -80,10 +80,12 @@ class RepairReport:
     def __str__(self) -> str:
         lines = [f"Mask repair ({self.policy}):"]
         for cost in self._costs:
-            told = ", ".join(f"{layer} {kept}" for layer, kept in cost.before.items())
+            kept_per_layer = ", ".join(f"{layer} {kept}" for layer, kept in cost.before.items())
             (channels, channels_after), (macs, macs_after) = cost.channels, cost.macs
             change = f"channels {channels_after - channels:+,}, MACs {macs_after - macs:+,}"
-            lines.append(f"  {cost.name}: {cost.after} of {cost.units} units stay (masks kept: {told}); {change}")
+            lines.append(
+                f"  {cost.name}: {cost.after} of {cost.units} units stay (masks kept: {kept_per_layer}); {change}"
+            )
         return "\n".join(lines)
 
 
@@ -117,19 +119,19 @@ class _Problem:
         self.voted, self.closed = torch.zeros(slots, dtype=torch.long), torch.zeros(slots, dtype=torch.long)
         seen: set[int] = set()
         for _, c in self.structure.contractions():
-            made = self.structure.along(c.output, c.output_dim)
-            if made is None or c.weight.index in seen:
+            output_slots = self.structure.along(c.output, c.output_dim)
+            if output_slots is None or c.weight.index in seen:
                 continue
             seen.add(c.weight.index)
             dead = ~self.constants.links(c).outputs().reshape(-1)
             behind = [*graph.sources(c.weight), *filter(None, [self.structure.magnitudes.get(c.weight.index)])]
             if any(source.name in masks for source in behind):
-                self.voted.index_add_(0, made, torch.ones_like(made))
-                self.closed.index_add_(0, made, dead.long())
-        for table, _, made, dead in self._tables():
+                self.voted.index_add_(0, output_slots, torch.ones_like(output_slots))
+                self.closed.index_add_(0, output_slots, dead.long())
+        for table, _, output_slots, dead in self._tables():
             if table.name in masks:
-                self.voted.index_add_(0, made, torch.ones_like(made))
-                self.closed.index_add_(0, made, dead.long())
+                self.voted.index_add_(0, output_slots, torch.ones_like(output_slots))
+                self.closed.index_add_(0, output_slots, dead.long())
         self.masked = self.closed > 0
 
     def _tables(self) -> Iterator[tuple[Value, int, Tensor, Tensor]]:
@@ -137,11 +139,11 @@ class _Problem:
         seen: set[int] = set()
         for node in self.structure.graph.nodes:
             for produced in self.structure.rules.rule(node.op).produces(node):
-                made = self.structure.along(produced.input, produced.dim)
-                for table, dim in _columns(self.structure, node, made):
-                    if table.index not in seen and made is not None:
+                output_slots = self.structure.along(produced.input, produced.dim)
+                for table, dim in _columns(self.structure, node, output_slots):
+                    if table.index not in seen and output_slots is not None:
                         seen.add(table.index)
-                        yield table, dim, made, self.constants.along(produced.input, produced.dim) == 0
+                        yield table, dim, output_slots, self.constants.along(produced.input, produced.dim) == 0
 
     @functools.cached_property
     def importance(self) -> Tensor:
@@ -149,26 +151,26 @@ class _Problem:
 
         Reads every weight, so it is computed only when there is a choice.
         """
-        found = torch.zeros(len(self.structure.roots), dtype=torch.float64)
+        norms = torch.zeros(len(self.structure.roots), dtype=torch.float64)
         seen: set[int] = set()
         for _, c in self.structure.contractions():
-            made = self.structure.along(c.output, c.output_dim)
-            if made is not None and c.weight.index not in seen:
+            output_slots = self.structure.along(c.output, c.output_dim)
+            if output_slots is not None and c.weight.index not in seen:
                 seen.add(c.weight.index)
                 size = self.constants.magnitude(c)
-                found.index_add_(0, made, size / size.mean().clamp(min=1e-30))
-        for table, dim, made, _ in self._tables():
+                norms.index_add_(0, output_slots, size / size.mean().clamp(min=1e-30))
+        for table, dim, output_slots, _ in self._tables():
             size = self.constants.magnitude_along(table, dim)
-            found.index_add_(0, made, size / size.mean().clamp(min=1e-30))
-        return found
+            norms.index_add_(0, output_slots, size / size.mean().clamp(min=1e-30))
+        return norms
 
 
-def _columns(structure: Structure, node: Node, made: Tensor | None) -> Iterator[tuple[Value, int]]:
+def _columns(structure: Structure, node: Node, output_slots: Tensor | None) -> Iterator[tuple[Value, int]]:
     """Yield the stored values and dimensions that carry the slots produced by a node."""
     for value in node.inputs:
-        for dim in range(value.ndim if value.stored and made is not None else 0):
+        for dim in range(value.ndim if value.stored and output_slots is not None else 0):
             row = structure.along(value, dim)
-            if row is not None and made is not None and torch.equal(row, made):
+            if row is not None and output_slots is not None and torch.equal(row, output_slots):
                 yield value, dim
 
 
@@ -203,9 +205,9 @@ def _rows(structure: Structure, free: Tensor) -> Iterator[Tensor]:
     for group in groups_of(structure, ()):
         slots = group.slots
         for row in group.rows.unique().tolist():
-            found = slots[(group.rows == row) & free[slots]]
-            if len(found):
-                yield found
+            row_slots = slots[(group.rows == row) & free[slots]]
+            if len(row_slots):
+                yield row_slots
 
 
 _POLICIES: dict[str, Policy] = {"union": _union, "intersection": _intersection, "score": _score}
@@ -266,13 +268,13 @@ def fix_mask_conflict(
     NNI: ``nni.compression.pytorch.utils.mask_conflict.fix_mask_conflict``.
     """
     check_policy(policy)
-    given = load_masks(masks)
-    canonical = canonical_masks(given, model)
+    user_masks = load_masks(masks)
+    canonical = canonical_masks(user_masks, model)
     problem = _Problem(model, structure_for(model, dummy_input, graph, rules), canonical)
     keep = _POLICIES[policy](problem) | ~problem.structure.free()
     keep = closed(problem.structure.constraints, keep, lambda: problem.importance)
-    repaired = _stored(_extended(problem, keep), given, model)
-    for module, entries in given.items():
+    repaired = _stored(_extended(problem, keep), user_masks, model)
+    for module, entries in user_masks.items():
         for key, mask in entries.items():
             repaired.setdefault(module, {}).setdefault(key, narrowed(mask.detach()).clone().expand(mask.shape))
     find = functools.partial(_costs, problem.structure, problem.masked, keep, _outputs(problem, keep))
@@ -284,7 +286,7 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
     """Return canonical masks after the decision, of size 1 along dimensions that they do not depend on."""
     structure = problem.structure
     stored, table = structure.graph.stored, structure.table
-    found = {name: mask for name, mask in problem.masks.items() if name in stored}
+    masks = {name: mask for name, mask in problem.masks.items() if name in stored}
     inner = _input_layers(structure)
     looked = table.look(keep)
     parts, counts = table.parts(looked), table.counts(looked)
@@ -294,14 +296,14 @@ def _extended(problem: _Problem, keep: Tensor) -> dict[str, Tensor]:
         for layer, (touched, place) in zip(structure.of(value), table.touched(value.index), strict=True):
             if (value.index, *touched) in structure.unmasked or (value.index, tuple(layer.shape)) in inner:
                 continue
-            mask = found.get(name)
+            mask = masks.get(name)
             if mask is None and counts[place] == layer.numel():
                 continue
             stays = parts[place].view(layer.shape)
             if mask is not None and name in problem.masks:
                 mask = mask | _closed_rows(mask, layer) & stays & ~structure.frozen[layer]
-            found[name] = stays if mask is None else mask & stays
-    return found
+            masks[name] = stays if mask is None else mask & stays
+    return masks
 
 
 def _closed_rows(mask: Tensor, layer: Tensor) -> Tensor:
@@ -312,7 +314,7 @@ def _closed_rows(mask: Tensor, layer: Tensor) -> Tensor:
 
 def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
     """(value, shape of the label array) of weights' input columns, which repair leaves alone."""
-    found = set()
+    input_layers = set()
     for _, c in structure.contractions():
         for value in structure.graph.sources(c.weight) if not c.depthwise else ():
             if value.index in structure.tables:  # an embedding tied to the last layer produces them as well
@@ -320,24 +322,24 @@ def _input_layers(structure: Structure) -> set[tuple[int, tuple[int, ...]]]:
             for layer in structure.of(value):
                 rows = support(layer) == (c.stacked,)
                 if rows == c.transposed:
-                    found.add((value.index, tuple(layer.shape)))
-    return found
+                    input_layers.add((value.index, tuple(layer.shape)))
+    return input_layers
 
 
-def _stored(found: Mapping[str, Tensor], given: Masks, model: nn.Module) -> RepairedMasks:
+def _stored(masks: Mapping[str, Tensor], user_masks: Masks, model: nn.Module) -> RepairedMasks:
     """Store canonical masks under every name used in the given masks, or under their own name."""
     parameters = stored_tensors(model)
     places: dict[int, list[tuple[str, str]]] = {}
-    for module, entries in given.items():
+    for module, entries in user_masks.items():
         for key in entries:
             name = parameter_name(module, key, parameters)
             places.setdefault(id(parameters[name or ""]), []).append((module, key))
     repaired = RepairedMasks()
-    for name, mask in found.items():
+    for name, mask in masks.items():
         module, _, key = name.rpartition(".")
         own = [(module, key.removesuffix("_orig"))]
         for place in places.get(id(parameters[name]), own):
-            like = given.get(place[0], {}).get(place[1])
+            like = user_masks.get(place[0], {}).get(place[1])
             device, dtype = (
                 (parameters[name].device, torch.get_default_dtype()) if like is None else (like.device, like.dtype)
             )
@@ -372,10 +374,12 @@ def _costs(
     for group in groups_of(structure, ()):
         if masked[group.slots].any():
             contracting = [layer for layer in group.layers if layer in outputs]  # a table has no vote and no cost
-            found = [(layer, made.macs, made.of(group)) for layer in contracting for made in outputs[layer]]
-            kept = {layer: sum(n[0] for name, _, n in found if name == layer) for layer in contracting}
-            channels = (sum(n[0] for _, _, n in found), sum(n[1] for _, _, n in found))
-            macs = (round(sum(m * n[0] for _, m, n in found)), round(sum(m * n[1] for _, m, n in found)))
+            layer_counts = [
+                (layer, output.macs, output.of(group)) for layer in contracting for output in outputs[layer]
+            ]
+            kept = {layer: sum(n[0] for name, _, n in layer_counts if name == layer) for layer in contracting}
+            channels = (sum(n[0] for _, _, n in layer_counts), sum(n[1] for _, _, n in layer_counts))
+            macs = (round(sum(m * n[0] for _, m, n in layer_counts)), round(sum(m * n[1] for _, m, n in layer_counts)))
             yield _Cost(group.name, group.size, kept, int(keep[group.slots].sum()), channels, macs)
 
 
@@ -383,7 +387,7 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
     """Module -> outputs of its weights; a weight called several times counts once, with the MACs of all calls."""
     structure = problem.structure
     batch = max(next((v.shape[0] for v in structure.graph.inputs if v.ndim), 1), 1)
-    found: dict[str, dict[int, _Outputs]] = {}
+    outputs_by_module: dict[str, dict[int, _Outputs]] = {}
     for node, c in structure.contractions():
         slots = structure.along(c.output, c.output_dim)
         if slots is not None:
@@ -393,8 +397,8 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
                 * math.prod(c.weight.shape)
                 / sum(math.prod(o.weight.shape) for o in structure.rules.contractions(node))
             )
-            own = found.setdefault(node.module, {})
+            own = outputs_by_module.setdefault(node.module, {})
             earlier = own[c.weight.index].macs if c.weight.index in own else 0.0
             before = problem.constants.links(c).outputs().reshape(-1)
             own[c.weight.index] = _Outputs(slots, before, keep[slots], earlier + share / batch / len(slots))
-    return {module: list(own.values()) for module, own in found.items()}
+    return {module: list(own.values()) for module, own in outputs_by_module.items()}

@@ -31,14 +31,14 @@ class Demand:
 
     Attributes:
         argument: name of the argument and position of the integer in it.
-        given: the number as recorded.
+        original: the number as recorded.
         wanted: the number required after narrowing.
         expr: expression for a number that the op computes itself rather than takes as an argument (a mean's divisor).
         dim: dimension of the output whose size the number is, if it is one.
     """
 
     argument: tuple[str, int]
-    given: int | float
+    original: int | float
     wanted: int | float
     expr: Expr | None = None
     dim: int | None = None

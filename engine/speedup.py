@@ -226,15 +226,15 @@ class ModelSpeedup:
         """Analyse the model, and again if it pays to separate some layers from the sums they feed."""
         graph = self._graph
         check_finite(structure_of(graph, self._rules), canonical_tensors(self._model, graph), self._masks or {})
-        found = analyse(self._model, graph, self._rules, self._masks)
-        spread = candidates(found) if self._reindex else {}
+        analysis = analyse(self._model, graph, self._rules, self._masks)
+        spread = candidates(analysis) if self._reindex else {}
         if not spread:
-            return found
+            return analysis
         ways: Any = {"constants": graph.constants, "entries": graph.entries}
         graph = trace(self._model, graph.kwargs or graph.args, opaque=graph.opaque, spread=spread, **ways)
         other = analyse(self._model, graph, self._rules, self._masks)
-        costs = zip(self._costs(other), self._costs(found), strict=True)
-        return other if all(new <= old for new, old in costs) else found
+        costs = zip(self._costs(other), self._costs(analysis), strict=True)
+        return other if all(new <= old for new, old in costs) else analysis
 
     def _costs(self, analysis: Analysis) -> tuple[float, int]:
         """Multiply-accumulates and parameters after compaction."""

@@ -30,7 +30,7 @@ from engine.ops.draws import entrywise
 from engine.ops.heads import headwise, shape_free
 from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
-from engine.ops.spread import apart
+from engine.ops.spread import separate_layers
 from engine.ops.wide import plain_norms, spans_of
 from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf, Guard
@@ -474,7 +474,7 @@ def trace(
     further = entries_of(entries)
     axes_of(args, kwargs, dynamic_dims)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
-    with EXCLUSIVE, apart(model, spread or {}):
+    with EXCLUSIVE, separate_layers(model, spread or {}):
         recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)

@@ -49,8 +49,8 @@ class Living:
         for member in group.members:
             if member.role == "in":
                 live = flags[member.units].to(device)
-                known = self.reads.get(member.parameter)
-                self.reads[member.parameter] = live if known is None else known & live
+                live_before = self.reads.get(member.parameter)
+                self.reads[member.parameter] = live if live_before is None else live_before & live
 
     def part(self, name: str, values: Tensor) -> Tensor:
         """Values of a parameter's entries, zero where they read masked units only.
@@ -110,6 +110,6 @@ def _survivors(group: Group, model: nn.Module, cuts: Mapping[nn.Parameter, Slice
     member = group.members[0]
     cut = cuts.get(model.get_parameter(member.parameter))
     left = member.units if cut is None else cut.apply_compact(member.units)
-    found = torch.zeros(group.size, dtype=torch.bool)
-    found[left[left >= 0]] = True
-    return found
+    kept = torch.zeros(group.size, dtype=torch.bool)
+    kept[left[left >= 0]] = True
+    return kept

@@ -96,8 +96,8 @@ class Allocator:
 
     def meet(self, amounts: Callable[[float], Mapping[str, float]], steps: int = 4000) -> Amounts:
         """The first of a family of amounts, growing with a number in [0, 1], that meets the target, as whole units."""
-        found = targets.smallest(lambda n: self.cost(amounts(n / steps)), steps, self.budget)
-        return self._exact(amounts(found / steps))
+        step = targets.smallest(lambda n: self.cost(amounts(n / steps)), steps, self.budget)
+        return self._exact(amounts(step / steps))
 
     def _exact(self, amounts: Mapping[str, float]) -> Amounts:
         stops = {name: self._stop(name, amounts[name]) for name in self.ladders}
@@ -105,8 +105,8 @@ class Allocator:
 
     def masks(self, amounts: Mapping[str, float]) -> dict[str, Tensor]:
         """Masks under amounts, by full parameter name."""
-        found = engine.group_masks(self.groups, self.keep(amounts))
-        return {f"{m}.{key}" if m else key: mask for m, own in found.items() for key, mask in own.items()}
+        masks_by_module = engine.group_masks(self.groups, self.keep(amounts))
+        return {f"{m}.{key}" if m else key: mask for m, own in masks_by_module.items() for key, mask in own.items()}
 
 
 def patterns(amounts: Mapping[str, float], groups: Sequence[engine.Group]) -> Amounts:
@@ -116,16 +116,16 @@ def patterns(amounts: Mapping[str, float], groups: Sequence[engine.Group]) -> Am
         MisconfigurationException: where one layer feeds several groups, which a layer's name cannot tell apart.
     """
     first = {group.name: group.layers[0] for group in groups}
-    found: Amounts = {}
+    pattern_amounts: Amounts = {}
     for name, amount in amounts.items():
         pattern = glob.escape(first[name])
-        if pattern in found:
+        if pattern in pattern_amounts:
             raise MisconfigurationException(
                 f"The layer `{first[name]}` feeds several groups of channels, which cannot have amounts of their own. "
                 f"Leave it out, as in `exclude={first[name]!r}`."
             )
-        found[pattern] = amount
-    return found
+        pattern_amounts[pattern] = amount
+    return pattern_amounts
 
 
 def allocate_by_sensitivity(
@@ -186,14 +186,14 @@ def allocate_by_sensitivity(
         budget = part**2 * most
         return {name: min((_reach(c, budget) for c in several), default=0.0) for name, several in curves.items()}
 
-    found = allocator.meet(amounts)
-    left = allocator.cost(found)
+    group_amounts = allocator.meet(amounts)
+    left = allocator.cost(group_amounts)
     if left > allocator.budget:
         raise MisconfigurationException(
             f"`amount={amount}` of the {target} is out of reach of the table: at its largest sparsities {left:,.0f} "
             f"are left of the {allocator.budget:,.0f} that are wanted. Analyse more layers, or larger sparsities."
         )
-    return patterns(found, allocator.groups)
+    return patterns(group_amounts, allocator.groups)
 
 
 Curve = list[tuple[float, float]]
@@ -201,15 +201,15 @@ Curve = list[tuple[float, float]]
 
 def _curves(group: engine.Group, table: engine.SensitivityTable, sign: float) -> list[Curve]:
     """Per layer of a group (sparsity, loss), from (0, 0) on, losses that do not fall."""
-    found = []
+    curves = []
     for layer in group.layers:
         if layer in table:
             curve, worst = [(0.0, 0.0)], 0.0
             for sparsity in sorted(table[layer]):
                 worst = max(worst, sign * (table[layer][sparsity] - table.baseline))
                 curve.append((sparsity, worst))
-            found.append(curve)
-    return found
+            curves.append(curve)
+    return curves
 
 
 def _reach(curve: Curve, budget: float) -> float:
@@ -318,7 +318,7 @@ class _Walk:
     ) -> None:
         self._allocator, self._model, self._evaluate = allocator, model, evaluate
         self._sign, self._random = sign, generator
-        self._known: dict[tuple[float, ...], float] = {}
+        self._metrics: dict[tuple[float, ...], float] = {}
         self.history: list[tuple[float, bool]] = []
         self._at = allocator.meet(lambda part: dict.fromkeys(allocator.ladders, part))
         self.best = self._at
@@ -328,12 +328,12 @@ class _Walk:
     def metric(self, amounts: Amounts) -> float:
         """The metric under amounts; what is known is not evaluated again."""
         key = tuple(amounts.values())
-        if key not in self._known:
+        if key not in self._metrics:
             with masked(self._model, self._allocator.masks(amounts)):
-                self._known[key] = float(self._evaluate(self._model))
-            if math.isnan(self._known[key]):
+                self._metrics[key] = float(self._evaluate(self._model))
+            if math.isnan(self._metrics[key]):
                 raise MisconfigurationException("`evaluate` returns NaN. Let it return a number also for a bad model.")
-        return self._known[key]
+        return self._metrics[key]
 
     def step(self, heat: float, perturbation: float) -> None:
         """Try a change; ``heat`` falls from 1 to 0."""

@@ -44,11 +44,11 @@ def averages(callbacks: Iterable[Any], pl_module: LightningModule, path: str) ->
         PlanError: where several parts of the model look like the one that is averaged.
     """
     model = pl_module.get_submodule(path)
-    found = [Average("", copy.get_submodule(path)) for copy in _copies(callbacks, pl_module)]
+    copies = [Average("", copy.get_submodule(path)) for copy in _copies(callbacks, pl_module)]
     for name, module in pl_module.named_modules():
         if isinstance(module, AveragedModel):
-            found += _part(model, name, module)
-    return found
+            copies += _part(model, name, module)
+    return copies
 
 
 def follow_loading(pl_module: LightningModule) -> None:

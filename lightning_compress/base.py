@@ -66,9 +66,9 @@ def find_model(pl_module: LightningModule, path: str | None = None) -> tuple[str
         return "", pl_module
     candidates = {name: child for name, child in pl_module.named_children() if _is_network(child)}
     if len(candidates) != 1:
-        found = f"has {len(candidates)} candidates ({', '.join(candidates)})" if candidates else "has none"
+        problem = f"has {len(candidates)} candidates ({', '.join(candidates)})" if candidates else "has none"
         raise MisconfigurationException(
-            f"Which model is to be compressed? `{type(pl_module).__name__}` does not override `forward` and {found} "
+            f"Which model is to be compressed? `{type(pl_module).__name__}` does not override `forward` and {problem} "
             "among its attributes. Name one, as in `model='net'`."
         )
     return next(iter(candidates.items()))
@@ -88,14 +88,14 @@ def _is_network(module: nn.Module) -> bool:
     return not isinstance(module, (Metric, MetricCollection, _Loss)) and any(True for _ in module.parameters())
 
 
-def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module, given: Any = None) -> Any:
+def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module, example_input: Any = None) -> Any:
     """An example input that ``model`` accepts, on its device and in the trainer's precision.
 
     Args:
         trainer: the Trainer that fits ``pl_module``.
         pl_module: the LightningModule.
         model: the model to be traced, ``pl_module`` or a part of it.
-        given: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping keywords,
+        example_input: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping keywords,
             a tuple of integers a shape; ``None`` means ``example_input_array``, else the first training batch.
 
     Returns:
@@ -104,8 +104,8 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
     Raises:
         MisconfigurationException: if there is no example input, or the model rejects it.
     """
-    if given is not None:
-        source, candidates = "the argument `example_input`", [from_shape(given)]
+    if example_input is not None:
+        source, candidates = "the argument `example_input`", [from_shape(example_input)]
     elif pl_module.example_input_array is not None:
         source, candidates = "`example_input_array`", [pl_module.example_input_array]
     else:
@@ -114,16 +114,16 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
     return _accepted(model, [_placed(c, trainer, model) for c in candidates], source)
 
 
-def from_shape(given: Any) -> Any:
+def from_shape(example_input: Any) -> Any:
     """Random numbers where a shape is given, else what is given.
 
     Example:
         >>> from_shape((1, 2)).shape
         torch.Size([1, 2])
     """
-    if isinstance(given, (tuple, list)) and given and all(type(n) is int for n in given):
-        return torch.randn(tuple(given), generator=torch.Generator().manual_seed(0))
-    return given
+    if isinstance(example_input, (tuple, list)) and example_input and all(type(n) is int for n in example_input):
+        return torch.randn(tuple(example_input), generator=torch.Generator().manual_seed(0))
+    return example_input
 
 
 def _placed(example: Any, trainer: Trainer, model: nn.Module) -> Any:

@@ -178,9 +178,9 @@ def _check_call(path: Any, cls: Any) -> None:
             "was masked, so that nothing was compacted and written."
         )
     if not isinstance(cls, type) or not issubclass(cls, LIGHTNING_MODULES):
-        given = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+        description = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
         raise CheckpointError(
-            f"`load_compacted` takes the class of the LightningModule that was trained, got {given}. A plain model "
+            f"`load_compacted` takes the class of the LightningModule that was trained, got {description}. A plain model "
             "takes the weights with `engine.load_compacted_state(model, path)`."
         )
 

@@ -281,13 +281,13 @@ def _example(options: argparse.Namespace) -> Any:
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of the class, as Python literals where they are some."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for pair in options.arg:
         name, equals, value = pair.partition("=")
         if not equals:
             raise InputError(f"--arg is NAME=VALUE, got {pair!r}.")
         try:
-            found[name] = ast.literal_eval(value)
+            arguments[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments

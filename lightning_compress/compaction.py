@@ -201,8 +201,8 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"plan": self.plan and self.plan.structure(), "certificate": self.certificate}
-        return {"epoch": self._epoch, **{name: part and part.state_dict() for name, part in made.items()}}
+        parts: dict[str, Any] = {"plan": self.plan and self.plan.structure(), "certificate": self.certificate}
+        return {"epoch": self._epoch, **{name: part and part.state_dict() for name, part in parts.items()}}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -267,8 +267,8 @@ class ModelCompaction(CompressionCallback):
             return False
         if changed and self.plan is not None:
             after = _parameters(self.target(pl_module)[1])
-            told = () if self.certificate is None else self.certificate.notes
-            rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after, told)}\n{self.certificate}")
+            other_notes = () if self.certificate is None else self.certificate.notes
+            rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after, other_notes)}\n{self.certificate}")
         return True
 
     def _compact(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
@@ -324,21 +324,21 @@ class ModelCompaction(CompressionCallback):
         self.checkpoint_path = save(trainer, checkpoint, self._folder / f"{self.filename}.ckpt", alone)
 
 
-def brief(plan: engine.Plan, before: int, after: int, told: Sequence[str] = ()) -> str:
+def brief(plan: engine.Plan, before: int, after: int, other_notes: Sequence[str] = ()) -> str:
     """What a compaction did, in a few lines: the plan of a large model has hundreds.
 
     Args:
         plan: what was removed.
         before: number of parameters before.
         after: number of parameters after.
-        told: notes that are said elsewhere.
+        other_notes: notes that are said elsewhere.
 
     Example:
         >>> print(brief(engine.Plan(notes=("'fc' is masked as a whole.",)), 200, 50))
         200 -> 50 parameters (−75.0 %), 0 tensors smaller; print(compaction.plan) lists them.
           'fc' is masked as a whole.
     """
-    notes = [note for note in plan.notes if note not in told]
+    notes = [note for note in plan.notes if note not in other_notes]
     notes[_NOTES:] = [f"… and {len(notes) - _NOTES} notes more"] if notes[_NOTES:] else []
     first = (
         f"{before:,} -> {after:,} parameters ({change(before, after)}), {len(plan.slices)} tensors smaller; "
@@ -361,10 +361,10 @@ def _warn_if_slower(before: float | None, after: float | None) -> None:
 
 
 def _check_no_buffers(model: nn.Module) -> None:
-    found = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
-    if found:
+    masked_names = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
+    if masked_names:
         raise VerificationError(
-            f"{', '.join(found[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a compaction "
+            f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a compaction "
             "while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are removed at the "
             "end of the fit."
         )

@@ -59,8 +59,8 @@ def gathering(*kinds: str) -> Callable[[Any], Any]:
 
 def needs(criterion: Criterion) -> frozenset[str]:
     """Kinds of statistics that a criterion needs."""
-    found: frozenset[str] = getattr(criterion, "gathers", frozenset())
-    return found
+    kinds: frozenset[str] = getattr(criterion, "gathers", frozenset())
+    return kinds
 
 
 def l1(group: Group, evidence: Evidence) -> Tensor | None:
@@ -277,8 +277,8 @@ def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
 
 
 def _normalized(group: Group, evidence: Evidence, criterion: Criterion, function: Normalizer) -> Tensor | None:
-    found = criterion(group, evidence)
-    return None if found is None else among_kept(found, group, evidence, function)
+    scores = criterion(group, evidence)
+    return None if scores is None else among_kept(scores, group, evidence, function)
 
 
 def weighted(parts: Iterable[tuple[float, Criterion]]) -> Criterion:
@@ -319,9 +319,13 @@ def _combined(criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], A
 def _together(
     group: Group, evidence: Evidence, criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Tensor]
 ) -> Tensor | None:
-    found = [criterion(group, evidence) for criterion in criteria]
-    known = [s.double() for s in found if s is not None]
-    return combine([s.to(known[0].device) for s in known]) if len(known) == len(found) else None
+    scores = [criterion(group, evidence) for criterion in criteria]
+    present_scores = [s.double() for s in scores if s is not None]
+    return (
+        combine([s.to(present_scores[0].device) for s in present_scores])
+        if len(present_scores) == len(scores)
+        else None
+    )
 
 
 def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer | None = None) -> Criterion:
@@ -347,9 +351,9 @@ def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer
     if not callable(criterion) and not isinstance(criterion, str):
         factors = _factors(criterion)
         return weighted((f, normalized(_named(name, seed), normalize or "mean")) for name, f in factors.items())
-    found = _named(criterion, seed)
-    by = normalize or ("mean" if any(found is function for function in RELATIVE) else None)
-    return found if by is None else normalized(found, by)
+    base_criterion = _named(criterion, seed)
+    by = normalize or ("mean" if any(base_criterion is function for function in RELATIVE) else None)
+    return base_criterion if by is None else normalized(base_criterion, by)
 
 
 def _factors(criterion: Any) -> dict[str, float]:

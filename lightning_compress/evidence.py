@@ -63,8 +63,8 @@ class Evidence:
 
     def statistic(self, kind: str, group: engine.Group) -> Tensor | None:
         """What was gathered of a group, or None: nothing, or of other channels than it has now."""
-        found = self.gathered.get(kind, {}).get(group.name)
-        return found if found is not None and len(found) == group.size else None
+        statistic = self.gathered.get(kind, {}).get(group.name)
+        return statistic if statistic is not None and len(statistic) == group.size else None
 
 
 def loss_changes(
@@ -89,13 +89,13 @@ def loss_changes(
 
     Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019.
     """
-    known, alive = None if parameters is None else set(map(id, parameters)), alive or Living()
-    found = {}
+    parameter_ids, alive = None if parameters is None else set(map(id, parameters)), alive or Living()
+    changes = {}
     for group in groups:
-        sums = [part for member in group.members for part in _products(group, member, model, known, alive)]
+        sums = [part for member in group.members for part in _products(group, member, model, parameter_ids, alive)]
         if sums:
-            found[group.name] = torch.stack(sums).sum(0).square().double()
-    return found
+            changes[group.name] = torch.stack(sums).sum(0).square().double()
+    return changes
 
 
 def squared_changes(
@@ -164,12 +164,12 @@ def _products(
     group: engine.Group,
     member: engine.Member,
     model: nn.Module,
-    known: set[int] | None,
+    parameter_ids: set[int] | None,
     alive: Living,
     power: int = 1,
 ) -> Iterator[Tensor]:
     weight = model.get_parameter(member.parameter)
-    if member.role != "in" and weight.grad is not None and (known is None or id(weight) in known):
+    if member.role != "in" and weight.grad is not None and (parameter_ids is None or id(weight) in parameter_ids):
         products = alive.part(member.parameter, weight.detach().float() * weight.grad.float())
         yield unit_sums(products**power if power > 1 else products, member.units, group.size)
 
@@ -252,17 +252,17 @@ class Gatherer:
         self._add("active", {n: total[1] / total[0] for n, total in zip(names, sums, strict=True)})
         self._add("magnitude", {n: total[2] / total[0] for n, total in zip(names, sums, strict=True)})
 
-    def _add(self, kind: str, found: Mapping[str, Tensor]) -> None:
-        known = self.gathered.setdefault(kind, {})
-        for name, value in found.items():
-            before = known.get(name)
+    def _add(self, kind: str, statistics: Mapping[str, Tensor]) -> None:
+        gathered = self.gathered.setdefault(kind, {})
+        for name, value in statistics.items():
+            before = gathered.get(name)
             fits = before is not None and len(before) == len(value)
-            known[name] = value + DECAY * before.to(value.device) if fits and before is not None else value
+            gathered[name] = value + DECAY * before.to(value.device) if fits and before is not None else value
 
     def cut(self, kept: Mapping[str, Tensor]) -> None:
         """Keep the statistics of the units that a compaction leaves; the model has to be watched anew."""
-        for kind, found in self.gathered.items():
-            fits = {name: value for name, value in found.items() if len(kept.get(name, value)) == len(value)}
+        for kind, statistics in self.gathered.items():
+            fits = {name: value for name, value in statistics.items() if len(kept.get(name, value)) == len(value)}
             self.gathered[kind] = {n: v[kept[n].to(v.device)] if n in kept else v for n, v in fits.items()}
 
     def state_dict(self) -> Gathered:
@@ -272,7 +272,7 @@ class Gatherer:
 
     def load_state_dict(self, state: Gathered) -> None:
         """Go on with what another run gathered."""
-        self.gathered = {kind: dict(found) for kind, found in state.items()}
+        self.gathered = {kind: dict(statistics) for kind, statistics in state.items()}
 
 
 def _reduced(trainer: Trainer, sums: list[Tensor]) -> list[Tensor]:

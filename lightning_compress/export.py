@@ -82,7 +82,7 @@ def export_onnx(
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         session = runtime.InferenceSession(os.fspath(where), options, providers=["CPUExecutionProvider"])
-        names = [given.name for given in session.get_inputs()]
+        names = [model_input.name for model_input in session.get_inputs()]
 
         def run(*args: Any, **kwargs: Any) -> list[Tensor]:
             values = [tensor.cpu().numpy() for tensor in tensors_in((args, kwargs))]
@@ -142,15 +142,15 @@ def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[An
     for batch in batches:
         args, kwargs = _arguments(batch)
         with torch.no_grad():
-            expected, found = (
+            expected, actual = (
                 list(tensors_in(call_model(model, args, kwargs))),
                 list(tensors_in(other(*args, **kwargs))),
             )
-        if [t.shape for t in expected] != [t.shape for t in found]:
+        if [t.shape for t in expected] != [t.shape for t in actual]:
             raise VerificationError(
-                f"The outputs have shapes {[list(t.shape) for t in found]}, not {[list(t.shape) for t in expected]}."
+                f"The outputs have shapes {[list(t.shape) for t in actual]}, not {[list(t.shape) for t in expected]}."
             )
-        for one, two in zip(expected, found, strict=True):
+        for one, two in zip(expected, actual, strict=True):
             if one.numel():
                 scale = float(one.double().abs().max()) or 1.0
                 worst = max(worst, float((one.double().cpu() - two.double().cpu()).abs().max()) / scale)
@@ -256,16 +256,16 @@ def _program(
     batch = next(t.shape[0] for t in tensors_in((args, kwargs)) if t.ndim)
 
     def dims(tensor: Tensor) -> dict[int, Any] | None:
-        found: dict[int, Any] = {}
+        dynamic_dims: dict[int, Any] = {}
         if "batch" in dynamic and tensor.ndim and tensor.shape[0] == batch:
-            found[0] = torch.export.Dim.DYNAMIC  # type: ignore[attr-defined]
+            dynamic_dims[0] = torch.export.Dim.DYNAMIC  # type: ignore[attr-defined]
         if "size" in dynamic:
-            found |= dict.fromkeys(range(2, tensor.ndim), torch.export.Dim.DYNAMIC)  # type: ignore[attr-defined]
-        return found or None
+            dynamic_dims |= dict.fromkeys(range(2, tensor.ndim), torch.export.Dim.DYNAMIC)  # type: ignore[attr-defined]
+        return dynamic_dims or None
 
     torch.compiler.reset()  # older versions count what they recorded before, and give up after eight
-    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    return torch.export.export(model, args, kwargs, dynamic_shapes=_leaves(given, dims))
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return torch.export.export(model, args, kwargs, dynamic_shapes=_leaves(arguments, dims))
 
 
 def _leaves(value: Any, function: Callable[[Tensor], Any]) -> Any:

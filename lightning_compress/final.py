@@ -88,14 +88,14 @@ class FinalMetric(Callback):
                     "masked. Pass `check_finite=False`; its patience counts from then on."
                 )
         if len(set(said.values())) > 1:
-            told = ", ".join(f"{name} {mode!r}" for name, mode in said.items())
-            raise MisconfigurationException(f"Is a lower {self.monitor!r} better, or a higher one? `mode` is: {told}.")
+            modes = ", ".join(f"{name} {mode!r}" for name, mode in said.items())
+            raise MisconfigurationException(f"Is a lower {self.monitor!r} better, or a higher one? `mode` is: {modes}.")
         return next(iter(said.values()), "min")
 
     def _readers(self, trainer: Trainer) -> list[Any]:
         """Callbacks that monitor the metric."""
-        found = (c for c in trainer.callbacks if getattr(c, "monitor", None) == self.name)  # type: ignore[attr-defined]
-        return [callback for callback in found if hasattr(callback, "mode")]
+        monitors = (c for c in trainer.callbacks if getattr(c, "monitor", None) == self.name)  # type: ignore[attr-defined]
+        return [callback for callback in monitors if hasattr(callback, "mode")]
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 from lightning_compress.packages import MisconfigurationException
 
 
-def imported(path: Any, argument: str, known: Iterable[str]) -> Any:
+def imported(path: Any, argument: str, choices: Iterable[str]) -> Any:
     """What an import path names.
 
     Args:
         path: ``"package.module:function"``, or with a point in place of the colon.
         argument: name of the argument that holds it, for the error.
-        known: names that the argument takes beside import paths, for the error.
+        choices: names that the argument takes beside import paths, for the error.
 
     Returns:
         A callable.
@@ -33,14 +33,14 @@ def imported(path: Any, argument: str, known: Iterable[str]) -> Any:
     if isinstance(path, str):
         module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     try:
-        found = operator.attrgetter(name)(importlib.import_module(module))
+        target = operator.attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        near = difflib.get_close_matches(str(path).lower(), known, 1)
+        near = difflib.get_close_matches(str(path).lower(), choices, 1)
         why = f": {error}." if module else "."
         raise MisconfigurationException(
-            f"`{argument}={path!r}` is neither one of {', '.join(sorted(known))} nor the import path of a function "
+            f"`{argument}={path!r}` is neither one of {', '.join(sorted(choices))} nor the import path of a function "
             f"('package.module:function'){f'. Did you mean {near[0]!r}?' if near else why}"
         ) from error
-    if not callable(found):
-        raise MisconfigurationException(f"`{argument}={path!r}` is no function but {type(found).__name__}.")
-    return found
+    if not callable(target):
+        raise MisconfigurationException(f"`{argument}={path!r}` is no function but {type(target).__name__}.")
+    return target

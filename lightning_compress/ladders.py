@@ -113,11 +113,11 @@ def _stops(group: Group, rows: Sequence[Tensor], limits: Limits, dense: int) -> 
     span, before = channels_per_unit(group), -1
     most = math.floor(limits.most * dense + 1e-9) - (dense - group.size)
     # Pieces that are multiples to begin with (halves of a gated unit) stay so, each by itself.
-    apart = all(len(row) * span % limits.round_to == 0 for row in rows)
+    is_aligned = all(len(row) * span % limits.round_to == 0 for row in rows)
     for steps in range(max(map(len, rows))):
         left = [(len(row) - gone) * span for row, gone in zip(rows, _gone(rows, steps), strict=True)]
         gone = group.size - sum(left) // span
-        rounded = not any(width % limits.round_to for width in (left if apart else [sum(left)]))
+        rounded = not any(width % limits.round_to for width in (left if is_aligned else [sum(left)]))
         fits = rounded and sum(left) >= limits.minimum and gone <= most
         fits = fits and (limits.widths is None or sum(left) // span in limits.widths)
         if gone > before and (steps == 0 or fits):
@@ -126,14 +126,14 @@ def _stops(group: Group, rows: Sequence[Tensor], limits: Limits, dense: int) -> 
 
 
 def _block_scores(rows: Sequence[Tensor], stops: Sequence[int], scores: Tensor) -> Tensor:
-    found = []
+    means = []
     for start, end in zip(stops[:-1], stops[1:], strict=True):
         spans = zip(rows, _gone(rows, start), _gone(rows, end), strict=True)
         block = torch.cat([scores[row[a:b]] for row, a, b in spans])
         alive = block[block > -torch.inf]
-        found.append(alive.mean() if len(alive) else block.new_tensor(-torch.inf))
+        means.append(alive.mean() if len(alive) else block.new_tensor(-torch.inf))
     # Rows of unequal length mix what is high in one with what is low in another: a later stop is never cheaper.
-    return torch.stack(found).cummax(0)[0] if found else scores[:0]
+    return torch.stack(means).cummax(0)[0] if means else scores[:0]
 
 
 def channels_per_unit(group: Group) -> int:
@@ -248,10 +248,10 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
         amounts: fraction by group name.
         scope: gives a key; groups of the same key compete.
     """
-    found: dict[Hashable, list[Ladder]] = {}
+    ladders_by_key: dict[Hashable, list[Ladder]] = {}
     for one in ladders:
-        found.setdefault((amounts[one.group.name], scope(one.group)), []).append(one)
-    return [(amounts[members[0].group.name], Pool(members)) for members in found.values()]
+        ladders_by_key.setdefault((amounts[one.group.name], scope(one.group)), []).append(one)
+    return [(amounts[members[0].group.name], Pool(members)) for members in ladders_by_key.values()]
 
 
 def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -16,7 +16,7 @@ from engine.compaction.follow import follow
 from engine.compaction.history import KEY, is_compacted
 from engine.errors import CheckpointError
 from engine.files.archive import read_archive, read_bytes
-from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, told, with_metadata
+from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, stored_content, with_metadata
 from lightning_compress.packages import LIGHTNING_MODULES, classes
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _restored(module: LightningModule) -> Mapping[str, Any] | None:
     """The checkpoint that the module's Trainer is restoring just now, checked where it is a local file."""
     trainer: Any = getattr(module, "_trainer", None)
     loaded: Mapping[str, Any] = {} if trainer is None else trainer._checkpoint_connector._loaded_checkpoint
-    content = told(loaded)
+    content = stored_content(loaded)
     if content is None:
         return None
     path = trainer.ckpt_path

@@ -77,5 +77,5 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], metrics: Mapping[s
 
 
 def _writer(logger: Logger, method: str) -> Any:
-    found = getattr(getattr(logger, "experiment", None), method, None)
-    return found if callable(found) else None
+    writer = getattr(getattr(logger, "experiment", None), method, None)
+    return writer if callable(writer) else None

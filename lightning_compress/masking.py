@@ -109,8 +109,8 @@ def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Ten
 
 def zeroings(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> list[Zeroing]:
     """What keeps masked entries at zero; weights that `torch.nn.utils.prune` masks are left to its buffer."""
-    found = [(*_stored(model, module, name), mask) for module, name, mask in entries(masks)]
-    return [Zeroing.of(parameter, mask, weights=pruned is None) for parameter, pruned, mask in found]
+    masked_parameters = [(*_stored(model, module, name), mask) for module, name, mask in entries(masks)]
+    return [Zeroing.of(parameter, mask, weights=pruned is None) for parameter, pruned, mask in masked_parameters]
 
 
 @torch.no_grad()
@@ -143,8 +143,8 @@ def active_masks(callbacks: Iterable[Any], pl_module: LightningModule, path: str
     """
     holders = [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
     held = [rebase(holder.masks, holder.target(pl_module)[0], path) for holder in holders if holder.masks]
-    found = combine([*held, engine.read_masks(pl_module.get_submodule(path))])
-    return found if masks_anything(found) else {}
+    masks = combine([*held, engine.read_masks(pl_module.get_submodule(path))])
+    return masks if masks_anything(masks) else {}
 
 
 def holders(trainer: Trainer) -> list[MaskingCallback]:

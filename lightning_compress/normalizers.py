@@ -22,18 +22,18 @@ def among_kept(values: Tensor, group: Group, evidence: Evidence, function: Calla
     kept = getattr(evidence, "kept", {}).get(group.name)
     if kept is None or bool(kept.all()):
         return function(values)
-    found = values.new_zeros(group.size)
-    found[kept.to(values.device)] = function(values[kept.to(values.device)])
-    return found
+    scores = values.new_zeros(group.size)
+    scores[kept.to(values.device)] = function(values[kept.to(values.device)])
+    return scores
 
 
 def lamp_scores(scores: Tensor) -> Tensor:
     """Each score as a share of all that are not lower."""
     ranked, order = scores.sort(stable=True)
     left = ranked.flip(0).cumsum(0).flip(0)
-    found = torch.empty_like(scores)
-    found[order] = ranked / left.clamp(min=torch.finfo(left.dtype).tiny)
-    return found
+    shares = torch.empty_like(scores)
+    shares[order] = ranked / left.clamp(min=torch.finfo(left.dtype).tiny)
+    return shares
 
 
 def _scaled(scores: Tensor, size: Callable[[Tensor], Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ import engine
 from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files.archive import read_archive
-from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, told
+from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, stored_content
 from lightning_compress.base import find_model, from_shape, to_device
 from lightning_compress.checkpoint import instantiate, readable_hparams, write
 
@@ -104,7 +104,7 @@ def load_masked(
     """
     checkpoint = _read(path, map_location)
     module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
-    content = told(checkpoint)
+    content = stored_content(checkpoint)
     try:
         module.on_load_checkpoint(checkpoint)
         weights = _without_masks(checkpoint["state_dict"])
@@ -123,7 +123,7 @@ def _read(path: str | os.PathLike[str], map_location: Any) -> dict[str, Any]:
     checkpoint = read_any(path, map_location)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise CheckpointError(f"{os.fspath(path)} is no Lightning checkpoint: it has no `state_dict`.")
-    if told(checkpoint) is None:
+    if stored_content(checkpoint) is None:
         return checkpoint
     return checked(checkpoint, os.fspath(path), os.path.getsize(path))
 
@@ -147,23 +147,23 @@ def _read_shards(folder: Path, map_location: Any) -> dict[str, Any]:
 
 def _without_masks(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The weights under their own names, where `torch.nn.utils.prune` stores the original and a mask of each."""
-    found = OrderedDict((name, value) for name, value in weights.items() if f"{name}_orig" not in weights)
-    found._metadata = getattr(weights, "_metadata", {})  # type: ignore[attr-defined]  # the modules' versions
+    plain_weights = OrderedDict((name, value) for name, value in weights.items() if f"{name}_orig" not in weights)
+    plain_weights._metadata = getattr(weights, "_metadata", {})  # type: ignore[attr-defined]  # the modules' versions
     for name in [
         name for name in weights if name.endswith("_orig") and f"{name.removesuffix('_orig')}_mask" in weights
     ]:
         plain = name.removesuffix("_orig")
-        found[plain] = found.pop(name) * found.pop(f"{plain}_mask")
-    return found
+        plain_weights[plain] = plain_weights.pop(name) * plain_weights.pop(f"{plain}_mask")
+    return plain_weights
 
 
-def example_of(module: LightningModule, given: Any) -> Any:
+def example_of(module: LightningModule, example_input: Any) -> Any:
     """The example input of a LightningModule: what was given, else its ``example_input_array``.
 
     Raises:
         InputError: where there is none.
     """
-    example = module.example_input_array if given is None else from_shape(given)
+    example = module.example_input_array if example_input is None else from_shape(example_input)
     if example is None:
         raise InputError(
             f"There is no example input: `{type(module).__name__}` has no `example_input_array`. Pass one, as in "

@@ -269,7 +269,7 @@ class ChannelPruning(MaskingCallback):
         super().compacted(trainer, pl_module, cuts)
         left = survivors(self._groups, self.target(pl_module)[1], cuts)
         self._gatherer.cut(left)
-        for name, present in self._known().items():
+        for name, present in self._kept_units().items():
             self._present[name] = present.masked_scatter(present, left[name])
         self._look_at(self._subject(trainer, pl_module))
 
@@ -296,7 +296,7 @@ class ChannelPruning(MaskingCallback):
             chosen = self._selector.amounts(subject.groups)
             self._gatherer.watch(subject.model, subject.graph, [g for g in subject.groups if g.name in chosen])
 
-    def _known(self) -> dict[str, Tensor]:
+    def _kept_units(self) -> dict[str, Tensor]:
         """Which units of the unpruned model the groups still have, as far as these are the same groups."""
         sizes = {group.name: group.size for group in self._groups}
         return {name: present for name, present in self._present.items() if sizes.get(name) == int(present.sum())}
@@ -349,7 +349,7 @@ class ChannelPruning(MaskingCallback):
 
     def _choose(self, subject: targets.Subject, alive: Living, fraction: float, losses: Mapping[str, Tensor]) -> Masks:
         scores = self._scores(subject, alive, losses) if self._selector.amounts(subject.groups) else {}
-        dense = {name: len(present) for name, present in self._known().items()}
+        dense = {name: len(present) for name, present in self._kept_units().items()}
         keep = self._selector.choose(subject, scores, alive.kept, fraction, self._reference, dense)
         return dict(engine.group_masks(subject.groups, keep))
 
@@ -358,16 +358,16 @@ class ChannelPruning(MaskingCallback):
     ) -> dict[str, Tensor]:
         get = subject.model.get_parameter
         gathered = {**self._gatherer.gathered, "reconstruction": losses or {}}
-        evidence = Evidence(get, alive.kept, gathered, alive.reads, self._known())
+        evidence = Evidence(get, alive.kept, gathered, alive.reads, self._kept_units())
         chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]
-        found = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
-        unscored = [name for name, scores in found.items() if scores is None]
+        scores_by_group = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
+        unscored = [name for name, scores in scores_by_group.items() if scores is None]
         if len(unscored) == len(chosen):
             raise MisconfigurationException(self._nothing_known(unscored))
         if unscored != self._unscored:
             rank_zero_warn(f"The criterion knows nothing of these layers, which stay whole: {', '.join(unscored)}.")
             self._unscored = unscored
-        return {name: scores for name, scores in found.items() if scores is not None}
+        return {name: scores for name, scores in scores_by_group.items() if scores is not None}
 
     def _nothing_known(self, names: Sequence[str]) -> str:
         what = f"The criterion of `ChannelPruning` knows nothing of any layer ({', '.join(names[:4])}"

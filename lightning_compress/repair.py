@@ -69,9 +69,9 @@ class MaskConflictRepair(MaskingCallback):
         Returns:
             New masks of the same form.
         """
-        found = engine.fix_mask_conflict(masks, model, example, policy=self.policy, graph=graph)
-        self.report = found.report
-        return dict(found)
+        repaired_masks = engine.fix_mask_conflict(masks, model, example, policy=self.policy, graph=graph)
+        self.report = repaired_masks.report
+        return dict(repaired_masks)
 
     @override
     def forget(self) -> None:
@@ -102,11 +102,11 @@ class MaskConflictRepair(MaskingCallback):
 
     def _repair_buffers(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = self.target(pl_module)[1]
-        found = engine.read_masks(model)
-        if not masks_anything(found) or same(found, self._repaired):
+        buffer_masks = engine.read_masks(model)
+        if not masks_anything(buffer_masks) or same(buffer_masks, self._repaired):
             return
         # What was repaired before stays masked: ModelPruning knows nothing of it.
-        masks = self._repaired_in(combine([found, self._masks]), trainer, pl_module)
+        masks = self._repaired_in(combine([buffer_masks, self._masks]), trainer, pl_module)
         self.impose(pl_module, trainer.strategy.broadcast(to_device(masks, "cpu")))
         self._repaired = combine([engine.read_masks(model)])
         rank_zero_info(f"Mask conflicts repaired.\n{self.report}")

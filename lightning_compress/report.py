@@ -145,7 +145,7 @@ def kept_channels(report: Report) -> dict[str, tuple[int, int]]:
     Args:
         report: the report.
     """
-    found = {}
+    counts = {}
     for old, new in layers(report):
         if old.channels:
             left = old.channels if new is None else new.channels
@@ -153,8 +153,8 @@ def kept_channels(report: Report) -> dict[str, tuple[int, int]]:
                 mine = [(axis.size, kept) for axis, kept in axes(report) if old.name in axis.layers]
                 size = sum(n for n, _ in mine)
                 left = old.channels * sum(kept for _, kept in mine) // size if size else left
-            found[old.name] = (left, old.channels)
-    return found
+            counts[old.name] = (left, old.channels)
+    return counts
 
 
 def sections(report: Report) -> list[Section]:
@@ -173,7 +173,7 @@ def sections(report: Report) -> list[Section]:
         >>> [section.title for section in sections(Report("Net", found, found))]
         ['Summary', 'Layers', 'What hangs together', 'What stays whole']
     """
-    found = [
+    all_sections = [
         Section("Summary", report.verdict[1], ("", "before", "after", "change"), tuple(costs(report)), numbers=True),
         _predicted(report),
         _metrics(report),
@@ -184,7 +184,7 @@ def sections(report: Report) -> list[Section]:
         _plan(report),
         _settings(report),
     ]
-    return [section for section in found if section.rows or section.text]
+    return [section for section in all_sections if section.rows or section.text]
 
 
 def _predicted(report: Report) -> Section:
@@ -322,8 +322,8 @@ def plain(report: Report, leave_out: Collection[str] = ()) -> str:
         >>> print(plain(Report("Net", found, found)).splitlines()[0])
         Compression of Net
     """
-    found = [_plain(section) for section in sections(report) if section.title not in leave_out]
-    return "\n\n".join([f"Compression of {report.model}", *found])
+    texts = [_plain(section) for section in sections(report) if section.title not in leave_out]
+    return "\n\n".join([f"Compression of {report.model}", *texts])
 
 
 def _plain(section: Section) -> str:

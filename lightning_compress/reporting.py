@@ -141,7 +141,7 @@ class CompressionReport(CompressionCallback):
         if self._before is None:
             self._before = survey(model, example, runs=self.latency_runs)
         dependency = engine.ChannelDependency(model, example)
-        sets = [sorted(found, key=list(dependency.channels).index) for found in dependency.dependency_sets]
+        sets = [sorted(layer_set, key=list(dependency.channels).index) for layer_set in dependency.dependency_sets]
         if self.figures and sets:
             self._show("dependency", dependency_figure(sets, dependency.channels), trainer)
 
@@ -203,10 +203,10 @@ class CompressionReport(CompressionCallback):
         kept = kept_channels(report)
         if self.figures and kept:
             self._show("channels", channels_figure(kept), trainer)
-        found = sections(report)
+        report_sections = sections(report)
         texts = {
-            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in found if s.title != "Plan"),
-            **{s.title.lower(): markdown(s) for s in found if s.title in ("Plan", "Certificate")},
+            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title != "Plan"),
+            **{s.title.lower(): markdown(s) for s in report_sections if s.title in ("Plan", "Certificate")},
         }
         for logger in trainer.loggers:
             for tag, text in texts.items():
@@ -231,14 +231,14 @@ def settings(trainer: Trainer) -> dict[str, dict[str, Any]]:
     Returns:
         Plain values; functions by their names.
     """
-    found: dict[str, dict[str, Any]] = {}
+    callback_arguments: dict[str, dict[str, Any]] = {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, CompressionCallback):
             name, count = type(callback).__name__, 2
-            while name in found:
+            while name in callback_arguments:
                 name, count = f"{type(callback).__name__}{count}", count + 1
-            found[name] = arguments(callback)
-    return found
+            callback_arguments[name] = arguments(callback)
+    return callback_arguments
 
 
 def arguments(callback: CompressionCallback) -> dict[str, Any]:

@@ -206,21 +206,21 @@ def resolve(schedule: ScheduleSpec) -> Schedule:
     if callable(schedule):
         return schedule
     if isinstance(schedule, Mapping):
-        return _made(schedule)
+        return _schedule_from(schedule)
     if not isinstance(schedule, str):
         return listed(schedule)
     if schedule in SCHEDULES:
         return SCHEDULES[schedule]
     if schedule in FACTORIES:
-        return _made({schedule: {}})
-    found: Schedule = imported(schedule, "schedule", [*SCHEDULES, *FACTORIES])
-    return found
+        return _schedule_from({schedule: {}})
+    function: Schedule = imported(schedule, "schedule", [*SCHEDULES, *FACTORIES])
+    return function
 
 
-def _made(schedule: Mapping[str, Mapping[str, Any] | None]) -> Schedule:
-    known = ", ".join(sorted(FACTORIES))
+def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None]) -> Schedule:
+    choices = ", ".join(sorted(FACTORIES))
     if len(schedule) != 1 or not set(schedule) <= set(FACTORIES):
-        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` does not name one of {known}.")
+        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` does not name one of {choices}.")
     (name, arguments), *_ = schedule.items()
     try:
         return FACTORIES[name](**(arguments or {}))

@@ -67,12 +67,12 @@ def amounts(
     check_patterns(groups, [*layers, *exclude, *(by_pattern if isinstance(amount, Mapping) else ())])
     chosen = [group for group in groups if not layers or _matches(group, layers)]
     check_prunable(chosen, layers)
-    found = {
+    fractions = {
         group.name: smallest_amount(group, by_pattern)
         for group in chosen
         if not group.reason and not _matches(group, exclude)
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fractions.items() if value is not None}
 
 
 def _matches(group: Group, patterns: Iterable[str]) -> bool:

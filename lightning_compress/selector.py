@@ -65,8 +65,8 @@ class Selector:
         """The scope as a function: groups of the same key compete."""
         if callable(self.scope):
             return self.scope
-        known: Scope | None = SCOPES.get(self.scope)
-        return known or imported(self.scope, "scope", SCOPES)
+        scope: Scope | None = SCOPES.get(self.scope)
+        return scope or imported(self.scope, "scope", SCOPES)
 
     @property
     def prunes(self) -> bool:
@@ -81,8 +81,8 @@ class Selector:
             MisconfigurationException: if a pattern matches nothing, or nothing can be pruned.
         """
         amount = self.amount if self.target == "channels" else 1.0
-        found = selection.amounts(groups, amount, self.layers, self.exclude)
-        return {name: value for name, value in found.items() if value and self.prunes}
+        fractions = selection.amounts(groups, amount, self.layers, self.exclude)
+        return {name: value for name, value in fractions.items() if value and self.prunes}
 
     def final(self, reference: float) -> float:
         """What is to be left of the target, in its unit."""
@@ -183,19 +183,21 @@ class Selector:
         previous: Mapping[str, Tensor],
         dense: Mapping[str, int],
     ) -> list[Ladder]:
-        chosen, found = self.amounts(groups), []
+        chosen, ladders = self.amounts(groups), []
         most = self.max_amount if isinstance(self.max_amount, Mapping) else {"*": self.max_amount}
         selection.check_patterns(groups, most if isinstance(self.max_amount, Mapping) else ())
         widths = {name: frozenset(allowed) for name, allowed in (self.widths or {}).items()}
         unknown = widths.keys() - {group.name for group in groups}
         if unknown:
-            known = ", ".join(group.name for group in groups)
-            raise MisconfigurationException(f"`widths` names no group of the model: {sorted(unknown)}; it has {known}.")
+            group_names = ", ".join(group.name for group in groups)
+            raise MisconfigurationException(
+                f"`widths` names no group of the model: {sorted(unknown)}; it has {group_names}."
+            )
         for group in groups:
             own = torch.zeros(group.size) if scores is None else scores.get(group.name)
             if group.name in chosen and own is not None:
                 limit = selection.smallest_amount(group, most)
                 most_of_it = 1.0 if limit is None else limit
                 limits = Limits(self.round_to, self.minimum, most_of_it, widths.get(group.name))
-                found.append(ladder(group, own, previous.get(group.name), limits, dense.get(group.name)))
-        return found
+                ladders.append(ladder(group, own, previous.get(group.name), limits, dense.get(group.name)))
+        return ladders

@@ -227,8 +227,8 @@ class _Task:
         )
         if self.results_path is not None:  # what other ranks found before an interruption, maybe with other shares
             pattern = f"{self.results_path.stem}.rank*{self.results_path.suffix}"
-            known = [self.results_path, *sorted(self.results_path.parent.glob(pattern))]
-            analyzer.load_results(*(path for path in known if path.is_file()), required=False)
+            paths = [self.results_path, *sorted(self.results_path.parent.glob(pattern))]
+            analyzer.load_results(*(path for path in paths if path.is_file()), required=False)
         return analyzer
 
 
@@ -253,7 +253,7 @@ def _own_trainer(trainer: Trainer) -> Trainer:
     origins = [cls.__module__ for cls in type(trainer).__mro__]
     tree = importlib.import_module(next(t for t, _ in reversed(TREES) if any(o.startswith(f"{t}.") for o in origins)))
     device = trainer.strategy.root_device
-    found: Trainer = tree.Trainer(
+    own_trainer: Trainer = tree.Trainer(
         accelerator=device.type,
         devices=1,
         strategy=tree.strategies.SingleDeviceStrategy(device=device),
@@ -267,7 +267,7 @@ def _own_trainer(trainer: Trainer) -> Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    return found
+    return own_trainer
 
 
 def _validate(own: Trainer, replica: LightningModule, data: dict[str, Any], metric: str) -> float:

@@ -90,14 +90,14 @@ def _on_all_ranks(
     if alone or trainer.world_size == 1:
         return speed_up()
     # Rank 0 decides and verifies, the others do the same: rounding must not make two different models of one.
-    found: tuple[Any, ...] = ()
+    payload: tuple[Any, ...] = ()
     if trainer.is_global_zero:
         try:
             plan, certificate = speed_up()
-            found = (plan.state_dict(), certificate.state_dict(), None)
+            payload = (plan.state_dict(), certificate.state_dict(), None)
         except EngineError as error:
-            found = (None, None, str(error))
-    plan_state, certificate_state, failure = trainer.strategy.broadcast(found)
+            payload = (None, None, str(error))
+    plan_state, certificate_state, failure = trainer.strategy.broadcast(payload)
     if failure is not None:
         raise VerificationError(failure)
     if not trainer.is_global_zero:
@@ -123,8 +123,11 @@ def _shrink_averages(copies: list[Average], model: nn.Module, plan: engine.Plan)
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
-    stored, known = stored_tensors(one), stored_tensors(other)
-    return all(name in known and torch.equal(tensor.to(known[name]), known[name]) for name, tensor in stored.items())
+    stored, other_stored = stored_tensors(one), stored_tensors(other)
+    return all(
+        name in other_stored and torch.equal(tensor.to(other_stored[name]), other_stored[name])
+        for name, tensor in stored.items()
+    )
 
 
 def _wrap_again(trainer: Trainer) -> None:

@@ -75,15 +75,15 @@ def _squares(
     group: engine.Group, members: Sequence[engine.Member], parameter: Callable[[str], Tensor], alive: Living
 ) -> Tensor:
     """Sum of squares of each unit over members, without a copy of the weights."""
-    found: Tensor | None = None
+    totals: Tensor | None = None
     for m in members:
         weight, live = parameter(m.parameter).detach(), alive.reads.get(m.parameter, m.units)
         free = [d for d in range(weight.ndim) if m.units.shape[d] == live.shape[d] == 1]
         kind = torch.promote_types(weight.dtype, torch.float32)
         norms = torch.linalg.vector_norm(weight, dim=free, keepdim=True, dtype=kind) if free else weight.to(kind)
         sums = unit_sums(alive.part(m.parameter, norms.square()), m.units, group.size)
-        found = sums if found is None else found + sums
-    return torch.zeros(group.size) if found is None else found
+        totals = sums if totals is None else totals + sums
+    return torch.zeros(group.size) if totals is None else totals
 
 
 def _divided(strength: Tensor, size: Tensor) -> Tensor:
@@ -218,9 +218,9 @@ class SparseTraining(CompressionCallback):
     def _smallest(self, group: engine.Group, model: nn.Module) -> Tensor:
         """Which units are the smallest of those that are not masked."""
         kept = self._alive.kept.get(group.name, torch.ones(group.size, dtype=torch.bool))
-        found = torch.zeros(group.size, dtype=torch.bool)
-        found[kept] = ~cut(self._sizes(group, model).cpu()[kept], self.amount, group.rows.cpu()[kept])
-        return found
+        smallest_units = torch.zeros(group.size, dtype=torch.bool)
+        smallest_units[kept] = ~cut(self._sizes(group, model).cpu()[kept], self.amount, group.rows.cpu()[kept])
+        return smallest_units
 
     def _sizes(self, group: engine.Group, model: nn.Module) -> Tensor:
         role = "norm" if self.penalty == "bn_scale" else "out"

@@ -156,8 +156,8 @@ def same_order(loader: Any) -> Iterator[None]:
     parts = list(loader.values()) if isinstance(loader, Mapping) else loader if isinstance(loader, list) else [loader]
     holders = [h for p in parts for h in (p, getattr(p, "sampler", None), getattr(p, "batch_sampler", None))]
     holders += [getattr(h, "sampler", None) for h in holders]
-    found = [g for g in (getattr(h, "generator", None) for h in holders) if isinstance(g, torch.Generator)]
-    states = [(generator, generator.get_state()) for generator in found]
+    generators = [g for g in (getattr(h, "generator", None) for h in holders) if isinstance(g, torch.Generator)]
+    states = [(generator, generator.get_state()) for generator in generators]
     try:
         yield
     finally:
@@ -193,14 +193,14 @@ class Step:
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
         start, between, end = _AROUND[kind]
-        with _quiet(module, trainer) as told, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
+        with _quiet(module, trainer) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
             self._hook(start, *arguments)
             out = getattr(module, kind)(*self._fitting(arguments))
             if between is not None and module.automatic_optimization:
-                self._hook(between, *told.optimizers[:1])
+                self._hook(between, *record.optimizers[:1])
             left = out if isinstance(out, (Tensor, dict)) or out is None else {}
             self._hook(end, left, *arguments)
-        return [out, told.values]
+        return [out, record.values]
 
     def _hook(self, name: str, *arguments: Any) -> None:
         if overrides(self._module, name):
@@ -274,15 +274,15 @@ def _one_or_all(parts: list[Any]) -> Any:
 @contextmanager
 def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
     """Attach a LightningModule, and those inside, to a Trainer that does nothing; keep what it is told."""
-    told = _Told(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
+    record = _Told(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
     schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
     loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
-    still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=told.optimizers)
+    still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
     vars(still).update(save_checkpoint=_nothing, print=_nothing)
     answers = {
-        "log": told.log,
-        "log_dict": told.log_dict,
-        "optimizers": lambda *args, **kwargs: _one_or_all(told.optimizers),
+        "log": record.log,
+        "log_dict": record.log_dict,
+        "optimizers": lambda *args, **kwargs: _one_or_all(record.optimizers),
         "lr_schedulers": lambda: _one_or_all(schedulers) if schedulers else None,
         "manual_backward": lambda loss, *args, **kwargs: loss.backward(*args, **kwargs),
         "toggle_optimizer": _nothing,
@@ -303,7 +303,7 @@ def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
                 scope.enter_context(_attached(vars(module), averaged))
         if trainer.world_size > 1:  # the other ranks do not run this
             scope.enter_context(mock.patch("torch.distributed.is_initialized", lambda: False))
-        yield told
+        yield record
 
 
 @contextmanager

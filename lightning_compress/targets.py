@@ -46,18 +46,20 @@ def smallest(cost: Callable[[int], float], count: int, budget: float, tolerance:
         >>> smallest(lambda n: 100 - n, 100, 37.5)
         63
     """
-    known = functools.cache(cost)
+    cached_cost = functools.cache(cost)
     low, high = 0, count
-    if known(low) <= budget or known(high) > budget:
-        return low if known(low) <= budget else high
+    if cached_cost(low) <= budget or cached_cost(high) > budget:
+        return low if cached_cost(low) <= budget else high
     for turn in range(2 * count + 2):
         if high - low <= 1:
             break
-        share = (known(low) - budget) / max(known(low) - known(high), 1e-300) if turn % 2 == 0 else 0.5
+        share = (
+            (cached_cost(low) - budget) / max(cached_cost(low) - cached_cost(high), 1e-300) if turn % 2 == 0 else 0.5
+        )
         middle = min(max(low + round(share * (high - low)), low + 1), high - 1)
-        if abs(known(middle) - budget) <= tolerance > 0:
+        if abs(cached_cost(middle) - budget) <= tolerance > 0:
             return middle
-        low, high = (low, middle) if known(middle) <= budget else (middle, high)
+        low, high = (low, middle) if cached_cost(middle) <= budget else (middle, high)
     return high
 
 
@@ -84,8 +86,8 @@ class Subject:
     def counted(self, target: str, keep: Keep) -> float:
         """Exactly what the compacted model will have."""
         masks = engine.group_masks(self.groups, keep)
-        found = engine.count_flops_params(self.model, self.example, verbose=False, masks=masks, graph=self.graph)
-        return float(found[0] if target == "macs" else found[1])
+        counts = engine.count_flops_params(self.model, self.example, verbose=False, masks=masks, graph=self.graph)
+        return float(counts[0] if target == "macs" else counts[1])
 
     def compacted(self, keep: Keep) -> nn.Module:
         """A compacted copy; the model stays as it is."""
@@ -97,13 +99,13 @@ class Subject:
     def seconds(self, models: Sequence[nn.Module], rounds: int = 15) -> list[list[float]]:
         """Time of one evaluation of each model, in turns, so that a change of load hits all alike."""
         args, kwargs = resolve_inputs(self.example)
-        found: list[list[float]] = [[] for _ in models]
+        times_by_model: list[list[float]] = [[] for _ in models]
         with torch.inference_mode(), self.context():
             for _turn in range(rounds + 2):
-                for times, model in zip(found, models, strict=True):
+                for times, model in zip(times_by_model, models, strict=True):
                     with _eval_mode(model):
                         times.append(_timed(functools.partial(model, *args, **kwargs), self.device))
-        return [times[2:] for times in found]  # the first two are slower
+        return [times[2:] for times in times_by_model]  # the first two are slower
 
     @property
     def device(self) -> torch.device:
@@ -148,14 +150,14 @@ def steady(measure: Callable[[], Sequence[float]]) -> float:
         >>> steady(lambda: [2.0, 2.0, 3.0])
         2.0
     """
-    found: list[float] = []
+    measurements: list[float] = []
     for _turn in range(REPEATS):
-        found += measure()
-        low, middle, high = quantiles(found, n=4)
+        measurements += measure()
+        low, middle, high = quantiles(measurements, n=4)
         # Of a median, where the spread is taken from the quartiles, as single outliers say nothing.
-        if 0.93 * (high - low) / math.sqrt(len(found)) <= PRECISION * middle:
+        if 0.93 * (high - low) / math.sqrt(len(measurements)) <= PRECISION * middle:
             break
-    return median(found)
+    return median(measurements)
 
 
 def hit_count(subject: Subject, descent: Descent, target: str, budget: float) -> dict[str, Tensor]:
@@ -165,14 +167,14 @@ def hit_count(subject: Subject, descent: Descent, target: str, budget: float) ->
     constants of the removed channels cost something more, the search goes on with a budget that is smaller by as much.
     """
     predict, position = Predictor(subject.model, subject.graph, subject.groups), 0 if target == "macs" else 1
-    found, margin = 0, 0.0
+    steps, margin = 0, 0.0
     for _ in range(4):
-        found = smallest(lambda n: predict(descent.keep(n))[position], len(descent), budget - margin)
-        exact = subject.counted(target, descent.keep(found))
-        if exact <= budget or found == len(descent):
+        steps = smallest(lambda n: predict(descent.keep(n))[position], len(descent), budget - margin)
+        exact = subject.counted(target, descent.keep(steps))
+        if exact <= budget or steps == len(descent):
             break
         margin += exact - budget
-    return descent.keep(found)
+    return descent.keep(steps)
 
 
 def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float) -> dict[str, Tensor]:
@@ -202,10 +204,10 @@ def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float)
 
 def hit_channels(parts: Sequence[tuple[float, Pool]], fraction: float) -> dict[str, Tensor]:
     """Remove of each pool its amount times a fraction, rounded down."""
-    found: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
     for amount, pool in parts:
-        found |= kept_after(pool, pool.count(amount * fraction))
-    return found
+        kept |= kept_after(pool, pool.count(amount * fraction))
+    return kept
 
 
 def check_target(target: str, amount: Any, budget: float | None) -> None:

@@ -61,9 +61,11 @@ def table(section: Section) -> Any:
         section: one with rows.
     """
     text = importlib.import_module("rich.text").Text
-    made = importlib.import_module("rich.table").Table(title=section.title, title_justify="left", title_style="bold")
+    rich_table = importlib.import_module("rich.table").Table(
+        title=section.title, title_justify="left", title_style="bold"
+    )
     for number, head in enumerate(section.columns):
-        made.add_column(head, justify="right" if section.numbers and number else "left", overflow="fold")
+        rich_table.add_column(head, justify="right" if section.numbers and number else "left", overflow="fold")
     for row in section.rows:
-        made.add_row(*map(text, row))
-    return made
+        rich_table.add_row(*map(text, row))
+    return rich_table

@@ -132,8 +132,8 @@ class Timing:
         steps, per_epoch = trainer.estimated_stepping_batches, _steps_per_epoch(trainer)
         if self.unit == "epoch" and trainer.max_epochs not in (None, -1) and trainer.max_steps == -1:
             return self._before_the_end(int(trainer.max_epochs), 1)
-        known = per_epoch and math.isfinite(steps) and steps >= 0
-        if not known or (self.unit == "step" and not trainer.lightning_module.automatic_optimization):
+        has_length = per_epoch and math.isfinite(steps) and steps >= 0
+        if not has_length or (self.unit == "step" and not trainer.lightning_module.automatic_optimization):
             raise MisconfigurationException(
                 f"The length of the fit in {self.unit}s is not known beforehand (max_epochs={trainer.max_epochs}, "
                 f"max_steps={trainer.max_steps}, {trainer.num_training_batches} batches an epoch): give `end`."

@@ -51,7 +51,7 @@ class Constants:
         masks: Mapping[str, Tensor] | None = None,
         repaired: bool = False,
         training: bool = False,
-        known: Constants | None = None,
+        base: Constants | None = None,
         amounts: Amounts | None = None,
     ) -> None:
         self.graph = graph
@@ -63,8 +63,8 @@ class Constants:
         self._stored = stored
         self._masks = masks
         self._arrays: dict[int, Tensor] = {}
-        self._sources: dict[int, Tensor] = {} if known is None else known._sources
-        self._links: dict[tuple[int, bool], Links] = {} if known is None else known._links
+        self._sources: dict[int, Tensor] = {} if base is None else base._sources
+        self._links: dict[tuple[int, bool], Links] = {} if base is None else base._links
         self._profiles: set[int] = set()
         self._parameters = {n for n, t in stored.items() if isinstance(t, torch.nn.Parameter)}
         self._zeros: dict[int, bool] = {}
@@ -73,11 +73,11 @@ class Constants:
         bits = (torch.finfo(v.dtype).bits for v in graph.stored.values() if v.dtype.is_floating_point)
         self._bits = min(bits, default=0)  # width of the narrowest floating dtype that anything is stored in
         self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large and rarely needed
-        if known is None:
+        if base is None:
             for node in graph.nodes:
                 self._compute(node, rules)
         else:
-            self._compute_from(known, rules)
+            self._compute_from(base, rules)
 
     @property
     def training(self) -> bool:
@@ -103,23 +103,23 @@ class Constants:
     def _evaluate(self, node: Node, rules: Registry) -> None:
         rule, numbers = rules.rule(node.op).constants, self.graph.uncertain.get(node.index)
         if numbers is None:
-            found = self._steady(node, rule)
+            arrays = self._steady(node, rule)
         else:
-            found = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
+            arrays = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
         for position, value in enumerate(node.outputs):
-            self._arrays[value.index] = _varies(value) if found is None else self._held(found[position], value)
+            self._arrays[value.index] = _varies(value) if arrays is None else self._held(arrays[position], value)
         if self._asked:
             self._asking.add(node.index)
 
     def _steady(self, node: Node, constants: ConstantsOf) -> Sequence[Tensor] | None:
         """Return a rule's constants of a node that hold for all sizes of the input."""
-        found = constants(node, self)
+        arrays = constants(node, self)
         places = self.amounts.at(node)
-        if found is None or not places or none_known(found):
-            return found
+        if arrays is None or not places or none_known(arrays):
+            return arrays
         for other in other_amounts(node, places):
             try:
-                found = agreed(found, constants(other, self))
+                arrays = agreed(arrays, constants(other, self))
             except (
                 ArithmeticError,
                 LookupError,
@@ -128,25 +128,25 @@ class Constants:
                 ValueError,
             ):  # not a valid call: nothing is constant
                 return None
-        return found
+        return arrays
 
-    def _compute_from(self, known: Constants, rules: Registry) -> None:
+    def _compute_from(self, base: Constants, rules: Registry) -> None:
         """Recompute nodes that depend on the mode, and nodes whose inputs changed as a result."""
         changed: set[int] = set()
         for node in self.graph.nodes:
-            if all(v.index in known._waiting for v in node.outputs) and node.outputs:
+            if all(v.index in base._waiting for v in node.outputs) and node.outputs:
                 self._compute(node, rules)
                 continue
-            there = all(v.index in known._arrays for v in node.outputs)
-            if not there or node.index in known._asking or any(v.index in changed for v in node.inputs):
+            there = all(v.index in base._arrays for v in node.outputs)
+            if not there or node.index in base._asking or any(v.index in changed for v in node.inputs):
                 self._compute(node, rules)
-                changed.update(v.index for v in node.outputs if not there or self._differs(v.index, known))
+                changed.update(v.index for v in node.outputs if not there or self._differs(v.index, base))
                 continue
             for value in node.outputs:
-                self._arrays[value.index] = known._arrays[value.index]
-                if value.index in known._profiles:
+                self._arrays[value.index] = base._arrays[value.index]
+                if value.index in base._profiles:
                     self._profiles.add(value.index)
-                if value.index in known._infinite:
+                if value.index in base._infinite:
                     self._infinite.add(value.index)
 
     def _differs(self, index: int, other: Constants) -> bool:
@@ -198,10 +198,10 @@ class Constants:
     def __getitem__(self, value: Value) -> Tensor:
         """Return the compact array of a value."""
         self._on_demand(value)
-        found = self._arrays.get(value.index, self._sources.get(value.index))
-        if found is None:
-            found = self._sources[value.index] = self._source(value)
-        return found
+        array = self._arrays.get(value.index, self._sources.get(value.index))
+        if array is None:
+            array = self._sources[value.index] = self._source(value)
+        return array
 
     def assume(self, value: Value, array: Tensor) -> None:
         """Set the constants of a value that no node produces: a compact float64 array, NaN where it varies."""
@@ -243,19 +243,19 @@ class Constants:
     def only_zeros(self, value: Value) -> bool:
         """Whether a value is not stored, and zero wherever it does not vary; many results are then zero, too."""
         array = self[value]
-        found = self._zeros.get(value.index)
-        if found is None:
+        all_zero = self._zeros.get(value.index)
+        if all_zero is None:
             data = array.numpy()
-            found = self._zeros[value.index] = value.name is None and not ((data != 0) & (data == data)).any()
-        return found
+            all_zero = self._zeros[value.index] = value.name is None and not ((data != 0) & (data == data)).any()
+        return all_zero
 
     def links(self, c: Contraction) -> Links:
         """Return which inputs have a nonzero weight to which outputs."""
         key = (c.weight.index, c.transposed)
-        found = self._links.get(key)
-        if found is None:
-            found = self._links[key] = Links.of(c, ~self.zero(c.weight))
-        return found
+        links = self._links.get(key)
+        if links is None:
+            links = self._links[key] = Links.of(c, ~self.zero(c.weight))
+        return links
 
     def magnitude(self, c: Contraction) -> Tensor:
         """Return the L1 norm of the weights of each output, ignoring masks: float64, (groups * outputs,)."""

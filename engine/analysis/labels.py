@@ -64,23 +64,23 @@ class Labels:
 
     def fresh(self, value: Value, dims: Sequence[int]) -> list[Tensor]:
         """Return a new layer for each of the dimensions that is larger than 1."""
-        made = []
+        layers = []
         for dim in dims:
             if value.shape[dim] > 1:
-                made.append(self.slots.new(value.shape[dim]).view([-1 if d == dim else 1 for d in range(value.ndim)]))
-        return made
+                layers.append(self.slots.new(value.shape[dim]).view([-1 if d == dim else 1 for d in range(value.ndim)]))
+        return layers
 
     def along(self, value: Value, dim: int) -> Tensor | None:
         """Return the slots along one dimension, shape ``(size,)``, tied over all others that they span, or None."""
-        found: Tensor | None = None
+        slots: Tensor | None = None
         for layer in self.layers(value):
             touched = support(layer)
             if dim in touched:
                 row = self._row(self.tie(layer, [d for d in touched if d != dim]))
-                if found is not None:
-                    self.slots.union(found, row)
-                found = row
-        return found
+                if slots is not None:
+                    self.slots.union(slots, row)
+                slots = row
+        return slots
 
     def amounts(self, node: Node) -> frozenset[Place]:
         """Return the positions of a node's numeric arguments that change with the size of the input."""
@@ -189,15 +189,15 @@ class Labels:
         """Fix the size along a dimension."""
         if value.shape[dim] > 1:
             shape = [value.shape[d] if d == dim else 1 for d in range(value.ndim)]
-            if (known := self._fixed.get(tuple(shape))) is None:
-                known = self._fixed[tuple(shape)] = torch.full(shape, FROZEN)
-            self.add(value, known)
+            if (layer := self._fixed.get(tuple(shape))) is None:
+                layer = self._fixed[tuple(shape)] = torch.full(shape, FROZEN)
+            self.add(value, layer)
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
         """Return the output slots of a contraction's weight, (groups, outputs); None if it is computed without any."""
-        known = self._outputs.get((c.weight.index, c.transposed))
-        if known is not None:
-            return known
+        outputs = self._outputs.get((c.weight.index, c.transposed))
+        if outputs is not None:
+            return outputs
         labels = self.along(c.weight, c.output_place) if c.groups == 1 or not c.transposed else None
         if labels is None:
             if not self._stored(c.weight):
@@ -230,8 +230,8 @@ class Labels:
         distinct = dict(zip(keys, self._meetings, strict=True))  # a block may be called twice
         settled = [self._by_rows(joint, single) for joint, single in distinct.values()]
         waiting = [pair for pair, done in zip(distinct.values(), settled, strict=True) if not done]
-        for apart in self._separate(waiting) if waiting else ():
-            self._settle(apart)
+        for meetings in self._separate(waiting) if waiting else ():
+            self._settle(meetings)
 
     def _settle(self, waiting: list[tuple[Tensor, Tensor]]) -> None:
         while waiting:

@@ -40,10 +40,10 @@ class Layers:
         self._plain: dict[int, tuple[tuple[int, int], ...] | None] = {}
         self._all: dict[int, tuple[tuple[tuple[int, ...], int], ...]] = {}
         for index, own in layers.items():
-            found = self._all[index] = tuple(places[id(layer)] for layer in own)
-            dims = [dim for touched, _ in found for dim in touched]
-            plain = all(len(touched) == 1 for touched, _ in found) and len(set(dims)) == len(dims)
-            self._plain[index] = tuple((touched[0], place) for touched, place in found) if plain else None
+            entries = self._all[index] = tuple(places[id(layer)] for layer in own)
+            dims = [dim for touched, _ in entries for dim in touched]
+            plain = all(len(touched) == 1 for touched, _ in entries) and len(set(dims)) == len(dims)
+            self._plain[index] = tuple((touched[0], place) for touched, place in entries) if plain else None
 
     def of(self, index: int) -> tuple[tuple[int, int], ...] | None:
         """Return (dimension, position) of each layer of a value; None if a layer spans several dimensions."""

@@ -66,9 +66,9 @@ class Links:
         return self.pattern.expand(self.shape)
 
 
-def _full(found: Bools, shape: tuple[int, ...]) -> Bools:
+def _full(pattern: Bools, shape: tuple[int, ...]) -> Bools:
     """Expand where the pattern is constant along a dimension."""
-    return found if found.shape == shape else np.array(np.broadcast_to(found, shape))
+    return pattern if pattern.shape == shape else np.array(np.broadcast_to(pattern, shape))
 
 
 def _any(pattern: Bools, row: Bools, dim: int) -> Bools:

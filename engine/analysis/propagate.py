@@ -97,12 +97,12 @@ class Structure:
 
     @functools.cached_property
     def _scaled(self) -> list[tuple[Contraction, tuple[Value, Value, int]]]:
-        found = []
+        pairs = []
         for _, c in self.contractions():
             maker = None if c.weight.producer is None else self.graph.nodes[c.weight.producer]
             scaled = None if maker is None else self.rules.rule(maker.op).magnitude(maker)
-            found += [] if scaled is None else [(c, scaled)]
-        return found
+            pairs += [] if scaled is None else [(c, scaled)]
+        return pairs
 
     @functools.cached_property
     def tables(self) -> frozenset[int]:
@@ -113,14 +113,14 @@ class Structure:
     @functools.cached_property
     def attributes(self) -> list[tuple[Node, Mapping[str, int]]]:
         """Nodes whose sizes are attributes of their module, with these attributes as recorded."""
-        found: list[tuple[Node, Mapping[str, int]]] = []
+        pairs: list[tuple[Node, Mapping[str, int]]] = []
         for node in self.graph.nodes:
             asked = self.rules.rule(node.op).attributes(node, lambda value: value.shape)
             have = self.graph.attributes.get(node.module, {}) if asked else {}
             own = {name: size for name, size in asked.items() if have.get(name) == size}
             if own:
-                found.append((node, own))
-        return found
+                pairs.append((node, own))
+        return pairs
 
     def contractions(self) -> list[tuple[Node, Contraction]]:
         """Return the nodes that contract channels with a weight, with their contractions."""
@@ -133,16 +133,16 @@ class Structure:
 
 def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
     """Return the layers of values by index, with representatives; shared layers stay shared."""
-    known: dict[int, Tensor] = {}
-    found: dict[int, tuple[Tensor, ...]] = {}
+    resolved: dict[int, Tensor] = {}
+    layers_by_index: dict[int, tuple[Tensor, ...]] = {}
     for value in labels.graph.values:
         layers = labels.layers(value)
         for layer in layers:
-            if id(layer) not in known:
-                known[id(layer)] = roots[labels.settled(layer)]
+            if id(layer) not in resolved:
+                resolved[id(layer)] = roots[labels.settled(layer)]
         if layers:
-            found[value.index] = tuple(known[id(layer)] for layer in layers)
-    return found
+            layers_by_index[value.index] = tuple(resolved[id(layer)] for layer in layers)
+    return layers_by_index
 
 
 def resolve(labels: Labels) -> Structure:
@@ -150,8 +150,8 @@ def resolve(labels: Labels) -> Structure:
     roots = labels.slots.roots()
     frozen = labels.slots.frozen(roots)
     born = torch.zeros(len(roots), dtype=torch.bool)
-    for made in labels.born:
-        born[roots[made]] = True
+    for slots in labels.born:
+        born[roots[slots]] = True
     return Structure(
         graph=labels.graph,
         rules=labels.rules,
@@ -183,8 +183,8 @@ def _beside_missed(graph: Graph) -> Iterator[tuple[Node, str]]:
 def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
     """Return (container, key) for each container that contains a name."""
     parts = name.split(".")
-    found = ((".".join(parts[:i]), parts[i]) for i in range(len(parts) - 1))
-    return [(container, key) for container, key in found if container in containers]
+    pairs = ((".".join(parts[:i]), parts[i]) for i in range(len(parts) - 1))
+    return [(container, key) for container, key in pairs if container in containers]
 
 
 def _hold_amounts(node: Node, labels: Labels) -> None:

@@ -121,9 +121,9 @@ class Slots:
     def why(self, labels: Tensor) -> str | None:
         """Return the reason of the first frozen label, or None if none is frozen."""
         reasons = self._reason[self._find(labels.reshape(-1).numpy())]
-        known = reasons[reasons > 1]
-        known = known if len(known) else reasons[reasons > 0]
-        return self._reasons[int(known[0])] if len(known) else None
+        indices = reasons[reasons > 1]
+        indices = indices if len(indices) else reasons[reasons > 0]
+        return self._reasons[int(indices[0])] if len(indices) else None
 
     def roots(self) -> Tensor:
         """Return the representative of every slot, shape ``(len(self),)``."""

@@ -54,14 +54,14 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
         node: of a graph.
         numbers: numbers that may depend on data.
     """
-    found, whole = [], [number for number in numbers if isinstance(number, int)]
+    names, whole = [], [number for number in numbers if isinstance(number, int)]
     for name in _typed(node, ("int", "Int")) if whole else ():
         value = node.args[name]
         items = value if isinstance(value, (list, tuple)) else [value]
         places = [p for p, item in enumerate(items) if isinstance(item, int) and item in whole]
         if "dim" not in name and any((name, place) not in node.sizes for place in places):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def place_of(node: Node) -> int | None:
@@ -74,7 +74,7 @@ def agreeing(
     node: Node,
     numbers: Numbers,
     compute: Callable[[Node], Sequence[Tensor] | None],
-    known: Callable[[Value], Tensor],
+    constant_of: Callable[[Value], Tensor],
 ) -> Sequence[Tensor] | None:
     """Return the constants of a node's outputs that hold for all values of the numbers, NaN elsewhere.
 
@@ -82,21 +82,21 @@ def agreeing(
         node: of a graph.
         numbers: numbers that may depend on data.
         compute: returns the constants for one choice of numbers.
-        known: returns the constants of an input.
+        constant_of: returns the constants of an input.
     """
     dim = place_of(node)
-    if amounts(node, numbers) and (dim is None or known(node.inputs[0]).size(dim) > 1):
+    if amounts(node, numbers) and (dim is None or constant_of(node.inputs[0]).size(dim) > 1):
         return None
-    found = compute(node)
-    for other in _others(node, numbers) if found is not None and not none_known(found) else ():
+    arrays = compute(node)
+    for other in _others(node, numbers) if arrays is not None and not none_known(arrays) else ():
         try:
             again = compute(other)
         except (ArithmeticError, RuntimeError, ValueError):  # the op rejects such a number
             again = None
         if again is None:
             return None
-        found = [torch.where(a == b, a, math.nan) for a, b in zip(found or (), again, strict=True)]
-    return found
+        arrays = [torch.where(a == b, a, math.nan) for a, b in zip(arrays or (), again, strict=True)]
+    return arrays
 
 
 def _others(node: Node, numbers: Numbers) -> Iterator[Node]:

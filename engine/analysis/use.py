@@ -46,27 +46,27 @@ class Use:
                     self.add(value, used)
 
     def _is_used(self, value: Value) -> bool:
-        found = self._arrays.get(value.index)
-        return found is not None and bool(found.numpy().any())
+        array = self._arrays.get(value.index)
+        return array is not None and bool(array.numpy().any())
 
     def shape(self, value: Value) -> list[int]:
         """Return the compact shape in which use of a value is stored: expanded along channel dimensions only.
 
         No other slots, such as the tokens of a position table, are ever removed.
         """
-        found = self._shapes.get(value.index)
-        if found is None:
+        shape = self._shapes.get(value.index)
+        if shape is None:
             layers = self.structure.table.touched(value.index)
             touched = {d for dims, place in layers if self._channels[place] for d in dims}
-            found = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
-        return found
+            shape = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
+        return shape
 
     def __getitem__(self, value: Value) -> Tensor:
         """Return which entries of a value are used."""
-        found = self._arrays.get(value.index)
-        if found is None:
-            found = self._arrays[value.index] = torch.zeros(self.shape(value), dtype=torch.bool)
-        return found
+        array = self._arrays.get(value.index)
+        if array is None:
+            array = self._arrays[value.index] = torch.zeros(self.shape(value), dtype=torch.bool)
+        return array
 
     def along(self, value: Value, dim: int) -> Tensor:
         """Return which indices of a dimension are used, shape ``(size,)``."""

@@ -44,7 +44,9 @@ class RuleReport:
 
     def __str__(self) -> str:
         lines = [f"  {s} ({k}): {before} -> {after} parameters, error {e:.0e}" for s, k, before, after, e in self.rows]
-        reasons = [f"  {sample}: {reason}" for sample, found in self.frozen.items() for reason in found]
+        reasons = [
+            f"  {sample}: {reason}" for sample, sample_reasons in self.frozen.items() for reason in sample_reasons
+        ]
         could = [f"  {freed}" for freed in self.freed]
         unseen = [f"  {op}" for op in self.missing]
         sections = [(f"Checked ({self.calls} calls by brute force):", lines), ("Left whole:", reasons)]
@@ -86,26 +88,26 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
 
     The brute-force approach follows ``torch.distributed.tensor._ops.strategy_validation``.
     """
-    found = [*rule.samples(), *samples]
-    if not found:
+    all_samples = [*rule.samples(), *samples]
+    if not all_samples:
         raise RuleError(f"The rule of {', '.join(rule.ops)} has no samples; pass `samples=[Sample(...)]`.")
-    known = Registry(r for r in rules.distinct() if not set(r.ops) & set(rule.ops)) + [rule]
+    registry = Registry(r for r in rules.distinct() if not set(r.ops) & set(rule.ops)) + [rule]
     rows: list[tuple[str, str, int, int, float]] = []
     frozen: dict[str, list[str]] = {}
     could: dict[Freed, None] = {}
     called: list[str] = []
-    for sample in found:
+    for sample in all_samples:
         model, example = _built(sample, seed)
         for call in calls_of(model, example, rule.ops):
-            could.update(dict.fromkeys(_tried(sample, call, known, seed)))
+            could.update(dict.fromkeys(_tried(sample, call, registry, seed)))
             called.append(call.node.op)
-        groups = dependency_groups(model, example, rules=known)
+        groups = dependency_groups(model, example, rules=registry)
         reasons = {g.reason for g in groups if g.reason and "output of the model" not in g.reason}
         if reasons:
             frozen[sample.name] = sorted(reasons)
         for kind, make in _KINDS.items():
-            masks = make(model, example, known, torch.Generator().manual_seed(seed))
-            rows.append((sample.name, kind, *_compared(sample, model, example, masks, known)))
+            masks = make(model, example, registry, torch.Generator().manual_seed(seed))
+            rows.append((sample.name, kind, *_compared(sample, model, example, masks, registry)))
     missing = tuple(op for op in rule.ops if op not in called)
     return RuleReport(tuple(rows), frozen, tuple(could), len(called), missing)
 

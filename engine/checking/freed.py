@@ -51,9 +51,9 @@ def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[F
     if call.node.target is None or rules.rule(call.node.op).unchecked:
         return
     values = [v for v in call.inputs if v in call.activations or v.stored and v.dtype.is_floating_point]
-    known: list[Pattern] = []
+    patterns: list[Pattern] = []
     for combination in combinations(call, values):
-        if any(smaller.items() <= combination.items() for smaller in known):
+        if any(smaller.items() <= combination.items() for smaller in patterns):
             continue
         sets = list(subsets(next(v.shape[d] for v, (d,) in combination.items()), generator, blocks=True))
         for zero in (False, True):
@@ -63,14 +63,14 @@ def freed(call: Call, rules: Registry, generator: torch.Generator) -> Iterator[F
                 full.update((v.index, -full[v.index].abs()) for v in call.activations if v.dtype.is_floating_point)
                 blocks = _blocks(call, combination, blocks, zero, full)
             if blocks:
-                known.append(combination)
+                patterns.append(combination)
                 structure = structure_of_call(
                     call, {v: d for v, d in combination.items() if v in call.activations}, rules
                 )
                 reason = next((r for gone in blocks if (r := _refusal(structure, combination, gone)) is not None), None)
                 if reason is not None:
-                    told = reason.replace(repr(call.node), call.node.op)
-                    yield Freed(call.node.op, _axes(call, combination), zero, told)
+                    reason_text = reason.replace(repr(call.node), call.node.op)
+                    yield Freed(call.node.op, _axes(call, combination), zero, reason_text)
                 break
 
 
@@ -87,8 +87,8 @@ def _blocks(call: Call, combination: Pattern, sets: Sequence[list[int]], zero: b
         parts = [b for b in blocks if set(b) <= set(gone)]
         if not blocks and len(gone) > size // 2:
             return []  # a dimension has at least two blocks
-        given, made = _zero(call, combination, gone, full) if zero else (full, wanted)
-        allowed = _op_allows(call, combination, gone, given, made)
+        inputs, outputs = _zero(call, combination, gone, full) if zero else (full, wanted)
+        allowed = _op_allows(call, combination, gone, inputs, outputs)
         if parts and set(gone) == {i for b in parts for i in b}:
             if not allowed:
                 return []
@@ -103,10 +103,10 @@ def _zero(
     call: Call, combination: Pattern, gone: Sequence[int], full: Tensors
 ) -> tuple[dict[int, Tensor], list[Tensor]]:
     """Return the inputs with zeros at some indices, and the op's outputs for them."""
-    found = dict(full)
+    inputs = dict(full)
     for value, (dim,) in combination.items():
-        found[value.index] = full[value.index].index_fill(dim, torch.tensor(gone), 0)
-    return found, run(call.node, found)
+        inputs[value.index] = full[value.index].index_fill(dim, torch.tensor(gone), 0)
+    return inputs, run(call.node, inputs)
 
 
 def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tensors, wanted: Sequence[Tensor]) -> bool:
@@ -119,10 +119,10 @@ def _op_allows(call: Call, combination: Pattern, gone: Sequence[int], full: Tens
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about unexpected sizes
-                found = run(call.node, parts, demands)
+                outputs = run(call.node, parts, demands)
         except (RuntimeError, IndexError, ValueError):
             continue
-        if len(wanted) == len(found) and all(map(_is_part, wanted, found)):
+        if len(wanted) == len(outputs) and all(map(_is_part, wanted, outputs)):
             return True
     return False
 
@@ -166,17 +166,19 @@ def _is_part(full: Tensor, part: Tensor) -> bool:
 
 def _refusal(structure: Structure, combination: Pattern, gone: Sequence[int]) -> str | None:
     """Return why a rule does not cut exactly what a combination cuts; None if it does."""
-    made = {v: d for v, d in combination.items() if not v.stored} or combination  # parameters follow
-    rows = {v: structure.along(v, d) for v, (d,) in made.items()}
-    known = {v: row for v, row in rows.items() if row is not None}
-    slots = torch.cat([row[list(gone)] for row in known.values()]) if known else torch.zeros(0, dtype=torch.long)
-    if len(known) < len(rows) or structure.frozen[slots].any():
+    axes = {v: d for v, d in combination.items() if not v.stored} or combination  # parameters follow
+    rows = {v: structure.along(v, d) for v, (d,) in axes.items()}
+    slot_rows = {v: row for v, row in rows.items() if row is not None}
+    slots = (
+        torch.cat([row[list(gone)] for row in slot_rows.values()]) if slot_rows else torch.zeros(0, dtype=torch.long)
+    )
+    if len(slot_rows) < len(rows) or structure.frozen[slots].any():
         return structure.slots.why(slots) or "it has no slots"
     keep = torch.ones(len(structure.roots), dtype=torch.bool)
     keep[slots] = False
     keep = closed(structure.constraints, keep, lambda: torch.zeros(len(structure.roots)))
     shrunk = Shrunk(structure, keep)
-    for value, (dim,) in made.items():
+    for value, (dim,) in axes.items():
         stays = shrunk.indices(value, dim)
         cut = [d for d in range(value.ndim) if shrunk.shape(value)[d] < value.shape[d]]
         if stays is None or (~stays).nonzero()[:, 0].tolist() != list(gone) or cut != [dim]:

@@ -52,8 +52,8 @@ class Call:
     @property
     def activations(self) -> tuple[Value, ...]:
         """The inputs produced by other calls, except indices."""
-        known = (v for v in self.inputs if not v.stored and v.data is None)
-        return tuple(v for v in known if v.dtype.is_floating_point or v.dtype == torch.bool)
+        values = (v for v in self.inputs if not v.stored and v.data is None)
+        return tuple(v for v in values if v.dtype.is_floating_point or v.dtype == torch.bool)
 
     @property
     def stored(self) -> dict[str, Tensor]:
@@ -71,11 +71,13 @@ class Call:
 
     def random(self, generator: torch.Generator) -> dict[int, Tensor]:
         """Return new random activations, with all other inputs as in the sample."""
-        found = dict(self.tensors)
+        tensors = dict(self.tensors)
         for value in self.activations:
             if value.dtype.is_floating_point:
-                found[value.index] = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
-        return found
+                tensors[value.index] = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(
+                    value.dtype
+                )
+        return tensors
 
 
 def calls_of(model: nn.Module, example: Tensor, ops: Collection[str]) -> Iterator[Call]:
@@ -91,8 +93,8 @@ def calls_of(model: nn.Module, example: Tensor, ops: Collection[str]) -> Iterato
     seen: set[str] = set()
     for node in graph.nodes:
         kind = f"{node.op} { {name: _kind(item) for name, item in node.args.items()} }"
-        known = bool(node.outputs) and all(v.index in tensors for v in (*node.outputs, *node.inputs))
-        if node.op in ops and known and kind not in seen:
+        has_tensors = bool(node.outputs) and all(v.index in tensors for v in (*node.outputs, *node.inputs))
+        if node.op in ops and has_tensors and kind not in seen:
             seen.add(kind)
             yield _isolated(graph, node, tensors, example.size(0))
 
@@ -134,19 +136,19 @@ def _mapped(item: Any, new: Mapping[int, Any]) -> Any:
 
 def _replayed(graph: Graph, stored: Mapping[str, Tensor], example: Tensor) -> dict[int, Tensor]:
     """Run a recorded program on real tensors, skipping calls that cannot be run in isolation."""
-    found = {v.index: stored[name] for name, v in graph.stored.items()}
-    found.update({v.index: v.data for v in graph.values if v.data is not None})
-    found.update((v.index, t) for v, t in zip(graph.inputs, tensors_in(example), strict=False))
+    tensors = {v.index: stored[name] for name, v in graph.stored.items()}
+    tensors.update({v.index: v.data for v in graph.values if v.data is not None})
+    tensors.update((v.index, t) for v, t in zip(graph.inputs, tensors_in(example), strict=False))
     generator = torch.Generator().manual_seed(0)
     for value in graph.values:  # inputs that are not constant may hold any numbers
-        if value.index not in found and value.producer is None and value.dtype.is_floating_point:
-            found[value.index] = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        if value.index not in tensors and value.producer is None and value.dtype.is_floating_point:
+            tensors[value.index] = torch.randn(value.shape, generator=generator, dtype=value.dtype)
     for node in graph.nodes:
         runs = node.target is not None or node.op == WRITE
-        if node.path == "eval" and runs and all(v.index in found for v in node.inputs):
-            made = run(node, found)
-            found.update((v.index, t) for v, t in zip(node.outputs, made, strict=True))
-    return found
+        if node.path == "eval" and runs and all(v.index in tensors for v in node.inputs):
+            outputs = run(node, tensors)
+            tensors.update((v.index, t) for v, t in zip(node.outputs, outputs, strict=True))
+    return tensors
 
 
 @torch.no_grad()
@@ -172,9 +174,9 @@ def run(node: Node, tensors: Tensors, demands: Collection[Demand] = ()) -> list[
     schema = node.target._schema.arguments
     positional = [args[a.name] for a in schema if not a.kwarg_only and a.name in args]
     with _same_memory():
-        made = node.target(*positional, **{a.name: args[a.name] for a in schema if a.kwarg_only and a.name in args})
+        outputs = node.target(*positional, **{a.name: args[a.name] for a in schema if a.kwarg_only and a.name in args})
     places = {storage_of(args[name]) for name in written}
-    return [*(args[name] for name in written), *(t for t in tensors_in(made) if storage_of(t) not in places)]
+    return [*(args[name] for name in written), *(t for t in tensors_in(outputs) if storage_of(t) not in places)]
 
 
 @contextmanager

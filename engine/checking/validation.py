@@ -59,8 +59,8 @@ def combinations(call: Call, values: Sequence[Value]) -> Iterator[Pattern]:
 
 
 def _patterns(call: Call) -> list[Pattern]:
-    found: list[Pattern] = list(combinations(call, call.activations))[:_PATTERNS]
-    return [*found, {v: tuple(_dims(call, v)) for v in call.activations}]
+    patterns: list[Pattern] = list(combinations(call, call.activations))[:_PATTERNS]
+    return [*patterns, {v: tuple(_dims(call, v)) for v in call.activations}]
 
 
 def subsets(size: int, generator: torch.Generator, blocks: bool = False) -> Iterator[list[int]]:
@@ -89,8 +89,10 @@ def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structur
     try:
         rules.rule(call.node.op).labels(call.node, labels)
     except Exception as error:
-        told = ", ".join(f"{call.name(v)} {list(dims)}" for v, dims in pattern.items() if dims) or "no input"
-        raise _wrong(call, "labels", f"with slots along {told} they raise {type(error).__name__}: {error}") from error
+        axes_text = ", ".join(f"{call.name(v)} {list(dims)}" for v, dims in pattern.items() if dims) or "no input"
+        raise _wrong(
+            call, "labels", f"with slots along {axes_text} they raise {type(error).__name__}: {error}"
+        ) from error
     labels.born.append(torch.arange(1, len(labels.slots)))
     labels.make_rectangular()
     return resolve(labels)
@@ -145,26 +147,26 @@ def _compare_cut(
     if any(d.expr is not None and evaluate(d.expr, shrunk.shape, _no_attribute) != d.wanted for d in numbers):
         return  # the surrounding code is edited in this case; whole networks show whether that is right
     try:
-        given = _corrected(call, full, shrunk, rules)
-        parts = {v.index: _part(shrunk, v, given[v.index]) for v in call.inputs}
+        inputs = _corrected(call, full, shrunk, rules)
+        parts = {v.index: _part(shrunk, v, inputs[v.index]) for v in call.inputs}
         wanted = [_part(shrunk, v, t) for v, t in zip(node.outputs, run(node, full), strict=True)]
-        found = run(node, parts, [d for d in numbers if d.expr is None])
+        outputs = run(node, parts, [d for d in numbers if d.expr is None])
     except (RuntimeError, IndexError, ValueError) as error:
-        raise _wrong(call, "labels", f"{_told(shrunk, call)} it cannot run: {error}") from error
-    if len(found) != len(wanted):
-        raise _wrong(call, "labels", f"{_told(shrunk, call)} it has {len(found)} outputs, not {len(wanted)}")
-    for value, a, b in zip(node.outputs, wanted, found, strict=True):
+        raise _wrong(call, "labels", f"{_cut_text(shrunk, call)} it cannot run: {error}") from error
+    if len(outputs) != len(wanted):
+        raise _wrong(call, "labels", f"{_cut_text(shrunk, call)} it has {len(outputs)} outputs, not {len(wanted)}")
+    for value, a, b in zip(node.outputs, wanted, outputs, strict=True):
         if a.shape != b.shape or not close(a, b):
             what = f"output {value.index - len(call.inputs)} is {_difference(a, b)}"
-            raise _wrong(call, "labels", f"{_told(shrunk, call)} {what}")
+            raise _wrong(call, "labels", f"{_cut_text(shrunk, call)} {what}")
 
 
 def _corrected(call: Call, full: Tensors, shrunk: Shrunk, rules: Registry) -> dict[int, Tensor]:
     """Return the inputs with the corrections for removed parts."""
-    found = dict(full)
+    inputs = dict(full)
     for value, delta in rules.rule(call.node.op).corrections(call.node, lambda v: full[v.index], shrunk.mask):
-        found[value.index] = full[value.index] + delta.to(full[value.index].dtype)
-    return found
+        inputs[value.index] = full[value.index] + delta.to(full[value.index].dtype)
+    return inputs
 
 
 def _no_attribute(expr: AttributeOf) -> int:
@@ -196,7 +198,7 @@ def _difference(a: Tensor, b: Tensor) -> str:
     return f"off by {float((a.double() - b.double()).abs().nan_to_num(math.inf).max()):.1e}"
 
 
-def _told(shrunk: Shrunk, call: Call) -> str:
+def _cut_text(shrunk: Shrunk, call: Call) -> str:
     cuts = [
         f"{call.name(v)} {[d for d in range(v.ndim) if shrunk.shape(v)[d] < v.shape[d]]}"
         for v in call.inputs
@@ -221,12 +223,14 @@ def _assumed(
     Returns:
         The rule's constants, and the data of each input, NaN where an activation varies.
     """
-    given = dict(call.tensors)
+    assumed = dict(call.tensors)
     for value in call.inputs:
         if value.stored and value.dtype.is_floating_point:
-            zeroed = given[value.index] * (_row(value, range(value.ndim), generator) > 0.3)
-            given[value.index] = given[value.index] if (given[value.index] > 0).all() else zeroed  # not a variance
-    stored = {v.name: given[v.index] for v in call.inputs if v.name is not None}
+            zeroed = assumed[value.index] * (_row(value, range(value.ndim), generator) > 0.3)
+            assumed[value.index] = (
+                assumed[value.index] if (assumed[value.index] > 0).all() else zeroed
+            )  # not a variance
+    stored = {v.name: assumed[v.index] for v in call.inputs if v.name is not None}
     outside = Constants(replace(call.graph, nodes=()), rules, stored)
     for value in call.activations:
         array = torch.full([1] * value.ndim, math.nan, dtype=torch.float64)
@@ -234,8 +238,8 @@ def _assumed(
             array = _some_constant(_row(value, pattern[value], generator), value.dtype.is_floating_point)
             array = array.to(value.dtype).double()
         outside.assume(value, array)
-        given[value.index] = array.expand(value.shape)
-    return Constants(call.graph, rules, stored, known=outside), given
+        assumed[value.index] = array.expand(value.shape)
+    return Constants(call.graph, rules, stored, base=outside), assumed
 
 
 def _row(value: Value, dims: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -250,39 +254,39 @@ def _some_constant(draw: Tensor, number: bool) -> Tensor:
     return torch.where(draw < 1 / 3, math.nan, torch.where(draw < 2 / 3, 0.0, other))
 
 
-def _drawn(call: Call, given: Mapping[int, Tensor], generator: torch.Generator) -> dict[int, Tensor]:
+def _drawn(call: Call, assumed: Mapping[int, Tensor], generator: torch.Generator) -> dict[int, Tensor]:
     """Fill in random numbers where inputs vary."""
-    found = dict(given)
+    inputs = dict(assumed)
     for value in call.activations:
-        known = given[value.index]
+        array = assumed[value.index]
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
         noise = noise if value.dtype.is_floating_point else (noise > 0).double()
-        found[value.index] = torch.where(known.isnan(), noise, known).to(value.dtype)
-    return found
+        inputs[value.index] = torch.where(array.isnan(), noise, array).to(value.dtype)
+    return inputs
 
 
 def _check_constants(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
-    constants, given = _assumed(call, pattern, rules, generator)
+    constants, assumed = _assumed(call, pattern, rules, generator)
     for _ in range(_DRAWS):
-        for value, made in zip(call.node.outputs, run(call.node, _drawn(call, given, generator)), strict=True):
-            known = constants[value]
-            if any(n not in (1, have) for n, have in zip(known.shape, made.shape, strict=True)):
-                raise _wrong(call, "constants", f"of shape {tuple(known.shape)} for {tuple(made.shape)}")
-            known = known.expand(made.shape)
-            sure = known == 0 if constants.has_profile(value) else ~known.isnan()
-            if not close(known[sure], made[sure]):
-                raise _wrong(call, "constants", f"a known entry is {_difference(known[sure], made[sure])}")
+        for value, output in zip(call.node.outputs, run(call.node, _drawn(call, assumed, generator)), strict=True):
+            array = constants[value]
+            if any(n not in (1, have) for n, have in zip(array.shape, output.shape, strict=True)):
+                raise _wrong(call, "constants", f"of shape {tuple(array.shape)} for {tuple(output.shape)}")
+            array = array.expand(output.shape)
+            sure = array == 0 if constants.has_profile(value) else ~array.isnan()
+            if not close(array[sure], output[sure]):
+                raise _wrong(call, "constants", f"a known entry is {_difference(array[sure], output[sure])}")
 
 
 def _check_use(call: Call, pattern: Pattern, rules: Registry, generator: torch.Generator) -> None:
     node, structure = call.node, structure_of_call(call, pattern, rules)
-    constants, given = _assumed(call, pattern, rules, generator)
+    constants, assumed = _assumed(call, pattern, rules, generator)
     use = Use(structure, constants)
     for value in node.outputs:
         use.add(value, torch.rand(use.shape(value), generator=generator) < 0.5)
     rules.rule(node.op).use(node, use)
-    before = _drawn(call, given, generator)
-    other = _drawn(call, given, generator)
+    before = _drawn(call, assumed, generator)
+    other = _drawn(call, assumed, generator)
     after = dict(before)
     for value in call.activations:
         after[value.index] = torch.where(use[value].expand(value.shape), before[value.index], other[value.index])

@@ -97,11 +97,11 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
         return False
     stored = canonical_tensors(model, graph)
     constants = Constants(
-        graph, structure.rules, stored, masks, training=True, known=kept.constants, amounts=structure.amounts
+        graph, structure.rules, stored, masks, training=True, base=kept.constants, amounts=structure.amounts
     )
     zeros = [*only_zeros(structure, constants, kept.use)]
-    zeros += [(slots, known) for _, slots, known in refilled(structure, constants, kept.use)]
-    if any((known != 0)[~keep[slots]].any() for slots, known in zeros):
+    zeros += [(slots, values) for _, slots, values in refilled(structure, constants, kept.use)]
+    if any((values != 0)[~keep[slots]].any() for slots, values in zeros):
         return False
     return not any(
         (constants.along(c.contraction.input, c.contraction.input_dim) != 0)[c.used & ~keep[c.slots]].any()
@@ -133,13 +133,13 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
 
 def _spread(kept: Kept) -> Iterator[Spread]:
     shrunk = kept.shrunk
-    for node, slots, known in refilled(shrunk.structure, kept.constants, kept.use):
+    for node, slots, values in refilled(shrunk.structure, kept.constants, kept.use):
         dim = node.args["dim"] % node.output.ndim
         after = shrunk.indices(node.output, dim)
         after = torch.ones(len(slots), dtype=torch.bool) if after is None else after
-        found = Spread.of(node.module, node.args["dim"], shrunk.keep[slots], after, known)
-        if found is not None:
-            yield found
+        spread = Spread.of(node.module, node.args["dim"], shrunk.keep[slots], after, values)
+        if spread is not None:
+            yield spread
 
 
 def _dead_layers(kept: Kept) -> Iterator[str]:
@@ -162,14 +162,16 @@ def _replacements(kept: Kept, masks: Mapping[str, Tensor]) -> Iterator[Replaceme
     graph, shrunk = kept.shrunk.structure.graph, kept.shrunk
     for name in graph.opaque:
         calls = [node for node in graph.nodes if node.module == name and node.op == MODULE]
-        given = [channel_inputs(node) for node in calls]
-        if any(shrunk.mask(v) is not None for node, vs in zip(calls, given, strict=True) for v in (*vs, *node.outputs)):
+        inputs = [channel_inputs(node) for node in calls]
+        if any(
+            shrunk.mask(v) is not None for node, vs in zip(calls, inputs, strict=True) for v in (*vs, *node.outputs)
+        ):
             module = calls[0].args["module"]
             names = {n: graph.aliases[f"{name}.{n}"] for n, _ in module.named_parameters()}
             yield Replacement(
                 name,
                 graph.types[name].__name__,
-                inputs=tuple((_stays(v, shrunk), v.shape) for v in given[0]),
+                inputs=tuple((_stays(v, shrunk), v.shape) for v in inputs[0]),
                 outputs=tuple((_stays(v, shrunk), v.shape) for v in channel_outputs(calls[0])),
                 weights={n: masks[canonical] for n, canonical in names.items() if canonical in masks},
                 stored=shapes_of(module),

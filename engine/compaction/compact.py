@@ -54,9 +54,9 @@ class Compaction:
         self._redo: list[Callable[[], None]] = []
         self._model, self._stored = model, stored_tensors(model)
         self._modules = distinct_modules(model)
-        known = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
+        candidates = (None, *([optimizers] if isinstance(optimizers, Optimizer) else optimizers or ()))
         self._tried: set[tuple[int, int, int]] = set()
-        self._optimizers = [o for o in known if o is not None]
+        self._optimizers = [o for o in candidates if o is not None]
         self._plan: Mapping[str, Any] | None = None
         self._certificate: Mapping[str, Any] | None = None
 
@@ -185,8 +185,8 @@ class Compaction:
                 self._tried.add(key)
 
     def _prepare_attributes(self, path: str, module: nn.Module, values: Mapping[str, int]) -> None:
-        made = with_integers(path, module, values)
-        for key, value in made.items():
+        attributes = with_integers(path, module, values)
+        for key, value in attributes.items():
             old = getattr(module, key)
             self._redo.append(lambda k=key, v=value: setattr(module, k, v))  # type: ignore[misc]
             self._undo.append(lambda k=key, v=old: setattr(module, k, v))  # type: ignore[misc]

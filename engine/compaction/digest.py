@@ -31,28 +31,28 @@ def digest(value: Any) -> str:
     return _digest(value, {}).hex()
 
 
-def _digest(value: Any, known: dict[int, bytes]) -> bytes:
+def _digest(value: Any, digests: dict[int, bytes]) -> bytes:
     if not isinstance(value, (Tensor, Mapping, set, frozenset, list, tuple)):
         return sha256(_plain(value)).digest()
-    found = known.get(id(value))
-    if found is None:
-        found = known[id(value)] = _of_container(value, known)
-    return found
+    value_digest = digests.get(id(value))
+    if value_digest is None:
+        value_digest = digests[id(value)] = _of_container(value, digests)
+    return value_digest
 
 
-def _of_container(value: Any, known: dict[int, bytes]) -> bytes:
+def _of_container(value: Any, digests: dict[int, bytes]) -> bytes:
     if isinstance(value, Tensor):
         return sha256(b"tensor" + _tensor(value)).digest()
     if isinstance(value, Mapping):
         return sha256(
-            b"mapping" + b"".join(sorted(_digest(k, known) + _digest(v, known) for k, v in value.items()))
+            b"mapping" + b"".join(sorted(_digest(k, digests) + _digest(v, digests) for k, v in value.items()))
         ).digest()
     if isinstance(value, (set, frozenset)):
-        return sha256(b"set" + b"".join(sorted(_digest(v, known) for v in value))).digest()
-    found = sha256(b"sequence")
+        return sha256(b"set" + b"".join(sorted(_digest(v, digests) for v in value))).digest()
+    hasher = sha256(b"sequence")
     for item in value:
-        found.update(_digest(item, known))
-    return found.digest()
+        hasher.update(_digest(item, digests))
+    return hasher.digest()
 
 
 def _plain(value: Any) -> bytes:
@@ -61,7 +61,7 @@ def _plain(value: Any) -> bytes:
 
 
 def _tensor(value: Tensor) -> bytes:
-    found = sha256(f"{value.dtype} {tuple(value.shape)}".encode())
+    hasher = sha256(f"{value.dtype} {tuple(value.shape)}".encode())
     if value.layout is torch.strided and not value.is_meta:
         for dim in [d for d in reversed(range(value.ndim)) if value.stride(d) == 0 and value.shape[d] > 0]:
             value = value.select(dim, 0)  # expanded dimensions are read once
@@ -69,5 +69,5 @@ def _tensor(value: Tensor) -> bytes:
             raise ValueError(f"A tensor claims {value.numel()} elements, and holds fewer.")
         flat = value.detach().cpu().contiguous().reshape(-1)
         flat = flat.as_strided(flat.shape, (1,))  # a single entry counts as contiguous with any stride
-        found.update(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
-    return found.digest()
+        hasher.update(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return hasher.digest()

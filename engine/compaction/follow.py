@@ -90,10 +90,10 @@ def follow(
         CheckpointError: if the state dict does not fit; the module is left unchanged.
     """
     everything = getattr(state_dict, "_metadata", None) or {prefix[:-1]: local_metadata}
-    found = {name: content for name, meta in everything.items() if (content := meta.get(KEY)) is not None}
+    contents = {name: content for name, meta in everything.items() if (content := meta.get(KEY)) is not None}
     inside = {
         f"{name}.".removeprefix(prefix).removesuffix("."): content
-        for name, content in found.items()
+        for name, content in contents.items()
         if f"{name}.".startswith(prefix)
     }
     wanted = joined_entries(inside)
@@ -154,12 +154,12 @@ def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
     Raises:
         CheckpointError: if they are damaged, or implausibly many.
     """
-    found: dict[str, Entry] = {}
+    entries_by_path: dict[str, Entry] = {}
     for name, content in contents.items():
-        found |= {_joined(name, path): entry for path, entry in entries(content).items()}
-        if len(found) > _MOST:
+        entries_by_path |= {_joined(name, path): entry for path, entry in entries(content).items()}
+        if len(entries_by_path) > _MOST:
             raise CheckpointError(f"It is damaged: it tells of more than {_MOST} compacted modules.")
-    return found
+    return entries_by_path
 
 
 def reshape(
@@ -184,15 +184,15 @@ def reshape(
         if not is_compacted(model) or _misfit(model, shapes) is None:
             return lambda: None
     before = {name: tensor.shape for name, tensor in stored_tensors(model).items() if not is_lazy(tensor)}
-    made: list[Compaction] = []
+    changes: list[Compaction] = []
 
     def undo() -> None:
-        for change in reversed(made):
+        for change in reversed(changes):
             change.rollback()
 
     try:
-        _in_turn(_growths(model, wanted or {}), made)
-        _in_turn(_compactions(model, wanted or {}), made)
+        _in_turn(_growths(model, wanted or {}), changes)
+        _in_turn(_compactions(model, wanted or {}), changes)
         wrong = _misfit(model, shapes)
         if wrong is not None:
             raise CheckpointError(f"The weights do not fit {type(model).__name__}: {wrong}")
@@ -208,7 +208,7 @@ def reshape(
     return undo
 
 
-def _in_turn(queues: list[Queue], made: list[Compaction]) -> None:
+def _in_turn(queues: list[Queue], changes: list[Compaction]) -> None:
     """Apply changes of modules, in order for each module; modules may be nested, so apply whichever fits next."""
     while queues := [queue for queue in queues if queue]:
         failures: list[PlanError] = []
@@ -218,7 +218,7 @@ def _in_turn(queues: list[Queue], made: list[Compaction]) -> None:
             except PlanError as error:
                 failures.append(error)
                 continue
-            made.append(change)
+            changes.append(change)
             change.commit()
             queue.pop(0)
         if len(failures) == len(queues):
@@ -274,9 +274,9 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
 def _misfit(model: nn.Module, shapes: Shapes) -> str | None:
     """Return a sentence that describes the first mismatch, or None."""
     for name, tensor in stored_tensors(model).items():
-        given = None if is_lazy(tensor) else shapes.get(name, tuple(tensor.shape))
-        if given is not None and given != tuple(tensor.shape):
-            return f"{name!r} has shape {given} in the state dict, and {tuple(tensor.shape)} in the model."
+        shape = None if is_lazy(tensor) else shapes.get(name, tuple(tensor.shape))
+        if shape is not None and shape != tuple(tensor.shape):
+            return f"{name!r} has shape {shape} in the state dict, and {tuple(tensor.shape)} in the model."
     return None
 
 

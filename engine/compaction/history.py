@@ -60,8 +60,8 @@ class Step:
 
 def history(model: nn.Module) -> tuple[Step, ...]:
     """Return the compactions of a model, oldest first."""
-    found: tuple[Step, ...] = vars(model).get(_ATTRIBUTE, ())
-    return found
+    steps: tuple[Step, ...] = vars(model).get(_ATTRIBUTE, ())
+    return steps
 
 
 def is_compacted(model: nn.Module) -> bool:
@@ -73,8 +73,8 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
     """Set a model's history; returns a function that undoes it."""
     old = history(model)
     vars(model)[_ATTRIBUTE] = steps
-    told = tell in model._state_dict_hooks.values()
-    handle = None if told else model.register_state_dict_post_hook(tell)
+    is_hooked = tell in model._state_dict_hooks.values()
+    handle = None if is_hooked else model.register_state_dict_post_hook(tell)
 
     def undo() -> None:
         if handle is None:

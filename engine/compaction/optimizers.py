@@ -77,12 +77,12 @@ def _difference(kind: Any, group: Mapping[str, Any], ndim: int) -> float:
     if ndim > 1:
         start = start * alive.any(1, keepdim=True)
     whole = nn.Parameter(start)
-    optimizer = _made(kind, group, whole)
+    optimizer = _optimizer_of(kind, group, whole)
     small, other = whole, optimizer
     for step in range(_STEPS):
         if step == _CUT_AT:
             small = nn.Parameter(cut.apply(whole.detach()))
-            other = _made(kind, group, small)
+            other = _optimizer_of(kind, group, small)
             other.state[small] = {k: _cut_entry(v, cut) for k, v in optimizer.state.get(whole, {}).items()}
             _take_counts(optimizer, other)
         gradient = torch.randn(shape, generator=generator, dtype=torch.float64) * alive
@@ -93,12 +93,12 @@ def _difference(kind: Any, group: Mapping[str, Any], ndim: int) -> float:
     return float((cut.apply(whole.detach()) - small.detach()).abs().max())
 
 
-def _made(kind: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Optimizer:
+def _optimizer_of(kind: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Optimizer:
     options = {key: copy.deepcopy(value) for key, value in group.items() if key not in _OF_PARAMETERS}
     options |= {key: value for key, value in _MEANS.items() if key in options}
     lr = {"lr": options["lr"]} if "lr" in options else {}
-    made: Optimizer = kind([{"params": [parameter], **options}], **lr)
-    return made
+    optimizer: Optimizer = kind([{"params": [parameter], **options}], **lr)
+    return optimizer
 
 
 def _take_counts(optimizer: Optimizer, other: Optimizer) -> None:

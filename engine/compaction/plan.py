@@ -105,7 +105,7 @@ class Plan:
         for name, cut in last.slices.items():
             slices[name] = slices[name].then(cut) if name in slices else cut
         names = dict.fromkeys((*first.attributes, *last.attributes))
-        known = {module.module for module in first.replaced}
+        replaced_names = {module.module for module in first.replaced}
         return Plan(
             slices=slices,
             attributes={name: {**first.attributes.get(name, {}), **last.attributes.get(name, {})} for name in names},
@@ -113,7 +113,7 @@ class Plan:
             widened=chained(first.widened, last.widened),
             spread=(*first.spread, *last.spread),
             pins=merged(first.pins, last.pins),
-            replaced=(*first.replaced, *(module for module in last.replaced if module.module not in known)),
+            replaced=(*first.replaced, *(module for module in last.replaced if module.module not in replaced_names)),
             notes=tuple(dict.fromkeys((*first.notes, *last.notes))),
         )
 
@@ -269,9 +269,9 @@ class Plan:
         notes = [f"  {note}" for note in self.notes]
         norms = [f"  {norm.module} keeps the statistics of {norm.size} channels" for norm in self.widened]
         layers = [f"  the output of {layer.module} to {len(layer.table)} channels" for layer in self.spread]
-        made = [f"  {module.module} ({module.kind}), by a function of the user" for module in self.replaced]
+        modules = [f"  {module.module} ({module.kind}), by a function of the user" for module in self.replaced]
         sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Spread:", layers), ("Pinned:", pins)]
-        sections += [("Replaced:", made), ("Notes:", notes)]
+        sections += [("Replaced:", modules), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 
 

@@ -42,12 +42,12 @@ class Replacement:
     def masks(self, module: nn.Module, device: torch.device) -> tuple[Any, Any, dict[str, Tensor]]:
         """Return the masks to pass to the function: floats in full shape; several inputs or outputs as a tuple."""
         sides = [[s.expand(shape).float().to(device) for s, shape in side] for side in (self.inputs, self.outputs)]
-        given, made = (side[0] if len(side) == 1 else tuple(side) for side in sides)
+        input_masks, output_masks = (side[0] if len(side) == 1 else tuple(side) for side in sides)
         weights = {
             name: self.weights.get(name, torch.ones(1, dtype=torch.bool)).expand(p.shape).float().to(device)
             for name, p in module.named_parameters()
         }
-        return given, made, weights
+        return input_masks, output_masks, weights
 
     def done(self, module: nn.Module) -> bool:
         """Whether the module has been replaced already, by one of another class or with other shapes."""
@@ -89,13 +89,15 @@ def check_functions(functions: Any) -> Replace:
     Raises:
         InputError: if it is not such a mapping.
     """
-    found = {} if functions is None else functions
-    if not isinstance(found, Mapping) or not all(isinstance(k, str) and callable(f) for k, f in found.items()):
+    class_functions = {} if functions is None else functions
+    if not isinstance(class_functions, Mapping) or not all(
+        isinstance(k, str) and callable(f) for k, f in class_functions.items()
+    ):
         raise InputError(
             "`customized_replace_func` maps names of classes to functions of (module, masks) that return a module; "
             f"got {functions!r}."
         )
-    return found
+    return class_functions
 
 
 def opaque_names(model: nn.Module, functions: Replace) -> tuple[str, ...]:
@@ -104,13 +106,15 @@ def opaque_names(model: nn.Module, functions: Replace) -> tuple[str, ...]:
     Raises:
         InputError: naming a class without instances in the model.
     """
-    found: list[str] = []
+    all_names: list[str] = []
     for kind in functions:
         names = [name for name, module in model.named_modules() if is_kind(module, kind)]
         if not names:
             raise InputError(f"`customized_replace_func` names the class {kind!r}, of which the model has no module.")
-        found += names
-    return tuple(n for n in dict.fromkeys(found) if not any(n != o and (not o or n.startswith(o + ".")) for o in found))
+        all_names += names
+    return tuple(
+        n for n in dict.fromkeys(all_names) if not any(n != o and (not o or n.startswith(o + ".")) for o in all_names)
+    )
 
 
 def _function(module: nn.Module, functions: Replace) -> Callable[..., Any] | None:
@@ -138,16 +142,16 @@ def replaced_by(plan: Replacement, module: nn.Module, functions: Replace, device
     device = next((t.device for t in module.parameters()), device)
     masks = plan.masks(module, torch.device("cpu") if device.type == "meta" else device)  # masks need data
     try:
-        given = copy.deepcopy(module)
+        masked_copy = copy.deepcopy(module)
         with torch.no_grad():
-            for name, parameter in given.named_parameters():
+            for name, parameter in masked_copy.named_parameters():
                 parameter.mul_(masks[2][name].to(parameter))
-            made = function(given, masks)
+            replacement = function(masked_copy, masks)
     except Exception as error:
         raise PlanError(f"`customized_replace_func` failed at {what}: {type(error).__name__}: {error}") from error
-    if not isinstance(made, nn.Module):
-        raise PlanError(f"`customized_replace_func` returned a {type(made).__name__} for {what}, not a module.")
-    return made.train(module.training)
+    if not isinstance(replacement, nn.Module):
+        raise PlanError(f"`customized_replace_func` returned a {type(replacement).__name__} for {what}, not a module.")
+    return replacement.train(module.training)
 
 
 def places(model: nn.Module, module: nn.Module) -> Iterator[tuple[dict[str, nn.Module | None], str]]:

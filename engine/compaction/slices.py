@@ -200,16 +200,16 @@ class Packed:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
+        self._entries: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         self._equal: dict[tuple[torch.dtype, bytes], Tensor] = {}
 
     def of(self, index: Tensor, size: int) -> dict[str, Tensor]:
         """Return ``{"index" or "bits": tensor}`` for a subset of ``size`` indices."""
         key = (id(index), size)
-        if key not in self._found:
+        if key not in self._entries:
             entry = {name: self._once(tensor.cpu()) for name, tensor in _packed(index, size).items()}
-            self._found[key] = index, entry  # the index is kept for its identity
-        return self._found[key][1]
+            self._entries[key] = index, entry  # the index is kept for its identity
+        return self._entries[key][1]
 
     def _once(self, tensor: Tensor) -> Tensor:
         return self._equal.setdefault((tensor.dtype, tensor.numpy().tobytes()), tensor)
@@ -236,16 +236,16 @@ class Unpacked:
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[Tensor, tuple[Tensor, int, int]]] = {}
+        self._entries: dict[int, tuple[Tensor, tuple[Tensor, int, int]]] = {}
 
     def of(self, cut: Mapping[str, Any]) -> tuple[Tensor, int, int]:
         """Return the int64 indices of a stored cut, with their minimum and maximum."""
         stored = cut["bits"] if "bits" in cut else cut["index"]
-        if id(stored) not in self._found:
+        if id(stored) not in self._entries:
             index = _bits(stored) if "bits" in cut else _index(stored)
             ends = index.aminmax() if len(index) else (-1, -1)
-            self._found[id(stored)] = stored, (index, int(ends[0]), int(ends[1]))  # kept for its identity
-        return self._found[id(stored)][1]
+            self._entries[id(stored)] = stored, (index, int(ends[0]), int(ends[1]))  # kept for its identity
+        return self._entries[id(stored)][1]
 
 
 def _bits(bits: Tensor) -> Tensor:
@@ -273,11 +273,11 @@ def _layout(tensor: Tensor) -> torch.memory_format:
 
 def _check(before: tuple[int, ...], cut: Cut, low: int, high: int) -> None:
     """Reject a cut that does not fit the shape it applies to; ``low`` and ``high`` are the ends of its indices."""
-    known = cut.dims == (0, 1) and len(before) > 1 or len(cut.dims) == 1 and 0 <= cut.dims[0] < len(before)
-    limit = math.prod(before[d] for d in cut.dims) if known else 0
+    has_valid_dims = cut.dims == (0, 1) and len(before) > 1 or len(cut.dims) == 1 and 0 <= cut.dims[0] < len(before)
+    limit = math.prod(before[d] for d in cut.dims) if has_valid_dims else 0
     inside = len(cut.index) > 0 and 0 <= low <= high < limit and len(cut.index) <= limit
     sized = len(cut.sizes) == len(cut.dims) and all(size > 0 for size in cut.sizes)
-    if not known or not inside or not sized or math.prod(cut.sizes) != len(cut.index):
+    if not has_valid_dims or not inside or not sized or math.prod(cut.sizes) != len(cut.index):
         raise PlanError(
             f"A cut of the plan does not fit a tensor of shape {before}: dims {cut.dims}, sizes {cut.sizes}."
         )

@@ -29,7 +29,7 @@ def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
     Returns:
         Names of layers, with the channel dimension of their output.
     """
-    structure, found = analysis.structure, {}
+    structure, output_dims = analysis.structure, {}
     pays = PAYS if pays is None else pays
     calls: dict[str, int] = {}
     for node in structure.graph.nodes:
@@ -39,8 +39,8 @@ def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
         last = _last(analysis, node, c, users)
         alone = calls.get(last.module) == 1 and calls.get(node.module) == 1 and c.weight.stored
         if alone and node.path == "eval" and _saved(analysis.kept, node, c, last.output) > pays:
-            found[last.module] = c.output_dim
-    return found
+            output_dims[last.module] = c.output_dim
+    return output_dims
 
 
 def _last(analysis: Analysis, node: Node, c: Contraction, users: dict[int, list[Node]]) -> Node:

@@ -164,8 +164,8 @@ class _Custom:
         self, name: str, op: CustomOp, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         inputs, row = (*args, *kwargs.values()), self.rows[name]
-        found = op(module, inputs, output)
-        counted = found if isinstance(found, Mapping) else {"flops": found}
+        raw_count = op(module, inputs, output)
+        counted = raw_count if isinstance(raw_count, Mapping) else {"flops": raw_count}
         own = sum(p.numel() for p in module.parameters())
         weight = getattr(module, "weight", None)
         row["flops"].append(_integer(counted.get("flops"), module, name))
@@ -219,15 +219,15 @@ class Counter:
     def results(self, custom: _Custom, parameters: Iterable[str]) -> Results:
         """Return the table, by first use; modules counted by the user's functions are included."""
         names = set(parameters)
-        found: Results = {}
+        rows: Results = {}
         for node in self.graph.nodes:
             owner = custom.owner(node.module)
             flops = self._flops(node)
             if owner is not None:
-                found.setdefault(owner, custom.rows[owner])
+                rows.setdefault(owner, custom.rows[owner])
             elif node.path == "eval" and (flops or self.rules.contractions(node)):
-                self._add(found.setdefault(node.module, {column: [] for column in _COLUMNS}), node, flops, names)
-        return {**found, **custom.rows}
+                self._add(rows.setdefault(node.module, {column: [] for column in _COLUMNS}), node, flops, names)
+        return {**rows, **custom.rows}
 
     def _flops(self, node: Node) -> int:
         rule = self.rules.rule(node.op)
@@ -258,14 +258,14 @@ class Counter:
 
     def _behind(self, value: Value) -> list[Value]:
         """Return the stored values behind a weight (`parametrize`, pruning); none if it depends on an input."""
-        found: dict[int, Value] = {}
+        sources: dict[int, Value] = {}
         queue = [value]
         while queue:
             head = queue.pop()
-            if head.index not in found:
-                found[head.index] = head
+            if head.index not in sources:
+                sources[head.index] = head
                 queue += () if head.producer is None else self.graph.nodes[head.producer].inputs
-        return [] if any(v.index in found for v in self.graph.inputs) else [v for v in found.values() if v.stored]
+        return [] if any(v.index in sources for v in self.graph.inputs) else [v for v in sources.values() if v.stored]
 
     def _masked_flops(self, node: Node, shrunk: Shrunk) -> int:
         """NNI's number: outputs are narrowed, inputs are not."""

@@ -50,10 +50,10 @@ class LatencyTable:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, rounds: int = 9) -> None:
         self.path, self.rounds = None if path is None else Path(path), rounds
-        self._known: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         if self.path is not None and self.path.exists():
             try:
-                self._known = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
+                self._seconds = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
             except (ValueError, AttributeError, TypeError) as error:
                 raise InputError(
                     f"{self.path} is no table of latencies: {error}. Remove it, or give another path."
@@ -68,16 +68,16 @@ class LatencyTable:
             device: device to measure on.
         """
         key = _key(op, args, device)
-        if key not in self._known:
+        if key not in self._seconds:
             real = map_tensors(dict(args), functools.partial(_random, device))
-            self._known[key] = _measured(functools.partial(op, **real), device, self.rounds)
-        return self._known[key]
+            self._seconds[key] = _measured(functools.partial(op, **real), device, self.rounds)
+        return self._seconds[key]
 
     def save(self) -> None:
         """Write the table to its file, if it has one."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self._known, indent=0, sort_keys=True))
+            self.path.write_text(json.dumps(self._seconds, indent=0, sort_keys=True))
 
 
 def _random(device: torch.device, like: Tensor) -> Tensor:
@@ -88,10 +88,10 @@ def _key(op: Any, args: Mapping[str, Any], device: torch.device) -> str:
     on_cpu = f"{device}, {torch.get_num_threads()} threads"
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
 
-    def told(tensor: Tensor) -> str:
+    def tensor_key(tensor: Tensor) -> str:
         return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
-    return f"{place}, torch {torch.__version__}: {op} {map_tensors(dict(args), told)}"
+    return f"{place}, torch {torch.__version__}: {op} {map_tensors(dict(args), tensor_key)}"
 
 
 def _measured(call: Callable[[], Any], device: torch.device, rounds: int) -> float:
@@ -153,14 +153,14 @@ def paying_widths(
     structure = structure_for(model, example_inputs, graph, rules)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     table = LatencyTable() if table is None else table
-    found = {}
+    widths = {}
     for group in groups_of(structure, ()):
         if group.reason is None:
             calls, tried = _calls(structure, group), _tried(structure, group, steps)
             costs = {width: _cost(structure, calls, keep, table, device) for width, keep in tried}
-            found[group.name] = tuple(sorted(_paying(costs, gain)))
+            widths[group.name] = tuple(sorted(_paying(costs, gain)))
     table.save()
-    return found
+    return widths
 
 
 def _tried(structure: Structure, group: Group, steps: int) -> Iterator[tuple[int, Tensor]]:
@@ -197,12 +197,12 @@ def _calls(structure: Structure, group: Group) -> list[Node]:
     """Return the contractions that produce or consume the group."""
     mine = torch.zeros(len(structure.roots), dtype=torch.bool)
     mine[group.slots] = True
-    found = []
+    calls = []
     for node, c in structure.contractions():
         sides = (structure.along(c.input, c.input_dim), structure.along(c.output, c.output_dim))
         if node.path == "eval" and any(slots is not None and bool(mine[slots].any()) for slots in sides):
-            found.append(node)
-    return found
+            calls.append(node)
+    return calls
 
 
 def _args(node: Node, shrunk: Shrunk) -> dict[str, Any]:

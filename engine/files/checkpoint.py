@@ -43,7 +43,7 @@ __all__ = [
     "read_checkpoint",
     "save_safetensors",
     "seal",
-    "told",
+    "stored_content",
     "with_metadata",
 ]
 
@@ -61,8 +61,8 @@ def content_of(model: nn.Module) -> dict[str, Any]:
         >>> content_of(nn.Linear(1, 1))
         {'version': 2, 'compacted': {}, 'sha256': None}
     """
-    found = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
-    return {"version": VERSION, "compacted": found, "sha256": None}
+    entries_by_path = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
+    return {"version": VERSION, "compacted": entries_by_path, "sha256": None}
 
 
 def seal(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def with_metadata(weights: Mapping[str, Any], content: Mapping[str, Any]) -> Ord
     """Return a state dict that tells of the compactions itself, as that of a compacted model does."""
     metadata = OrderedDict(_versions(weights))
     metadata[""] = {**metadata.get("", {}), KEY: content}
-    found = OrderedDict(weights)
-    found._metadata = metadata  # type: ignore[attr-defined]  # where torch keeps it
-    return found
+    state_dict = OrderedDict(weights)
+    state_dict._metadata = metadata  # type: ignore[attr-defined]  # where torch keeps it
+    return state_dict
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
@@ -125,7 +125,7 @@ def checked(content: Any, name: str, size: int) -> dict[str, Any]:
             f"{name} is no Lightning checkpoint: it has no `state_dict`; nor is it the state dict of a compacted model."
         )
     try:
-        compactions = told(checkpoint)
+        compactions = stored_content(checkpoint)
         if compactions is None:
             raise CheckpointError(
                 "It holds no compaction plan: it was not written by `ModelCompaction`. Load it with "
@@ -140,9 +140,9 @@ def checked(content: Any, name: str, size: int) -> dict[str, Any]:
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], compactions), KEY: compactions}
 
 
-def _in_form(found: Any) -> Any:
+def _in_form(loaded: Any) -> Any:
     """Return a state dict that was saved as it is in the form of a checkpoint, anything else as it is."""
-    return {"state_dict": found} if isinstance(getattr(found, "_metadata", None), Mapping) else found
+    return {"state_dict": loaded} if isinstance(getattr(loaded, "_metadata", None), Mapping) else loaded
 
 
 def read_any(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
@@ -185,13 +185,13 @@ def is_compacted_content(content: Any, name: str, size: int) -> bool:
         CheckpointError: if it is damaged.
     """
     checkpoint = _in_form(content)
-    compacted = isinstance(checkpoint, Mapping) and told(checkpoint) is not None
+    compacted = isinstance(checkpoint, Mapping) and stored_content(checkpoint) is not None
     if compacted:
         checked(content, name, size)
     return compacted
 
 
-def told(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+def stored_content(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a checkpoint says of compactions: under its own key, or in the metadata of its weights.
 
     Args:
@@ -267,9 +267,9 @@ def load_compacted_state(
 def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None:
     """Return what stands in front of the model's names in the checkpoint, a compacted part first."""
     first = min(wanted, default="")
-    found = {name.removesuffix(first) for name in names if name.endswith(first)}
+    prefixes = {name.removesuffix(first) for name in names if name.endswith(first)}
     front = [f"{target}." for target in targets if target]
-    for prefix in sorted(found, key=lambda p: (not any(p.startswith(t) for t in front), len(p))):
+    for prefix in sorted(prefixes, key=lambda p: (not any(p.startswith(t) for t in front), len(p))):
         if wanted <= {name.removeprefix(prefix) for name in names if name.startswith(prefix)}:
             return prefix
     return None
@@ -277,15 +277,15 @@ def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None
 
 def _within(stored: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
     """Return the compactions of modules inside of a part, or around it as far as they concern it, in its names."""
-    found: dict[str, Entry] = {}
+    entries_by_path: dict[str, Entry] = {}
     for path, entry in stored.items():
         target = f"{path}." if path else ""
         if target.startswith(prefix):
-            found[target.removeprefix(prefix).removesuffix(".")] = entry
+            entries_by_path[target.removeprefix(prefix).removesuffix(".")] = entry
         elif prefix.startswith(target):
             plans = [Plan.from_state_dict(plan).within(prefix.removeprefix(target)) for plan in entry["plans"]]
-            found[""] = {**entry, "plans": [plan.structure().state_dict() for plan in plans]}
-    return found
+            entries_by_path[""] = {**entry, "plans": [plan.structure().state_dict() for plan in plans]}
+    return entries_by_path
 
 
 def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str, Entry], strict: bool = True) -> None:
@@ -313,17 +313,17 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
 
 def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
     """Return the tensors of a part of a model, in its own names, and the versions of its modules."""
-    found = OrderedDict(
+    state_dict = OrderedDict(
         (str(name).removeprefix(prefix), value)
         for name, value in weights.items()
         if isinstance(value, Tensor) and str(name).startswith(prefix)
     )
-    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
-    inside = [(f"{name}." if name else "", own) for name, own in known.items()]
-    found._metadata = {  # type: ignore[attr-defined]  # where torch keeps it
+    metadata: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    inside = [(f"{name}." if name else "", own) for name, own in metadata.items()]
+    state_dict._metadata = {  # type: ignore[attr-defined]  # where torch keeps it
         name.removeprefix(prefix).removesuffix("."): own for name, own in inside if name.startswith(prefix)
     }
-    return found
+    return state_dict
 
 
 def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str, Any]:
@@ -331,14 +331,14 @@ def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str,
 
     Formats that do not store them hold what the present version writes.
     """
-    found = OrderedDict(weights)
+    state_dict = OrderedDict(weights)
     now, then = _versions(model.state_dict()), _versions(weights)
     versions = {name: {**now.get(name, {}), **then.get(name, {})} for name in {**now, **then}}
-    found._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch keeps it
-    return found
+    state_dict._metadata = OrderedDict(versions)  # type: ignore[attr-defined]  # where torch keeps it
+    return state_dict
 
 
 def _versions(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the metadata of a state dict without ours: the versions of the modules."""
-    known: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
-    return {name: {key: value for key, value in own.items() if key != KEY} for name, own in known.items()}
+    metadata: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
+    return {name: {key: value for key, value in own.items() if key != KEY} for name, own in metadata.items()}

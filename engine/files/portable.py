@@ -74,13 +74,13 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"There is no checkpoint {name}.")
     try:
         with opened_tensors(path) as file:
-            found: dict[str, Any] = {"state_dict": {key: file.read(key) for key in file.places}}
+            checkpoint: dict[str, Any] = {"state_dict": {key: file.read(key) for key in file.places}}
             if KEY in file.metadata:
                 check_text(file.metadata[KEY], os.path.getsize(name))
-                found[KEY] = from_json(file.metadata[KEY])
+                checkpoint[KEY] = from_json(file.metadata[KEY])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{name} cannot be read: it is damaged ({error}).") from error
-    return found
+    return checkpoint
 
 
 def tensors_package(part: str = "") -> Any:

@@ -109,7 +109,7 @@ def compact_shards(
     own["sha256"]["compacted"] = digest(own["compacted"])
     metadata = {**index.metadata, "total_size": size, KEY: json.loads(to_json(own))}
     with replacing(target / index.path.name) as temporary:
-        weight_map = {name: file for file, found in index.files.items() for name in found}
+        weight_map = {name: file for file, tensor_names in index.files.items() for name in tensor_names}
         temporary.write_text(json.dumps({"metadata": metadata, "weight_map": weight_map}))
     return plan
 
@@ -156,33 +156,35 @@ def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
 
 def _read_index(path: str | os.PathLike[str]) -> _Index:
-    given = Path(path)
-    found = sorted(given.glob("*.index.json")) if given.is_dir() else [given]
-    if len(found) != 1 or not found[0].is_file():
-        raise CheckpointError(f"{given} holds {len(found)} indices `*.index.json`; one says which tensor is where.")
+    location = Path(path)
+    indices = sorted(location.glob("*.index.json")) if location.is_dir() else [location]
+    if len(indices) != 1 or not indices[0].is_file():
+        raise CheckpointError(
+            f"{location} holds {len(indices)} indices `*.index.json`; one says which tensor is where."
+        )
     try:
-        text = found[0].read_text()
+        text = indices[0].read_text()
         check_text(text, len(text))
         content = json.loads(text)
         files: dict[str, list[str]] = defaultdict(list)
         for name, file in content["weight_map"].items():
-            if Path(file).name != file or not found[0].with_name(file).is_file():
+            if Path(file).name != file or not indices[0].with_name(file).is_file():
                 raise CheckpointError(f"There is no file {file!r} beside it.")
             files[file].append(str(name))
-        return _Index(found[0], dict(files), dict(content.get("metadata") or {}))
+        return _Index(indices[0], dict(files), dict(content.get("metadata") or {}))
     except (EngineError, OSError, *UNREADABLE) as error:
-        raise CheckpointError(f"{found[0]} cannot be used: {error}") from error
+        raise CheckpointError(f"{indices[0]} cannot be used: {error}") from error
 
 
 def _names(model: nn.Module, index: _Index) -> dict[str, list[str]]:
     """Return all names of the tensor that goes by a name in the files; ties are in a file once."""
-    stored, known = stored_tensors(model), set(model.state_dict())
+    stored, model_names = stored_tensors(model), set(model.state_dict())
     same: dict[int, list[str]] = defaultdict(list)
     for name, tensor in stored.items():
         same[id(tensor)].append(name)
-    odd = sorted(set(index.names) - known)
-    given = {other for name in index.names if name in stored for other in same[id(stored[name])]}
-    missing = sorted(known - given)
+    odd = sorted(set(index.names) - model_names)
+    covered_names = {other for name in index.names if name in stored for other in same[id(stored[name])]}
+    missing = sorted(model_names - covered_names)
     if odd or missing:
         raise CheckpointError(
             f"{index.path} is not of {type(model).__name__}: "
@@ -212,10 +214,10 @@ def _small_files(index: _Index, plan: Plan, names: Mapping[str, list[str]]) -> I
     folds: dict[str, list[Fold]] = defaultdict(list)
     for fold in plan.folds:
         folds[fold.name].append(fold)
-    for file, found in index.files.items():
+    for file, tensor_names in index.files.items():
         with _opened(index.path.with_name(file)) as read:
             small = {}
-            for name in found:
+            for name in tensor_names:
                 key = next((n for n in names[name] if n in plan.slices or n in plan.masks or n in folds), name)
                 new = compacted(name, read(name), plan.slices.get(key), plan.masks.get(key), folds[key])
                 small[name] = new.clone(memory_format=torch.contiguous_format)  # nothing of the large file stays

@@ -34,8 +34,8 @@ def _fix_unknown(labels: Labels, node: Node, values: Iterable[Value], dims: Iter
     target = node.output
     for value in values:
         offset = target.ndim - value.ndim
-        known = {d + offset for layer in labels.layers(value) for d in support(layer)}
-        fixed = {d for d in dims if d >= offset and value.shape[d - offset] > 1} - known
+        slotted_dims = {d + offset for layer in labels.layers(value) for d in support(layer)}
+        fixed = {d for d in dims if d >= offset and value.shape[d - offset] > 1} - slotted_dims
         labels.hold(target, fixed, f"{node!r} combines it with what has a fixed size")
 
 
@@ -142,8 +142,8 @@ def _einsum_labels(node: Node, labels: Labels) -> None:
         for layer in labels.without(value, inner, f"{node!r} contracts it"):
             labels.add(node.output, _into_result(layer, term, output))
     for value, term in zip(node.args["tensors"], terms, strict=True):
-        known = {term[d] for layer in labels.layers(value) for d in support(layer)}
-        spanned = {letter for d, letter in enumerate(term) if value.shape[d] > 1 and letter not in known}
+        slotted_letters = {term[d] for layer in labels.layers(value) for d in support(layer)}
+        spanned = {letter for d, letter in enumerate(term) if value.shape[d] > 1 and letter not in slotted_letters}
         fixed = {d for d, letter in enumerate(output) if letter in spanned}
         labels.hold(node.output, fixed, f"{node!r} combines it with what has a fixed size")
 
@@ -306,8 +306,8 @@ class Attention(nn.Module):
         else:
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
             y = (scores if self.bias is None else scores + self.bias).softmax(-1) @ v
-        found: Tensor = self.out(y.transpose(1, 2).reshape(n, t, c))
-        return found
+        tokens: Tensor = self.out(y.transpose(1, 2).reshape(n, t, c))
+        return tokens
 
 
 def _samples() -> Iterable[Sample]:
@@ -336,8 +336,8 @@ class Biased(nn.Module):
         """Return tokens, (1, tokens, width)."""
         q, k, v = self.qkv(x[0]).unflatten(1, (3, self.heads, -1)).permute(1, 2, 0, 3).unbind(0)
         scores = torch.baddbmm(self.bias, q, k.transpose(1, 2), beta=0.5, alpha=2.0).softmax(-1)
-        found: Tensor = self.out(torch.bmm(scores, v).transpose(0, 1).flatten(1))[None]
-        return found
+        tokens: Tensor = self.out(torch.bmm(scores, v).transpose(0, 1).flatten(1))[None]
+        return tokens
 
 
 def _sum_samples() -> Iterable[Sample]:

@@ -34,14 +34,14 @@ __all__ = ["RULES"]
 def _step(node: Node, constants: Constants) -> Dead:
     """Which units are zero after one step; as for a whole sequence, but from any initial state."""
     x, cell, states = input_of(node), layers_of(node)[0][0], states_of(node)
-    known = [constants.along(v, v.ndim - 1) for v in (x, *states)]
-    known = [
+    rows = [constants.along(v, v.ndim - 1) for v in (x, *states)]
+    rows = [
         torch.where(k == 0, k, math.nan) if constants.has_profile(v) else k
-        for v, k in zip((x, *states), known, strict=True)
+        for v, k in zip((x, *states), rows, strict=True)
     ]
-    units = silent(cell, constants, known[0], known[1], node.op == "gru_cell")
+    units = silent(cell, constants, rows[0], rows[1], node.op == "gru_cell")
     if not node.op.startswith("rnn"):
-        units = units & (known[-1] == 0)
+        units = units & (rows[-1] == 0)
     return Dead(units, units)
 
 
@@ -60,7 +60,7 @@ def _step_used(node: Node, use: Use) -> Used:
 
 def _step_use(node: Node, use: Use) -> None:
     used = _step_used(node, use)
-    for value, which in zip((input_of(node), *states_of(node)), (used.below, used.puts, used.units), strict=False):
+    for value, which in zip((input_of(node), *states_of(node)), (used.below, used.outputs, used.units), strict=False):
         use.add(value, which.view([1] * (value.ndim - 1) + [-1]))
     use_weights(layers_of(node)[0][0], used, use)
 
@@ -76,8 +76,8 @@ class _Steps(nn.Module):
         state: Any = None
         for step in torch.tanh(self.first(x)).unbind(1):
             state = self.cell(step, state)
-        found: Tensor = self.last(state[0] if isinstance(state, tuple) else state)
-        return found
+        output: Tensor = self.last(state[0] if isinstance(state, tuple) else state)
+        return output
 
 
 def _cell_samples() -> Iterable[Sample]:

@@ -26,7 +26,7 @@ from engine.program.contraction import Contraction
 from engine.program.graph import Node
 from engine.rule import Demand, Rule, Sample, Shapes, as_recorded
 
-__all__ = ["RULES", "contract", "known", "once", "used"]
+__all__ = ["RULES", "contract", "output_constants", "once", "used"]
 
 T = TypeVar("T")
 
@@ -37,12 +37,12 @@ def _all_equal(numbers: Any, value: int) -> bool:
 
 def once(describe: Callable[[Node], T]) -> Callable[[Node], T]:
     """Cache the description of each node, which all analyses ask for."""
-    found: WeakKeyDictionary[Node, T] = WeakKeyDictionary()
+    descriptions: WeakKeyDictionary[Node, T] = WeakKeyDictionary()
 
     def described(node: Node) -> T:
-        if node not in found:
-            found[node] = describe(node)
-        return found[node]
+        if node not in descriptions:
+            descriptions[node] = describe(node)
+        return descriptions[node]
 
     return described
 
@@ -81,12 +81,12 @@ def _deformed(node: Node) -> Contraction:
 @once
 def _linear(node: Node) -> Contraction:
     a, last = node.args, node.args["input"].ndim - 1
-    found = matrix_of(a["weight"])
-    if found is None or found.first is None:
+    matrix = matrix_of(a["weight"])
+    if matrix is None or matrix.first is None:
         return Contraction(a["input"], a["weight"], a["bias"], node.output, last, last, 1, False, False)
-    stack = found.stacked
+    stack = matrix.stacked
     return Contraction(
-        a["input"], found.weight, a["bias"], node.output, last, last, 1, not found.first, stack > 0, stack
+        a["input"], matrix.weight, a["bias"], node.output, last, last, 1, not matrix.first, stack > 0, stack
     )
 
 
@@ -129,8 +129,8 @@ def contract(node: Node, labels: Labels, c: Contraction, running: Container[int]
 
 def _can_drop_groups(node: Node, labels: Labels) -> bool:
     """Whether the number of groups can be changed: the owner has it as an attribute, or it is computed from sizes."""
-    known = labels.graph.attributes.get(node.module, {}).get("groups")
-    return ("groups", 0) in node.sizes or known == node.args["groups"]
+    group_count = labels.graph.attributes.get(node.module, {}).get("groups")
+    return ("groups", 0) in node.sizes or group_count == node.args["groups"]
 
 
 def _convolution_labels(node: Node, labels: Labels) -> None:
@@ -176,7 +176,7 @@ def _linear_labels(node: Node, labels: Labels) -> None:
     contract(node, labels, c)
 
 
-def known(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
+def output_constants(node: Node, constants: Constants, c: Contraction) -> Sequence[Tensor]:
     """``c_o = b_o + Σ W[o, i] c_i``, unless an input that varies or meets a border has a nonzero weight."""
     x = constants.along(c.input, c.input_dim).reshape(c.groups, c.inputs).numpy()
     links, varies = constants.links(c), np.isnan(x)
@@ -241,7 +241,7 @@ def _demands(node: Node, kept: Any, shapes: Shapes) -> Iterable[Demand]:
     """Update the number of groups; all other numbers (strides, paddings) stay as recorded."""
     for demand in as_recorded(node, kept, shapes):
         if demand.argument[0] == "groups":
-            yield Demand(demand.argument, demand.given, _convolution_attributes(node, shapes)["groups"])
+            yield Demand(demand.argument, demand.original, _convolution_attributes(node, shapes)["groups"])
         else:
             yield demand
 
@@ -293,7 +293,7 @@ def _rule(ops: str, describe: Callable[[Node], Contraction], labels: Any, attrib
     return Rule(
         ops=tuple(ops.split()),
         labels=labels,
-        constants=lambda node, constants: known(node, constants, describe(node)),
+        constants=lambda node, constants: output_constants(node, constants, describe(node)),
         use=lambda node, use: used(node, use, describe(node)),
         macs=lambda node, shapes: _macs(node, shapes, describe(node)),
         demands=_demands,

@@ -43,9 +43,9 @@ class _Geometry:
     sizes: list[int]
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> _Geometry:
-        kernel, x = list(given["weight"].shape[2:]), given["input"]
-        stride, padding, dilation = (_each(given[name], len(kernel)) for name in ("stride", "padding", "dilation"))
+    def of(cls, arguments: dict[str, Any]) -> _Geometry:
+        kernel, x = list(arguments["weight"].shape[2:]), arguments["input"]
+        stride, padding, dilation = (_each(arguments[name], len(kernel)) for name in ("stride", "padding", "dilation"))
         sides = zip(x.shape[-len(kernel) :], kernel, stride, padding, dilation, strict=True)
         sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
         return cls(kernel, stride, padding, dilation, sizes)
@@ -82,17 +82,17 @@ def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """
     if func not in _OPS:
         return None
-    given = signature(func).bind(tuple(args), kwargs)
-    x, weight = given["input"], given["weight"]
+    arguments = signature(func).bind(tuple(args), kwargs)
+    x, weight = arguments["input"], arguments["weight"]
     if not _lays_out(x, weight):
         return None
-    geometry = _Geometry.of(given)
-    if weight.size(1) == 1 and len(weight) == given["groups"] and min(geometry.sizes) > 0:
-        return _summed(x, _made(weight), given["bias"], geometry)
+    geometry = _Geometry.of(arguments)
+    if weight.size(1) == 1 and len(weight) == arguments["groups"] and min(geometry.sizes) > 0:
+        return _summed(x, _materialized(weight), arguments["bias"], geometry)
     row = weight.size(1) * math.prod(geometry.kernel) * math.prod(geometry.sizes[1:]) * torch.float64.itemsize
     if row * geometry.sizes[0] * len(x) <= COLUMNS:
         return None
-    return _banded(func, given | {"weight": _made(weight)}, geometry, row)
+    return _banded(func, arguments | {"weight": _materialized(weight)}, geometry, row)
 
 
 def _lays_out(x: Tensor, weight: Tensor) -> bool:
@@ -101,25 +101,25 @@ def _lays_out(x: Tensor, weight: Tensor) -> bool:
     return plain and x.dtype == torch.float64 and x.device.type == "cpu" and math.prod(weight.shape[2:]) > 1
 
 
-def _made(weight: Tensor) -> Tensor:
-    return weight.made() if isinstance(weight, StandIn) else weight
+def _materialized(weight: Tensor) -> Tensor:
+    return weight.materialized() if isinstance(weight, StandIn) else weight
 
 
 def _each(number: Sequence[int], count: int) -> list[int]:
     return list(number) * count if len(number) == 1 else list(number)
 
 
-def _banded(func: Callable[..., Any], given: dict[str, Any], geometry: _Geometry, row: int) -> Tensor:
+def _banded(func: Callable[..., Any], arguments: dict[str, Any], geometry: _Geometry, row: int) -> Tensor:
     """Convolve samples and bands of rows one after the other."""
-    x, rows, step = given["input"], geometry.sizes[0], geometry.stride[0]
+    x, rows, step = arguments["input"], geometry.sizes[0], geometry.stride[0]
     span = geometry.dilation[0] * (geometry.kernel[0] - 1) + 1
-    out: Tensor = x.new_empty(len(x), len(given["weight"]), *geometry.sizes)
+    out: Tensor = x.new_empty(len(x), len(arguments["weight"]), *geometry.sizes)
     tall = geometry.tall(x)
-    given |= {"padding": [0, *geometry.padding[1:]]}
+    arguments |= {"padding": [0, *geometry.padding[1:]]}
     for samples in _pieces(len(x), COLUMNS // (row * rows)):
         for band in _pieces(rows, COLUMNS // row):
             under = slice(band.start * step, (band.stop - 1) * step + span)
-            out[samples, :, band] = func(**given | {"input": tall[samples, :, under]})
+            out[samples, :, band] = func(**arguments | {"input": tall[samples, :, under]})
     return out
 
 
@@ -140,9 +140,9 @@ def _summed(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry)
     ]
     most = _PICTURES // max(x[:, :1].numel() * torch.float64.itemsize, 1)
     for channels in _pieces(len(weight), most):
-        made, pictures = out[:, channels], x[:, channels]
-        made.copy_(x.new_zeros(1) if bias is None else bias[channels].view(shape))
+        sums, pictures = out[:, channels], x[:, channels]
+        sums.copy_(x.new_zeros(1) if bias is None else bias[channels].view(shape))
         for place, factors in zip(itertools.product(*sides), weight[channels].flatten(1).unbind(1), strict=True):
             to, met = zip(*place, strict=True)
-            made[whole + to].addcmul_(pictures[whole + met], factors.view(shape))
+            sums[whole + to].addcmul_(pictures[whole + met], factors.view(shape))
     return out

@@ -31,13 +31,13 @@ __all__ = ["RULES"]
 
 def _meet(node: Node, labels: Labels, a: Value, b: Value, dims: tuple[int, int]) -> None:
     """Tie entries that are multiplied with each other and summed."""
-    known = [labels.along(a, dims[0]), labels.along(b, dims[1])]
-    if known[0] is not None and known[1] is not None:
-        labels.slots.union(known[0], known[1])
+    rows = [labels.along(a, dims[0]), labels.along(b, dims[1])]
+    if rows[0] is not None and rows[1] is not None:
+        labels.slots.union(rows[0], rows[1])
         return
-    for found in known:
-        if found is not None:
-            labels.slots.freeze(found, f"{node!r} contracts it with what has a fixed size")
+    for row in rows:
+        if row is not None:
+            labels.slots.freeze(row, f"{node!r} contracts it with what has a fixed size")
 
 
 def _by_entry(node: Node, labels: Labels, value: Value, entries: Sequence[int]) -> None:
@@ -79,8 +79,8 @@ def _varying(use: Use, value: Value, entries: int, place: int, target: Value) ->
 
     Heads need not be distinguished, since entries are removed from all of them.
     """
-    known = (use.constants.plain(value) != 0).movedim(entries, 0)
-    row = known.reshape(known.size(0), -1).any(1)
+    nonzero = (use.constants.plain(value) != 0).movedim(entries, 0)
+    row = nonzero.reshape(nonzero.size(0), -1).any(1)
     return row.view([-1 if d == place % target.ndim else 1 for d in range(target.ndim)])
 
 

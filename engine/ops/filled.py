@@ -46,9 +46,9 @@ def _sized(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shap
 
 
 def _constant_tensors(x: Tensor) -> Tensor:
-    made = torch.zeros(x.shape) + torch.ones(x.shape) + torch.full(x.shape, 0.5) + torch.full_like(x, 0.5)
-    made = made.to(x) + x.new_zeros(x.shape) + x.new_full(x.shape, 0.25) + torch.ones_like(x)
-    return torch.multiply(x, made) + (x * 1).zero_()
+    constant = torch.zeros(x.shape) + torch.ones(x.shape) + torch.full(x.shape, 0.5) + torch.full_like(x, 0.5)
+    constant = constant.to(x) + x.new_zeros(x.shape) + x.new_full(x.shape, 0.25) + torch.ones_like(x)
+    return torch.multiply(x, constant) + (x * 1).zero_()
 
 
 def _written_later(x: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def contractions_of(node: Node) -> Sequence[Contraction]:
     """The first layer contracts the input; all other contractions are internal, where weights stand in for values."""
     x, layers = input_of(node), layers_of(node)
     states = states_of(node) if "w_ih" in node.args else []
-    found = []
+    contractions = []
     for depth, cell in ((depth, cell) for depth, layer in enumerate(layers) for cell in layer):
         for weight in cell.weights():
             source, dim = weight, 1
@@ -119,8 +119,8 @@ def contractions_of(node: Node) -> Sequence[Contraction]:
                 source, dim = (x, x.ndim - 1) if depth == 0 else (weight, 1)
             elif states:
                 source, dim = states[0], states[0].ndim - 1
-            found.append(Contraction(source, weight, bias, weight, dim, 0, 1, False, False))
-    return found
+            contractions.append(Contraction(source, weight, bias, weight, dim, 0, 1, False, False))
+    return contractions
 
 
 # ---------------------------------------------------------------- labels
@@ -138,7 +138,7 @@ def unit_labels(node: Node, labels: Labels) -> None:
     if below is not None:
         labels.constraints.append(NonEmpty(below))
     units: list[Tensor] = []
-    puts: list[Tensor] = []
+    outputs: list[Tensor] = []
     for layer in layers:
         last: list[Tensor] = []
         for cell in layer:
@@ -146,20 +146,20 @@ def unit_labels(node: Node, labels: Labels) -> None:
             outer = inner if cell.hr is None else _rows(cell.hr, 1, labels)
             _tie_cell(cell, below, inner, outer, labels)
             units.append(inner)
-            puts.append(outer)
+            outputs.append(outer)
             last.append(outer)
         below = torch.cat(last)
-    _tie_counts(torch.stack(puts), torch.stack(units), labels)
-    _tie_states(node, torch.stack(puts), torch.stack(units), labels)
+    _tie_counts(torch.stack(outputs), torch.stack(units), labels)
+    _tie_states(node, torch.stack(outputs), torch.stack(units), labels)
     if "w_ih" not in node.args:
-        labels.add(node.output, torch.cat(puts[-len(layers[-1]) :]).view([1] * (node.output.ndim - 1) + [-1]))
+        labels.add(node.output, torch.cat(outputs[-len(layers[-1]) :]).view([1] * (node.output.ndim - 1) + [-1]))
 
 
 def _rows(weight: Value, gates: int, labels: Labels) -> Tensor:
     """The slots of the units whose rows a weight has, ``(units,)``."""
-    known = labels.along(weight, 0)
-    if known is not None:
-        rows = known.view(gates, -1)
+    slots = labels.along(weight, 0)
+    if slots is not None:
+        rows = slots.view(gates, -1)
         labels.slots.union(rows, rows[:1])
         return rows[0]
     fresh = labels.slots.new(weight.shape[0] // gates)
@@ -168,7 +168,7 @@ def _rows(weight: Value, gates: int, labels: Labels) -> Tensor:
     return fresh
 
 
-def _tie_cell(cell: Cell, below: Tensor | None, units: Tensor, puts: Tensor, labels: Labels) -> None:
+def _tie_cell(cell: Cell, below: Tensor | None, units: Tensor, outputs: Tensor, labels: Labels) -> None:
     stacked = units.repeat(cell.gates)
     for value in (cell.ih, cell.hh, *cell.biases):
         labels.add(value, stacked.view([-1] + [1] * (value.ndim - 1)))
@@ -176,37 +176,39 @@ def _tie_cell(cell: Cell, below: Tensor | None, units: Tensor, puts: Tensor, lab
         labels.fix(cell.ih, 1)
     else:
         labels.add(cell.ih, below[None])
-    labels.add(cell.hh, puts[None])
+    labels.add(cell.hh, outputs[None])
     if cell.hr is not None:
-        labels.add(cell.hr, puts[:, None])
+        labels.add(cell.hr, outputs[:, None])
         labels.add(cell.hr, units[None])
 
 
-def _tie_counts(puts: Tensor, units: Tensor, labels: Labels) -> None:
+def _tie_counts(outputs: Tensor, units: Tensor, labels: Labels) -> None:
     """Keep equally many units in all layers and directions; torch recognises a projection by its smaller size."""
-    for rows in (units, *([] if puts.shape == units.shape else [puts])):
+    for rows in (units, *([] if outputs.shape == units.shape else [outputs])):
         if len(rows) > 1:
             labels.constraints.append(Equal(rows))
             labels.ragged.append(rows)
-    if puts.shape != units.shape:
-        labels.constraints.append(Fewer(puts[0], units[0]))
+    if outputs.shape != units.shape:
+        labels.constraints.append(Fewer(outputs[0], units[0]))
 
 
-def _tie_states(node: Node, puts: Tensor, units: Tensor, labels: Labels) -> None:
+def _tie_states(node: Node, outputs: Tensor, units: Tensor, labels: Labels) -> None:
     """Each layer and direction has its own state; labels of initial states propagate from where they are created."""
     states, after = states_of(node), node.outputs if "w_ih" in node.args else node.outputs[1:]
-    for value, made, rows in zip(states, after, (puts, units), strict=False):
+    for value, final_state, rows in zip(states, after, (outputs, units), strict=False):
         joint = rows.view(1, -1) if value.ndim == 2 else rows[:, None, :]
-        labels.add(made, rows.view(len(rows), *[1] * (made.ndim - 2), -1))  # torch 2.6 records one dimension more
+        labels.add(
+            final_state, rows.view(len(rows), *[1] * (final_state.ndim - 2), -1)
+        )  # torch 2.6 records one dimension more
         for layer in labels.layers(value):
             if layer.size(-1) == 1:
                 labels.slots.freeze(layer, f"{node!r} runs over it")
             else:
                 labels.tie(layer, [value.ndim - 2])
         if _is_zero(labels.graph, value):  # zeros of any size will do
-            known = labels.along(value, value.ndim - 1)
-            if known is not None:
-                labels.slots.union(known, rows[0])
+            slots = labels.along(value, value.ndim - 1)
+            if slots is not None:
+                labels.slots.union(slots, rows[0])
         elif any(layer.size(-1) > 1 for layer in labels.layers(value)):
             labels.add(value, joint)
         elif value.stored:
@@ -225,26 +227,26 @@ def _is_zero(graph: Graph, value: Value) -> bool:
 # ---------------------------------------------------------------- what is zero, and what is used
 
 
-def silent(cell: Cell, constants: Constants, below: Tensor, state: Tensor, apart: bool) -> Tensor:
+def silent(cell: Cell, constants: Constants, below: Tensor, state: Tensor, is_separate: bool) -> Tensor:
     """Which units have a key gate whose input is zero: bool, (units,).
 
     Args:
         cell: the weights.
         constants: constants of the weights.
         below, state: constants of the input and of the state, NaN where they vary.
-        apart: whether the sums over the two have to be zero separately.
+        is_separate: whether the sums over the two have to be zero separately.
     """
     parts = []
-    for position, (weight, known) in enumerate(((cell.ih, below), (cell.hh, state))):
+    for position, (weight, row) in enumerate(((cell.ih, below), (cell.hh, state))):
         links = links_of(cell, weight, constants)[cell.key]
-        given = known.nan_to_num(0.0)
+        filled = row.nan_to_num(0.0)
         total = torch.zeros(len(links), dtype=torch.float64)
-        if given.any():
-            total = torch.where(given == 0, 0.0, cell.by_gate(weight, constants[weight])[cell.key] * given).sum(1)
+        if filled.any():
+            total = torch.where(filled == 0, 0.0, cell.by_gate(weight, constants[weight])[cell.key] * filled).sum(1)
         if cell.biases:
             total = total + cell.by_gate(cell.biases[position], constants[cell.biases[position]])[cell.key]
-        parts.append(total.masked_fill((links & known.isnan()).any(1), math.nan))
-    silent = (parts[0] == 0) & (parts[1] == 0) if apart else parts[0] + parts[1] == 0
+        parts.append(total.masked_fill((links & row.isnan()).any(1), math.nan))
+    silent = (parts[0] == 0) & (parts[1] == 0) if is_separate else parts[0] + parts[1] == 0
     return silent | _meant(cell, constants) if constants.repaired else silent
 
 
@@ -267,7 +269,7 @@ class Dead:
     """Units of a cell, and outputs of it, that are zero at every step."""
 
     units: Tensor
-    puts: Tensor
+    outputs: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +277,7 @@ class Used:
     """Units of a cell that matter, outputs of it that are read, and inputs that it reads."""
 
     units: Tensor
-    puts: Tensor
+    outputs: Tensor
     below: Tensor
 
 
@@ -284,7 +286,7 @@ def use_weights(cell: Cell, used: Used, use: Use) -> None:
     for weight in (cell.ih, cell.hh):
         use.add(weight, used.units.repeat(cell.gates)[:, None])
     if cell.hr is not None:
-        use.add(cell.hr, used.puts[:, None])
+        use.add(cell.hr, used.outputs[:, None])
 
 
 # ---------------------------------------------------------------- sizes
@@ -293,8 +295,8 @@ def use_weights(cell: Cell, used: Used, use: Use) -> None:
 def attributes_of(node: Node, shapes: Shapes) -> Mapping[str, int]:
     """`proj_size` is 0 if there is no projection, and left alone then."""
     cell = layers_of(node)[0][0]
-    found = {"input_size": shapes(cell.ih)[1], "hidden_size": shapes(cell.ih)[0] // cell.gates}
-    return found if cell.hr is None else {**found, "proj_size": shapes(cell.hr)[0]}
+    sizes = {"input_size": shapes(cell.ih)[1], "hidden_size": shapes(cell.ih)[0] // cell.gates}
+    return sizes if cell.hr is None else {**sizes, "proj_size": shapes(cell.hr)[0]}
 
 
 def macs_of(node: Node, shapes: Shapes) -> int:

@@ -104,13 +104,13 @@ def _merged(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, extra: 
 
     The last ``extra`` keys are added by the module and never masked.
     """
-    found = None if attn_mask is None else F.pad(_additive(attn_mask, q), [0, extra])
-    if found is not None and found.ndim == 3:  # one per batch entry and head
-        found = found.unflatten(0, [len(q), -1])
+    mask = None if attn_mask is None else F.pad(_additive(attn_mask, q), [0, extra])
+    if mask is not None and mask.ndim == 3:  # one per batch entry and head
+        mask = mask.unflatten(0, [len(q), -1])
     if padding is not None:
         closed = F.pad(_additive(padding, q), [0, extra]).view(len(q), 1, 1, -1)
-        found = closed if found is None else found + closed
-    return found
+        mask = closed if mask is None else mask + closed
+    return mask
 
 
 def _additive(mask: Tensor, q: Tensor) -> Tensor:
@@ -174,18 +174,18 @@ def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None],
 def headwise(model: nn.Module) -> Iterator[frozenset[str]]:
     """Exchange the class of all such modules inside the context; yields their names."""
     modules = distinct_modules(model)
-    found = {name: m for name, m in modules.items() if shape_free(m)}
+    attentions = {name: m for name, m in modules.items() if shape_free(m)}
     encoders = [(m, type(m)) for m in modules.values() if type(m) in (nn.TransformerEncoder, PaddedEncoder)]
-    for module in found.values():
+    for module in attentions.values():
         module.__class__ = HeadwiseAttention
         vars(module)["scale"] = _scale(module)
     for encoder, _ in encoders:
         encoder.__class__ = RecordedEncoder
     try:
-        yield frozenset(found)
+        yield frozenset(attentions)
     finally:
         for encoder, kind in encoders:
             encoder.__class__ = kind
-        for module in found.values():
+        for module in attentions.values():
             module.__class__ = nn.MultiheadAttention
             del vars(module)["scale"]

@@ -58,8 +58,8 @@ def picked(node: Node | Origin) -> tuple[int, int] | None:
     if node.op in ("index_select", "gather"):
         rank = 1 if node.op == "index_select" else node.inputs[0].ndim
         return node.args["dim"] % node.inputs[0].ndim, rank
-    given = [(d, i) for d, i in enumerate(node.args["indices"]) if i is not None]
-    return (given[0][0], given[0][1].ndim) if len(given) == 1 and given[0][1].dtype != torch.bool else None
+    indices = [(d, i) for d, i in enumerate(node.args["indices"]) if i is not None]
+    return (indices[0][0], indices[0][1].ndim) if len(indices) == 1 and indices[0][1].dtype != torch.bool else None
 
 
 def _moved(node: Node, array: Tensor, dim: int, rank: int) -> Tensor:
@@ -82,12 +82,12 @@ def _index_labels(node: Node, labels: Labels) -> None:
 
 
 def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    place, known = picked(node), constants.plain(node.inputs[0])
+    place, array = picked(node), constants.plain(node.inputs[0])
     if place is None or node.op == "gather":
         return None
-    if known.size(place[0]) > 1:  # zero along the whole dimension is zero at any index
-        known = torch.where((known == 0).all(place[0], keepdim=True), 0.0, math.nan)
-    return [_moved(node, known, *place)]
+    if array.size(place[0]) > 1:  # zero along the whole dimension is zero at any index
+        array = torch.where((array == 0).all(place[0], keepdim=True), 0.0, math.nan)
+    return [_moved(node, array, *place)]
 
 
 def _index_used(node: Node, use: Use) -> None:
@@ -110,13 +110,13 @@ def _index_used(node: Node, use: Use) -> None:
 
 def _target(node: Node) -> tuple[int, int, int] | None:
     """(first dimension, number of indexed dimensions, rank of the index) for one index tensor; None for several."""
-    dim, found = 0, []
+    dim, places = 0, []
     for index in node.args["indices"]:
         taken = index.ndim if index is not None and index.dtype == torch.bool else 1
         if index is not None:
-            found.append((dim, taken, 1 if index.dtype == torch.bool else index.ndim))
+            places.append((dim, taken, 1 if index.dtype == torch.bool else index.ndim))
         dim += taken
-    return found[0] if len(found) == 1 else None
+    return places[0] if len(places) == 1 else None
 
 
 def _span(node: Node, place: tuple[int, int, int]) -> tuple[list[int], list[int]]:
@@ -154,9 +154,9 @@ def _put_labels(node: Node, labels: Labels) -> None:
     written = [_to_base(node, place, layer) for layer in written]
     sizes = _to_base(node, place, torch.empty([1 if d in theirs else n for d, n in enumerate(values.shape)])).shape
     for mine, other, have in ((layers, written, sizes), (written, layers, base.shape)):
-        known = {d for layer in other for d in support(layer)}
+        slotted_dims = {d for layer in other for d in support(layer)}
         for layer in mine:
-            if any(have[d] > 1 and d not in known for d in support(layer)):
+            if any(have[d] > 1 and d not in slotted_dims for d in support(layer)):
                 labels.slots.freeze(layer, f"{node!r} combines it with what has a fixed size")
             else:  # positions created by `torch.zeros` stay out of a later flatten
                 labels.add(node.output, layer)
@@ -237,8 +237,8 @@ class _Words(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         words = (x.abs() * 3).long() % 7
-        found: Tensor = self.head(torch.tanh(self.inner(F.gelu(self.table(words)))))
-        return found
+        output: Tensor = self.head(torch.tanh(self.inner(F.gelu(self.table(words)))))
+        return output
 
 
 class _Biased(nn.Module):
@@ -251,8 +251,8 @@ class _Biased(nn.Module):
         self.register_buffer("places", torch.tensor([3, 1, 1, 8]))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(self.inner(x) + self.biases[self.get_buffer("places")])
-        return found
+        output: Tensor = self.head(self.inner(x) + self.biases[self.get_buffer("places")])
+        return output
 
 
 def _put_samples() -> Iterable[Sample]:

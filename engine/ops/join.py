@@ -83,9 +83,11 @@ def _agree(layer: Tensor, others: Iterable[Tensor], labels: Labels) -> None:
 def _piece(value: Value, layers: Sequence[Tensor], joint: set[int], dim: int, ndim: int) -> Tensor:
     """One part's labels over the joint dimensions; frozen for a part without labels."""
     shape = [value.shape[d] if d in joint else 1 for d in range(ndim)]
-    known = [layer for layer in layers if layer.size(dim) > 1]
-    known += [layer for layer in layers if layer.size(dim) == 1 and support(layer) and set(support(layer)) <= joint]
-    return known[0].expand(shape) if known else torch.full(shape, FROZEN)
+    joint_layers = [layer for layer in layers if layer.size(dim) > 1]
+    joint_layers += [
+        layer for layer in layers if layer.size(dim) == 1 and support(layer) and set(support(layer)) <= joint
+    ]
+    return joint_layers[0].expand(shape) if joint_layers else torch.full(shape, FROZEN)
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:

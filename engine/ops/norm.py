@@ -30,9 +30,9 @@ def sized_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T
     """
     if func is not torch.ops.aten.batch_norm.default:
         return None
-    given = signature(func).bind(args, kwargs)
-    x: Tensor = given["input"]
-    sizes = [given[name].shape for name in _STORED if given[name] is not None]
+    arguments = signature(func).bind(args, kwargs)
+    x: Tensor = arguments["input"]
+    sizes = [arguments[name].shape for name in _STORED if arguments[name] is not None]
     fits = x.ndim > 1 and all(shape == x.shape[1:2] for shape in sizes)
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return x if fits and (x.is_contiguous() or last) else None

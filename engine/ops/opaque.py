@@ -107,11 +107,11 @@ def _tie_calls(first: Node, again: Node, labels: Labels) -> None:
 
 def _tie(a: Value, b: Value, dim: int, labels: Labels) -> None:
     rows = [labels.along(v, dim) if dim < v.ndim else None for v in (a, b)]
-    known = [row for row in rows if row is not None]
-    if len(known) == 2 and len(known[0]) == len(known[1]):
-        labels.slots.union(known[0], known[1])
+    slot_rows = [row for row in rows if row is not None]
+    if len(slot_rows) == 2 and len(slot_rows[0]) == len(slot_rows[1]):
+        labels.slots.union(slot_rows[0], slot_rows[1])
     else:
-        for row in known:
+        for row in slot_rows:
             labels.slots.freeze(row, "meets a tensor that does not shrink along in a module that is replaced")
 
 
@@ -121,20 +121,20 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     probe = Probe(node, stored, constants.training)
     zeros = probe.zeros(kept) if any(not k.all() for k in kept.values()) else None
     outputs = channel_outputs(node)
-    found = [torch.full([1] * v.ndim, torch.nan, dtype=torch.float64) for v in node.outputs]
+    arrays = [torch.full([1] * v.ndim, torch.nan, dtype=torch.float64) for v in node.outputs]
     start = node.args["results"][0]
     inputs = channel_inputs(node)
     for dim in probe.passes():
-        known = [_along(constants, value, dim) for value in inputs]
-        if not torch.stack(known).isnan().any(0).all():
-            rows = probe.constants(dim, known)
-            found[start : start + len(outputs)] = [_spread(row, v, dim) for row, v in zip(rows, outputs, strict=True)]
+        input_rows = [_along(constants, value, dim) for value in inputs]
+        if not torch.stack(input_rows).isnan().any(0).all():
+            rows = probe.constants(dim, input_rows)
+            arrays[start : start + len(outputs)] = [_spread(row, v, dim) for row, v in zip(rows, outputs, strict=True)]
             break
     for position, (dim, dead) in enumerate(zeros if outputs and zeros else (), start):
         if dead.any():
             zero = _spread(dead.double(), node.outputs[position], dim) != 0
-            found[position] = torch.where(zero, 0.0, found[position])
-    return found
+            arrays[position] = torch.where(zero, 0.0, arrays[position])
+    return arrays
 
 
 def _inside(node: Node, constants: Constants) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

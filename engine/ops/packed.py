@@ -26,9 +26,9 @@ def _packed_labels(node: Node, labels: Labels) -> None:
 
 def _packed_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Constants propagate, unless padding puts other numbers behind the end of a sequence."""
-    known = constants.along(node.inputs[0], node.inputs[0].ndim - 1)
-    known = torch.where(known == node.args.get("padding_value", known), known, math.nan)
-    return [known.view([1] * (node.output.ndim - 1) + [-1]), torch.full([1], math.nan)]
+    row = constants.along(node.inputs[0], node.inputs[0].ndim - 1)
+    row = torch.where(row == node.args.get("padding_value", row), row, math.nan)
+    return [row.view([1] * (node.output.ndim - 1) + [-1]), torch.full([1], math.nan)]
 
 
 def _packed_use(node: Node, use: Use) -> None:
@@ -48,8 +48,8 @@ class _Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         lengths = torch.arange(len(x), 0, -1).clamp(max=x.shape[1])
         packed = nn.utils.rnn.pack_padded_sequence(torch.tanh(self.first(x)), lengths, batch_first=True)
-        found: Tensor = self.last(nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
-        return found
+        output: Tensor = self.last(nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
+        return output
 
 
 def _packed_samples() -> Iterable[Sample]:

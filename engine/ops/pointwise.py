@@ -89,8 +89,8 @@ def broadcast_labels(node: Node, labels: Labels) -> None:
         for layer in labels.layers(value):
             labels.add(target, _lift(node, value, layer))
     for value in node.inputs:
-        known = {d for layer in labels.layers(value) for d in support(_lift(node, value, layer))}
-        fixed = {d for d, size in enumerate(_lifted_shape(node, value)) if size > 1} - known
+        slotted_dims = {d for layer in labels.layers(value) for d in support(_lift(node, value, layer))}
+        fixed = {d for d, size in enumerate(_lifted_shape(node, value)) if size > 1} - slotted_dims
         labels.hold(target, fixed, f"{node!r} combines it with what has a fixed size")
 
 
@@ -127,8 +127,8 @@ def _of_zeros(node: Node, constants: Constants) -> Tensor | None:
     """A unary function of a value that is zero wherever it does not vary; None for any other."""
     if len(node.inputs) != 1 or not constants.only_zeros(node.inputs[0]):
         return None
-    known, found = constants[node.inputs[0]], _at_zero(node)
-    return known if found == 0 else known + found
+    array, zero_value = constants[node.inputs[0]], _at_zero(node)
+    return array if zero_value == 0 else array + zero_value
 
 
 def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -146,10 +146,10 @@ def _combined(node: Node, constants: Constants) -> Sequence[Tensor]:
         return [varies_where((x, weight), torch.where(x > 0, x, x * weight))]
     if node.op == "rrelu" and node.args["training"]:
         return [torch.full([1] * node.output.ndim, math.nan)]
-    found = varies_where(list(arrays.values()), _functional(node, arrays))
+    array = varies_where(list(arrays.values()), _functional(node, arrays))
     for operand in arrays.values() if node.op in SIGNED else ():
-        found = torch.where(operand == 0, math.nan, found)
-    return [found]
+        array = torch.where(operand == 0, math.nan, array)
+    return [array]
 
 
 def _zero_with(node: Node, constants: Constants, factors: Sequence[Value]) -> Sequence[Tensor]:
@@ -177,16 +177,16 @@ def _product(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 def _quotient(node: Node, constants: Constants) -> Sequence[Tensor]:
     dividend, divisor = node.args["self"], node.args["other"]
-    found = _zero_with(node, constants, [dividend] if isinstance(dividend, Value) else [])
+    arrays = _zero_with(node, constants, [dividend] if isinstance(dividend, Value) else [])
     if not isinstance(divisor, Value):
-        return found
+        return arrays
     nowhere = _lift(node, divisor, constants.at_present(divisor)) == 0
-    return [torch.where(nowhere, math.nan, found[0])]
+    return [torch.where(nowhere, math.nan, arrays[0])]
 
 
 def _dropped(node: Node, constants: Constants) -> Sequence[Tensor]:
-    known = constants.plain(node.inputs[0])
-    return [torch.where(known == 0, known, math.nan) if node.args["train"] else known]
+    array = constants.plain(node.inputs[0])
+    return [torch.where(array == 0, array, math.nan) if node.args["train"] else array]
 
 
 def _used(node: Node, use: Use) -> None:
@@ -245,8 +245,8 @@ def _glu_labels(node: Node, labels: Labels) -> None:
 def _glu_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where the gated half is zero, whatever the gate."""
     source, dim = node.inputs[0], node.args["dim"] % node.output.ndim
-    known = constants.plain(source)
-    half, gate = known.chunk(2, dim) if known.size(dim) > 1 else (known, known)
+    array = constants.plain(source)
+    half, gate = array.chunk(2, dim) if array.size(dim) > 1 else (array, array)
     return [torch.where(half == 0, 0.0, varies_where((half, gate), half * gate.sigmoid()))]
 
 
@@ -269,20 +269,20 @@ _FURTHER = {"clamp": (0.2, 0.7), "clamp_max": (0.7,), "clamp_min": (0.3,), "rsub
 
 def _every_unary(x: Tensor) -> Tensor:
     x = torch.sigmoid(x) * 0.8 + 0.1  # where all of them are finite
-    found = torch.zeros_like(x)
+    total = torch.zeros_like(x)
     for name in UNARY:
-        given = x + 1 if name == "acosh" else x
-        found = found + getattr(torch.ops.aten, name)(given, *_FURTHER.get(name, ()))
-    return found
+        operand = x + 1 if name == "acosh" else x
+        total = total + getattr(torch.ops.aten, name)(operand, *_FURTHER.get(name, ()))
+    return total
 
 
 def _every_combining(x: Tensor, y: Tensor) -> Tensor:
     x, y = torch.sigmoid(x) * 0.8 + 0.1, torch.sigmoid(y) * 0.8 + 0.1
-    found = torch.addcdiv(x, x, y) + torch.addcmul(x, x, y) + torch.lerp(x, y, 0.3)
+    total = torch.addcdiv(x, x, y) + torch.addcmul(x, x, y) + torch.lerp(x, y, 0.3)
     for name in COMBINING:
         if name not in ("addcdiv", "addcmul", "lerp", "prelu"):
-            found = found + getattr(torch.ops.aten, name)(x, y)
-    return found
+            total = total + getattr(torch.ops.aten, name)(x, y)
+    return total
 
 
 def _choices(x: Tensor, y: Tensor) -> Tensor:

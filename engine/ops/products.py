@@ -19,7 +19,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.constraints import Multiple
 from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
-from engine.ops.contraction import contract, known, once, used
+from engine.ops.contraction import contract, once, output_constants, used
 from engine.ops.samples import Apply
 from engine.ops.stacks import Matrix, matrix_of
 from engine.program.contraction import Contraction
@@ -65,11 +65,11 @@ def _product(node: Node) -> Layer | None:
     return _described(node, left, a, b, b.ndim - 2, None) if left and None in left.dims and not bias else None
 
 
-def _described(node: Node, matrix: Matrix, given: Value, x: Value, input_dim: int, bias: Value | None) -> Layer | None:
+def _described(node: Node, matrix: Matrix, weight: Value, x: Value, input_dim: int, bias: Value | None) -> Layer | None:
     """Describe a product, where the weight's stack dimensions are matched with those of the input."""
     stack, output = matrix.dims[:-2], node.output
     last = input_dim == x.ndim - 1
-    alike = x.ndim == given.ndim and x.shape[:-2] == given.shape[:-2] if stack else given.ndim == 2
+    alike = x.ndim == weight.ndim and x.shape[:-2] == weight.shape[:-2] if stack else weight.ndim == 2
     if matrix.first is None or not alike or any(d is not None and d >= matrix.stacked for d in stack):
         return None
     if bias is not None and (bias.name is None or bias.shape != output.shape[-1:]):
@@ -92,11 +92,11 @@ def einsum_layer(node: Node) -> Layer | None:
     place = 0 if matrices[0] else 1
     matrix, x, own = matrices[place], values[1 - place], terms[place]
     term, result = _spelled(terms[1 - place], x), _spelled(output, node.output)
-    inner, made = set(term) & set(own) - set(result), set(own) - set(term)
+    inner, outer = set(term) & set(own) - set(result), set(own) - set(term)
     plain = all(len(set(letters)) == len(letters) for letters in (term, own, result)) and "." not in own
-    if matrix is None or not plain or len(inner) != 1 or len(made) != 1 or set(term) - inner != set(result) - made:
+    if matrix is None or not plain or len(inner) != 1 or len(outer) != 1 or set(term) - inner != set(result) - outer:
         return None
-    (summed,), (new,) = inner, made
+    (summed,), (new,) = inner, outer
     of = dict(zip(own, matrix.dims, strict=True))
     if {of[summed], of[new]} != {matrix.stacked, matrix.stacked + 1}:
         return None
@@ -147,9 +147,9 @@ def _passed(array: Tensor, layer: Layer) -> Tensor:
 
 def _constants(node: Node, constants: Constants, layer: Layer, other: Rule) -> Sequence[Tensor]:
     """The constants per channel, and zero at an index whose matrix is zero."""
-    found = known(node, constants, layer.contraction)
+    arrays = output_constants(node, constants, layer.contraction)
     product = other.constants(node, constants) if layer.running else None
-    return found if product is None else [torch.where(product[0] == 0, 0.0, found[0])]
+    return arrays if product is None else [torch.where(product[0] == 0, 0.0, arrays[0])]
 
 
 def _macs(shapes: Shapes, c: Contraction) -> int:
@@ -253,8 +253,8 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return scores, (batch, 3)."""
         heads = self.first(x).view(len(x), self.heads, -1).transpose(0, 1)
-        found: Tensor = self.last(torch.bmm(heads, self.weight).transpose(0, 1).flatten(1))
-        return found
+        output: Tensor = self.last(torch.bmm(heads, self.weight).transpose(0, 1).flatten(1))
+        return output
 
 
 class Experts(nn.Module):
@@ -282,8 +282,8 @@ class Experts(nn.Module):
         tokens, expert = x.repeat_interleave(2, 0), experts.reshape(-1)
         gate, up = self._picked(tokens, self.gate_up_proj[expert]).chunk(2, -1)
         y = self._picked(torch.sigmoid(gate) * up, self.down_proj[expert]) * scores.reshape(-1, 1)
-        found: Tensor = self.last(torch.tanh(x + y.view(len(x), 2, -1).sum(1)))
-        return found
+        output: Tensor = self.last(torch.tanh(x + y.view(len(x), 2, -1).sum(1)))
+        return output
 
     def _picked(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.front:
@@ -337,11 +337,11 @@ def _aligned(rule: Rule) -> Rule:
 
 def _by_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     """Multiply the rows up to each offset by the next matrix; rows behind the last offset are zero."""
-    found, start = x.new_zeros(len(x), weight.size(2)), 0
+    products, start = x.new_zeros(len(x), weight.size(2)), 0
     for expert, end in enumerate(offs.tolist()):
-        found[start:end] = x[start:end] @ weight[expert]
+        products[start:end] = x[start:end] @ weight[expert]
         start = end
-    return found
+    return products
 
 
 def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -353,10 +353,12 @@ def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """
     if signature(func).op != "_grouped_mm" or args[0].dtype != torch.float64:
         return None
-    given = dict(zip(("x", "weight", "offs"), args, strict=False)) | {k: v for k, v in kwargs.items() if v is not None}
-    if given.keys() != {"x", "weight", "offs"} or given["x"].ndim != 2:
+    arguments = dict(zip(("x", "weight", "offs"), args, strict=False)) | {
+        k: v for k, v in kwargs.items() if v is not None
+    }
+    if arguments.keys() != {"x", "weight", "offs"} or arguments["x"].ndim != 2:
         return None
-    return _by_expert(**given) if given["weight"].ndim == 3 else _of_each_expert(**given)
+    return _by_expert(**arguments) if arguments["weight"].ndim == 3 else _of_each_expert(**arguments)
 
 
 def _of_each_expert(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:

@@ -43,14 +43,14 @@ def _dead(cell: Cell, node: Node, constants: Constants, below: Tensor, first: Se
     state = torch.where(first[0], 0.0, math.nan)
     while True:
         units = silent(cell, constants, below, state, node.op == "gru") & first[-1]
-        puts = first[0]
+        outputs = first[0]
         if cell.hr is None:
-            puts = puts & units
+            outputs = outputs & units
         else:
-            puts = puts & ~(~constants.zero(cell.hr).expand(cell.hr.shape) & ~units).any(1)
-        after = torch.where(puts, 0.0, math.nan)
+            outputs = outputs & ~(~constants.zero(cell.hr).expand(cell.hr.shape) & ~units).any(1)
+        after = torch.where(outputs, 0.0, math.nan)
         if torch.equal(after.isnan(), state.isnan()):
-            return Dead(units, puts)
+            return Dead(units, outputs)
         state = after
 
 
@@ -64,25 +64,27 @@ def _rows_of(constants: Constants, value: Value, layers: int) -> Tensor:
 def _all_dead(node: Node, constants: Constants) -> list[list[Dead]]:
     """The dead units, by layer and direction."""
     x, layers = input_of(node), layers_of(node)
-    known = constants.along(x, x.ndim - 1)
+    below = constants.along(x, x.ndim - 1)
     if constants.has_profile(x):
-        known = torch.where(known == 0, known, math.nan)
+        below = torch.where(below == 0, below, math.nan)
     count = sum(map(len, layers))
     first = [_rows_of(constants, value, count) for value in states_of(node)]
-    found: list[list[Dead]] = []
+    dead_layers: list[list[Dead]] = []
     for layer in layers:
-        place = sum(map(len, found))
-        found.append([_dead(c, node, constants, known, [f[place + i] for f in first]) for i, c in enumerate(layer)])
-        known = torch.where(torch.cat([dead.puts for dead in found[-1]]), 0.0, math.nan)
-    return found
+        place = sum(map(len, dead_layers))
+        dead_layers.append(
+            [_dead(c, node, constants, below, [f[place + i] for f in first]) for i, c in enumerate(layer)]
+        )
+        below = torch.where(torch.cat([dead.outputs for dead in dead_layers[-1]]), 0.0, math.nan)
+    return dead_layers
 
 
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Zero where a unit is dead; all other units vary."""
-    found = _all_dead(node, constants)
-    flat = [dead for layer in found for dead in layer]
-    last = torch.cat([dead.puts for dead in found[-1]]).view([1] * (node.output.ndim - 1) + [-1])
-    rows = [torch.stack([d.puts for d in flat]), torch.stack([d.units for d in flat])]
+    dead_layers = _all_dead(node, constants)
+    flat = [dead for layer in dead_layers for dead in layer]
+    last = torch.cat([dead.outputs for dead in dead_layers[-1]]).view([1] * (node.output.ndim - 1) + [-1])
+    rows = [torch.stack([d.outputs for d in flat]), torch.stack([d.units for d in flat])]
     states = [r.view(len(r), *[1] * (v.ndim - 2), -1) for r, v in zip(rows, node.outputs[1:], strict=False)]
     return [torch.where(zero, 0.0, math.nan) for zero in (last, *states)]
 
@@ -90,18 +92,18 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 # ---------------------------------------------------------------- use
 
 
-def _used(cell: Cell, dead: Dead, constants: Constants, puts: Tensor, cells: Tensor) -> Used:
+def _used(cell: Cell, dead: Dead, constants: Constants, outputs: Tensor, cells: Tensor) -> Used:
     """Used units, outputs and inputs of a cell; a unit that is zero at every step uses none of its inputs."""
     reads = links_of(cell, cell.hh, constants).any(0)
     while True:
-        units = puts
+        units = outputs
         if cell.hr is not None:
-            units = (~constants.zero(cell.hr).expand(cell.hr.shape) & puts[:, None]).any(0)
+            units = (~constants.zero(cell.hr).expand(cell.hr.shape) & outputs[:, None]).any(0)
         units = (units | cells) & ~dead.units
-        after = puts | (reads & units[:, None]).any(0)
-        if torch.equal(after, puts):
-            return Used(units, puts, (links_of(cell, cell.ih, constants).any(0) & units[:, None]).any(0))
-        puts = after
+        after = outputs | (reads & units[:, None]).any(0)
+        if torch.equal(after, outputs):
+            return Used(units, outputs, (links_of(cell, cell.ih, constants).any(0) & units[:, None]).any(0))
+        outputs = after
 
 
 def _all_used(node: Node, use: Use) -> list[list[Used]]:
@@ -110,27 +112,27 @@ def _all_used(node: Node, use: Use) -> list[list[Used]]:
     count = sum(map(len, layers))
     states = [use[v].flatten(1, -2).any(1).expand(count, v.shape[-1]) for v in node.outputs[1:]]
     above = use.along(node.output, node.output.ndim - 1)
-    found: list[list[Used]] = []
+    used_layers: list[list[Used]] = []
     for depth in reversed(range(len(layers))):
         place = sum(map(len, layers[:depth]))
         parts = above.chunk(len(layers[depth]))
-        found.insert(0, [])
+        used_layers.insert(0, [])
         for i, cell in enumerate(layers[depth]):
             cells = states[1][place + i] if len(states) > 1 else torch.zeros(len(dead[depth][i].units)).bool()
             read = parts[i] | states[0][place + i]
-            found[0].append(_used(cell, dead[depth][i], use.constants, read, cells))
-        above = torch.stack([each.below for each in found[0]]).any(0)
-    return found
+            used_layers[0].append(_used(cell, dead[depth][i], use.constants, read, cells))
+        above = torch.stack([each.below for each in used_layers[0]]).any(0)
+    return used_layers
 
 
 def _use(node: Node, use: Use) -> None:
-    x, layers, found = input_of(node), layers_of(node), _all_used(node, use)
-    above = torch.stack([each.below for each in found[0]]).any(0)
+    x, layers, used_layers = input_of(node), layers_of(node), _all_used(node, use)
+    above = torch.stack([each.below for each in used_layers[0]]).any(0)
     use.add(x, above.view([1] * (x.ndim - 1) + [-1]))
-    flat = [each for layer in found for each in layer]
+    flat = [each for layer in used_layers for each in layer]
     for cell, each in zip((cell for layer in layers for cell in layer), flat, strict=True):
         use_weights(cell, each, use)
-    rows = [torch.stack([u.puts | u.units if u.puts.shape == u.units.shape else u.puts for u in flat])]
+    rows = [torch.stack([u.outputs | u.units if u.outputs.shape == u.units.shape else u.outputs for u in flat])]
     rows.append(torch.stack([u.units for u in flat]))
     for value, used in zip(states_of(node), rows, strict=False):
         use.add(value, used[:, None])
@@ -138,11 +140,11 @@ def _use(node: Node, use: Use) -> None:
 
 def _needs(node: Node, use: Use) -> Iterable[tuple[Value, int, Tensor]]:
     """Used units, and outputs that are read and not zero, have to be kept."""
-    dead, found = _all_dead(node, use.constants), _all_used(node, use)
-    for cells, gone, used in zip(layers_of(node), dead, found, strict=True):
+    dead, used_layers = _all_dead(node, use.constants), _all_used(node, use)
+    for cells, gone, used in zip(layers_of(node), dead, used_layers, strict=True):
         for cell, d, u in zip(cells, gone, used, strict=True):
             yield cell.ih, 0, u.units.repeat(cell.gates)
-            yield cell.hh, 1, u.puts & ~d.puts
+            yield cell.hh, 1, u.outputs & ~d.outputs
 
 
 # ---------------------------------------------------------------- samples
@@ -158,8 +160,8 @@ class _Sequence(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         steps, _ = self.layer(torch.tanh(self.first(x)))
-        found: Tensor = self.out(torch.relu(self.hidden(self.last(steps[:, -1]))))
-        return found
+        output: Tensor = self.out(torch.relu(self.hidden(self.last(steps[:, -1]))))
+        return output
 
 
 def _samples() -> Iterable[Sample]:

@@ -39,8 +39,8 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     for value in node.outputs:
         constants.mark_profile(value)
     source = node.inputs[0]
-    known = uniform(constants.plain(source), [d for d in range(source.ndim) if d != 1])
-    return [known.reshape([-1 if d == 1 else 1 for d in range(node.outputs[0].ndim)])] * len(node.outputs)
+    array = uniform(constants.plain(source), [d for d in range(source.ndim) if d != 1])
+    return [array.reshape([-1 if d == 1 else 1 for d in range(node.outputs[0].ndim)])] * len(node.outputs)
 
 
 def _use(node: Node, use: Use) -> None:

@@ -104,8 +104,8 @@ def _use(move: Move) -> Callable[[Node, Use], None]:
             return
         came_from = use.structure.graph.derived((move, node, shape), lambda: places(node, shape))
         hit = np.zeros(math.prod(shape), dtype=np.bool_)
-        for value, found in zip(node.outputs, came_from, strict=True):
-            where, used = np.broadcast_arrays(found, use[value].numpy())
+        for value, positions in zip(node.outputs, came_from, strict=True):
+            where, used = np.broadcast_arrays(positions, use[value].numpy())
             hit[where[used]] = True
         use.add(source, torch.from_numpy(hit).view(shape))
 
@@ -211,8 +211,8 @@ def _view_labels(node: Node, labels: Labels) -> None:
 
 def _cast(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Cast constants to the output's dtype, in which 0.5 may be 0."""
-    known = _constants(_same)(node, constants)[0]
-    return [torch.where(known.isnan(), known, known.nan_to_num().to(node.output.dtype).double())]
+    array = _constants(_same)(node, constants)[0]
+    return [torch.where(array.isnan(), array, array.nan_to_num().to(node.output.dtype).double())]
 
 
 def _rolled_labels(node: Node, labels: Labels) -> None:
@@ -231,9 +231,9 @@ def _as_other(labels_of: Callable[[Node, Labels], None]) -> Callable[[Node, Labe
         labels_of(node, labels)
         other, target = node.args["other"], node.output
         mine, theirs = ({support(layer) for layer in labels.layers(v)} for v in (target, other))
-        for value, known in ((other, mine), (target, theirs)):
+        for value, supports in ((other, mine), (target, theirs)):
             for layer in labels.layers(value):
-                if support(layer) not in known:
+                if support(layer) not in supports:
                     labels.slots.freeze(layer, f"{node!r} takes the size of what does not go along")
         for layer in labels.layers(other):
             labels.add(target, layer)
@@ -263,9 +263,9 @@ def _repeat_labels(node: Node, labels: Labels) -> None:
 def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
     """Demand the sizes of the output, one integer per dimension starting at ``first``; -1 needs no update."""
     wanted = shapes(node.output)
-    for position, given in enumerate(node.args[argument]):
-        if given != -1:
-            yield Demand((argument, position), given, wanted[first + position], dim=first + position)
+    for position, size in enumerate(node.args[argument]):
+        if size != -1:
+            yield Demand((argument, position), size, wanted[first + position], dim=first + position)
 
 
 def _view_demands(node: Node, keeps: object, shapes: Shapes) -> Iterable[Demand]:

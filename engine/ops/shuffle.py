@@ -50,8 +50,8 @@ def _shuffle_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     blocks = constants.along(source, source.ndim - 3).view(-1, _block(node))
     if constants.has_profile(source):
         blocks = torch.where(blocks == 0, blocks, math.nan)
-    known = torch.where((blocks == blocks[:, :1]).all(1), blocks[:, 0], math.nan)
-    return [_channels(known, node.output.ndim)]
+    row = torch.where((blocks == blocks[:, :1]).all(1), blocks[:, 0], math.nan)
+    return [_channels(row, node.output.ndim)]
 
 
 def _shuffle_use(node: Node, use: Use) -> None:
@@ -68,10 +68,10 @@ def _unshuffle_labels(node: Node, labels: Labels) -> None:
 
 def _unshuffle_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     source = source_of(node)
-    known = constants.along(source, source.ndim - 3)
+    row = constants.along(source, source.ndim - 3)
     if constants.has_profile(source):
-        known = torch.where(known == 0, known, math.nan)
-    return [_channels(known.repeat_interleave(_block(node)), node.output.ndim)]
+        row = torch.where(row == 0, row, math.nan)
+    return [_channels(row.repeat_interleave(_block(node)), node.output.ndim)]
 
 
 def _unshuffle_use(node: Node, use: Use) -> None:
@@ -101,10 +101,10 @@ def _patches_labels(node: Node, labels: Labels) -> None:
 def _patches_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """Constants propagate, except for patches that extend over the border."""
     source = source_of(node)
-    known = constants.along(source, source.ndim - 3)
+    row = constants.along(source, source.ndim - 3)
     if constants.has_profile(source) or any(node.args["padding"]):
-        known = torch.where(known == 0, known, math.nan)
-    return [known.repeat_interleave(_kernel(node)).reshape([1] * (node.output.ndim - 2) + [-1, 1])]
+        row = torch.where(row == 0, row, math.nan)
+    return [row.repeat_interleave(_kernel(node)).reshape([1] * (node.output.ndim - 2) + [-1, 1])]
 
 
 def _patches_use(node: Node, use: Use) -> None:

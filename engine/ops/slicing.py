@@ -151,15 +151,15 @@ def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
     keep = kept(source_of(node), _dim(node)) if node.args.get("step", 1) == 1 else None
     start = node.args["start"] or 0
     for name in ("start", "end", "length"):
-        given = node.args.get(name)
-        if keep is None or given is None or given == 0 or given >= len(keep):
+        bound = node.args.get(name)
+        if keep is None or bound is None or bound == 0 or bound >= len(keep):
             continue
         if name == "length":
-            wanted = int(keep[start : start + given].sum())
+            wanted = int(keep[start : start + bound].sum())
         else:
             # counted from the end, an empty part cannot be expressed: -0 is the start
-            wanted = int(keep[:given].sum()) if given > 0 else -int(keep[given:].sum()) or sys.maxsize
-        yield Demand((name, 0), given, wanted)
+            wanted = int(keep[:bound].sum()) if bound > 0 else -int(keep[bound:].sum()) or sys.maxsize
+        yield Demand((name, 0), bound, wanted)
 
 
 def _samples() -> Iterable[Sample]:

@@ -50,9 +50,9 @@ def _over_positions(node: Node, labels: Labels) -> None:
 
 
 def _kept(node: Node, constants: Constants) -> Sequence[Tensor]:
-    known = uniform(constants.plain(node.inputs[0]), _positions(node))
+    array = uniform(constants.plain(node.inputs[0]), _positions(node))
     places = torch.full([1] * node.output.ndim, math.nan)  # the index of a maximum is not its value
-    return [known if value.dtype.is_floating_point else places for value in node.outputs]
+    return [array if value.dtype.is_floating_point else places for value in node.outputs]
 
 
 def _averaged(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -73,8 +73,8 @@ def _used(node: Node, use: Use) -> None:
 def _pads(node: Node) -> list[tuple[int, int, int]]:
     """(dimension, before, after) for each padded or cropped dimension."""
     pads, ndim = node.args["pad"], node.output.ndim
-    found = [(ndim - 1 - i // 2, pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
-    return [p for p in found if p[1] or p[2]]
+    margins = [(ndim - 1 - i // 2, pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
+    return [p for p in margins if p[1] or p[2]]
 
 
 def _mode(node: Node) -> str:
@@ -111,18 +111,18 @@ def _pad_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     source = node.inputs[0]
     if _mode(node) != "constant":
         return [uniform(constants.plain(source), [p[0] for p in _pads(node)])]
-    known, value = constants[source], float(node.args["value"] or 0.0)
+    array, value = constants[source], float(node.args["value"] or 0.0)
     profile = constants.has_profile(source)
     for dim, before, after in _pads(node):
-        if known.size(dim) > 1:
-            known = _padded(known, dim, before, after, value)
+        if array.size(dim) > 1:
+            array = _padded(array, dim, before, after, value)
         elif value == 0:
             profile = True
         else:
-            known = torch.where(known == value, known, math.nan)
+            array = torch.where(array == value, array, math.nan)
     if profile:
         constants.mark_profile(node.output)
-    return [known]
+    return [array]
 
 
 def _pad_used(node: Node, use: Use) -> None:
@@ -196,8 +196,8 @@ def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """A mean or maximum preserves a constant; a sum multiplies it by the same number of positions everywhere."""
     if node.op == "sum":
         constants.mark_profile(node.output)
-    known = uniform(constants.plain(node.inputs[0]), _reduced(node))
-    return [_without_dims(node, known)] * len(node.outputs)
+    array = uniform(constants.plain(node.inputs[0]), _reduced(node))
+    return [_without_dims(node, array)] * len(node.outputs)
 
 
 def _reduce_used(node: Node, use: Use) -> None:

@@ -25,7 +25,7 @@ from engine.program.graph import Node
 from engine.rule import Rule, Statistic
 from engine.source.exchange import derived
 
-__all__ = ["RULES", "Spread", "apart", "spread_out"]
+__all__ = ["RULES", "Spread", "separate_layers", "spread_out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,23 +148,23 @@ def _marked(cls: Hashable) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = _mark(cls.forward(self, *args, **kwargs), self._spread_dim)
-        return found
+        output: Tensor = _mark(cls.forward(self, *args, **kwargs), self._spread_dim)
+        return output
 
     return derived(cls, {"forward": forward}, _marked)  # type: ignore[arg-type]
 
 
 @contextmanager
-def apart(model: nn.Module, layers: Mapping[str, int]) -> Iterator[None]:
+def separate_layers(model: nn.Module, layers: Mapping[str, int]) -> Iterator[None]:
     """Separate the channels of some layers from those of their consumers inside the context.
 
     Args:
         model: the model.
         layers: names of the layers, with the channel dimension of their output.
     """
-    found = {model.get_submodule(name): dim for name, dim in layers.items()}
-    classes = {module: type(module) for module in found}
-    for module, dim in found.items():
+    dims_by_module = {model.get_submodule(name): dim for name, dim in layers.items()}
+    classes = {module: type(module) for module in dims_by_module}
+    for module, dim in dims_by_module.items():
         module.__class__ = _marked(classes[module])  # type: ignore[arg-type, assignment]
         vars(module)["_spread_dim"] = dim
     try:

@@ -69,7 +69,7 @@ def indices_of(value: Value) -> list[Value]:
     if value.origin is None:
         return [] if value.stored else [value]
     first, *others = value.origin.inputs
-    return [*indices_of(first), *(found for other in others for found in indices_of(other))]
+    return [*indices_of(first), *(index for other in others for index in indices_of(other))]
 
 
 def _moved(origin: Origin, dims: Dims) -> Dims | None:
@@ -82,5 +82,7 @@ def _moved(origin: Origin, dims: Dims) -> Dims | None:
     if origin.op in ONE:
         place = origin.args["dim"] % len(dims)
         return dims[:place] + dims[place + 1 :]
-    found = picked(origin) if origin.op in ("index", "index_select") else None
-    return None if found is None else dims[: found[0]] + (None,) * found[1] + dims[found[0] + 1 :]
+    index_place = picked(origin) if origin.op in ("index", "index_select") else None
+    return (
+        None if index_place is None else dims[: index_place[0]] + (None,) * index_place[1] + dims[index_place[0] + 1 :]
+    )

@@ -144,12 +144,12 @@ def _functional(size: int, with_fill: bool) -> ModuleType:
         out = F.group_norm(full, num_groups, weight, bias, eps)
         return _laid_out(out.unflatten(1, [num_groups, kept + missing])[:, :, :kept].flatten(1, 2), input)
 
-    found = ModuleType(F.__name__)
-    vars(found).update(vars(F))
-    found.group_norm = _filled_groups if with_fill else group_norm  # type: ignore[attr-defined]
-    found.layer_norm = _filling(F.layer_norm) if with_fill else layer_norm  # type: ignore[attr-defined]
-    found.rms_norm = _filling(F.rms_norm) if with_fill else rms_norm  # type: ignore[attr-defined]
-    return found
+    functional = ModuleType(F.__name__)
+    vars(functional).update(vars(F))
+    functional.group_norm = _filled_groups if with_fill else group_norm  # type: ignore[attr-defined]
+    functional.layer_norm = _filling(F.layer_norm) if with_fill else layer_norm  # type: ignore[attr-defined]
+    functional.rms_norm = _filling(F.rms_norm) if with_fill else rms_norm  # type: ignore[attr-defined]
+    return functional
 
 
 def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -163,8 +163,8 @@ def _filling(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return F.pad(item, (0, missing)) if isinstance(item, Tensor) else item
 
         full = torch.cat([x, shape.fill.to(x).expand(*x.shape[:-1], missing)], -1)
-        given = {name: padded(p) for name, p in named.items()}
-        out = norm(full, (shape.size,), *map(padded, parameters), **given)[..., : x.shape[-1]]
+        arguments = {name: padded(p) for name, p in named.items()}
+        out = norm(full, (shape.size,), *map(padded, parameters), **arguments)[..., : x.shape[-1]]
         return out.contiguous() if norm is F.layer_norm else _laid_out(out, x)
 
     return wide
@@ -228,8 +228,8 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     forward = cls.forward
     assert isinstance(forward, FunctionType)
     names = {n: _functional(size, with_fill) for n, v in forward.__globals__.items() if v is F}
-    made = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
-    return derived(cls, members | {"forward": made}, _wide_class, size, with_fill)  # type: ignore[arg-type]
+    wide_forward = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
+    return derived(cls, members | {"forward": wide_forward}, _wide_class, size, with_fill)  # type: ignore[arg-type]
 
 
 def _plain(cls: Any) -> Any:
@@ -248,23 +248,25 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
 
     Recorded like this, each is a norm over its remaining channels and may lose more; the removed ones are constant.
     """
-    found = {m: type(m) for _, m in modules_of(model) if "_plain" in vars(type(m))}
-    for module in found:
+    classes = {m: type(m) for _, m in modules_of(model) if "_plain" in vars(type(m))}
+    for module in classes:
         module.__class__ = _plain(type(module))
     try:
         yield
     finally:
-        for module, cls in found.items():
+        for module, cls in classes.items():
             module.__class__ = cls
 
 
 def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Widening, ...]:
     """Merge the norms of two compactions into those of a single one that does both."""
-    found = {norm.module: norm for norm in earlier}
+    norms_by_module = {norm.module: norm for norm in earlier}
     for norm in later:
-        first = found.get(norm.module)
-        found[norm.module] = norm if first is None else replace(norm, size=first.size, fill=_fills(first, norm))
-    return tuple(found.values())
+        first = norms_by_module.get(norm.module)
+        norms_by_module[norm.module] = (
+            norm if first is None else replace(norm, size=first.size, fill=_fills(first, norm))
+        )
+    return tuple(norms_by_module.values())
 
 
 def _fills(first: Widening, last: Widening) -> Tensor | None:
@@ -305,8 +307,8 @@ def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Ca
     base = _plain(type(module))
     new = (base if whole.plain else _wide_class(base, whole.size, whole.fill is not None)), _span(module, whole)
 
-    def become(found: tuple[type[nn.Module], Any]) -> None:
-        module.__class__, value = found  # type: ignore[assignment]
+    def become(variant: tuple[type[nn.Module], Any]) -> None:
+        module.__class__, value = variant  # type: ignore[assignment]
         setattr(module, attribute, value)
 
     return functools.partial(become, new), functools.partial(become, old)

@@ -38,13 +38,13 @@ def _labels(node: Node, labels: Labels) -> None:
     base, written = node.inputs
     labels.claim(base)
     places = [_seen_through(node, layer) for layer in labels.layers(base)]
-    known = [place for place in places if place is not None]
+    targets = [place for place in places if place is not None]
     theirs = {support(layer) for layer in labels.layers(written)}
-    if len(known) < len(places) or {support(place) for place in known if support(place)} != theirs:
+    if len(targets) < len(places) or {support(place) for place in targets if support(place)} != theirs:
         for value in (base, written):
             labels.freeze(value, f"written through a view ({node!r})")
     else:
-        for place in known:
+        for place in targets:
             labels.add(written, place)
     labels.pass_on(base, node.output)
 
@@ -90,9 +90,9 @@ def _index(node: Node, base: Value, old: Tensor, new: Tensor) -> Tensor | None:
 
 def _uniform(places: Tensor, values: Tensor, numel: int) -> Tensor:
     """Return the value written to each position, NaN if there is none or more than one."""
-    flat, given = places.reshape(-1), values.reshape(-1)
+    flat, sources = places.reshape(-1), values.reshape(-1)
     low, high = (
-        torch.full((numel,), start, dtype=torch.float64).scatter_reduce(0, flat, given, how)
+        torch.full((numel,), start, dtype=torch.float64).scatter_reduce(0, flat, sources, how)
         for start, how in ((math.inf, "amin"), (-math.inf, "amax"))
     )
     return torch.where(low == high, low, math.nan)

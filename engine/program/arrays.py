@@ -40,12 +40,12 @@ def compact(array: Tensor) -> Tensor:
         >>> compact(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
         tensor([[1., 2.]])
     """
-    found = whole = array.numpy()
+    shrunk_array = whole = array.numpy()
     for dim in support(array):
-        first = found[(slice(None),) * dim + (slice(0, 1),)]
-        if _alike(found, first, dim):
-            found = first
-    return array if found is whole else torch.from_numpy(found)
+        first = shrunk_array[(slice(None),) * dim + (slice(0, 1),)]
+        if _alike(shrunk_array, first, dim):
+            shrunk_array = first
+    return array if shrunk_array is whole else torch.from_numpy(shrunk_array)
 
 
 def _alike(array: npt.NDArray[Any], first: npt.NDArray[Any], dim: int) -> bool:
@@ -98,10 +98,10 @@ def along(array: Tensor, dim: int, size: int) -> Tensor:
     if array.size(dim) == array.numel():
         return array.reshape(-1)
     rows = array.movedim(dim, 0).reshape(array.size(dim), -1)
-    found = rows[:, 0].clone()
+    entries = rows[:, 0].clone()
     if rows.size(1) > 1:
-        found[(rows != rows[:, :1]).any(1)] = math.nan
-    return found.expand(size)
+        entries[(rows != rows[:, :1]).any(1)] = math.nan
+    return entries.expand(size)
 
 
 def any_over(array: Tensor, dims: Iterable[int]) -> Tensor:

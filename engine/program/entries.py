@@ -56,19 +56,19 @@ class Entry:
         return call(*args, **kwargs)
 
 
-def _entry(name: str | None, given: Any) -> Entry:
-    if isinstance(given, Entry):
-        entry = given
-    elif isinstance(given, tuple) and given and callable(given[0]):
-        entry = Entry(*given)
-    elif callable(given):
-        entry = Entry(given)
+def _entry(name: str | None, spec: Any) -> Entry:
+    if isinstance(spec, Entry):
+        entry = spec
+    elif isinstance(spec, tuple) and spec and callable(spec[0]):
+        entry = Entry(*spec)
+    elif callable(spec):
+        entry = Entry(spec)
     else:
         raise InputError(
-            f"An entry is a callable, a tuple `(callable, args, kwargs)` or an `engine.Entry`; got {given!r}."
+            f"An entry is a callable, a tuple `(callable, args, kwargs)` or an `engine.Entry`; got {spec!r}."
         )
     if not callable(entry.call) or not isinstance(entry.args, (tuple, list)) or not isinstance(entry.kwargs, Mapping):
-        raise InputError(f"The entry {given!r} needs a callable, a tuple of arguments and a mapping of keywords.")
+        raise InputError(f"The entry {spec!r} needs a callable, a tuple of arguments and a mapping of keywords.")
     own = getattr(entry.call, "__name__", type(entry.call).__name__)
     return replace(entry, args=tuple(entry.args), name=name or entry.name or own)
 

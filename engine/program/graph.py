@@ -251,8 +251,8 @@ class Graph:
         """
         if key not in self._derived:
             self._derived[key] = make()
-        found: T = self._derived[key]
-        return found
+        memo: T = self._derived[key]
+        return memo
 
     def verify(self) -> None:
         """Check that every value is produced before it is read and is listed at its own index.
@@ -260,13 +260,15 @@ class Graph:
         Raises:
             TraceError: naming the node that reads a value that does not exist yet.
         """
-        made = {v.index for v in self.values if v.producer is None}
+        produced_indices = {v.index for v in self.values if v.producer is None}
         for position, node in enumerate(self.nodes):
-            missing = [v for v in node.inputs if v.index not in made]
+            missing = [v for v in node.inputs if v.index not in produced_indices]
             if missing or node.index != position:
                 raise TraceError(f"The recorded graph is broken at {node!r}: it reads {missing} before it is made.")
-            made.update(v.index for v in node.outputs)
-        if any(v.index != i for i, v in enumerate(self.values)) or any(v.index not in made for v in self.outputs):
+            produced_indices.update(v.index for v in node.outputs)
+        if any(v.index != i for i, v in enumerate(self.values)) or any(
+            v.index not in produced_indices for v in self.outputs
+        ):
             raise TraceError("The recorded graph is broken: a value is listed under another index or never made.")
 
     def sources(self, value: Value) -> list[Value]:
@@ -304,13 +306,13 @@ class Graph:
     def _read(self) -> list[bool]:
         """Return which nodes contribute to the outputs, or write to memory."""
         values = {v.index for v in self.outputs}
-        found = [False] * len(self.nodes)
+        is_live = [False] * len(self.nodes)
         for node in reversed(self.nodes):
             schema = getattr(node.target, "_schema", None)
             writes = schema is None or schema.is_mutable
-            found[node.index] = writes or any(v.index in values for v in node.outputs)
-            values.update(v.index for v in node.inputs if found[node.index])
-        return found
+            is_live[node.index] = writes or any(v.index in values for v in node.outputs)
+            values.update(v.index for v in node.inputs if is_live[node.index])
+        return is_live
 
     def readers(self, value: Value) -> list[Node]:
         """Return the nodes that read a stored value, directly or through values derived from it alone.
@@ -319,11 +321,11 @@ class Graph:
             value: a value of this graph.
         """
         users = self.derived("users", self.users)
-        found: list[Node] = []
+        reading_nodes: list[Node] = []
         for node in users.get(value.index, []):
             through = [v for v in node.outputs if v.origin is not None and v.origin.inputs[0] is node.inputs[0]]
-            found += [reader for v in through for reader in self.readers(v)] if through else [node]
-        return found
+            reading_nodes += [reader for v in through for reader in self.readers(v)] if through else [node]
+        return reading_nodes
 
     def check_fresh(self, model: nn.Module) -> None:
         """Check that ``model`` still has the shapes that the graph was recorded with.

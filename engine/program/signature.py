@@ -32,8 +32,8 @@ class Signature:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""
-        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-        return {name: given[name] for name in self.names if name in given}
+        arguments = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+        return {name: arguments[name] for name in self.names if name in arguments}
 
 
 @functools.cache

@@ -29,17 +29,17 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """
     if not _names_alone(model):
         return list(model.named_modules(remove_duplicate=False))
-    found = [("", model)]
-    _walk(model, "", found)
-    return found
+    named_modules = [("", model)]
+    _walk(model, "", named_modules)
+    return named_modules
 
 
 def distinct_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return every module once, by its first name, like ``named_modules()``."""
-    found: dict[int, tuple[str, nn.Module]] = {}
+    named_modules: dict[int, tuple[str, nn.Module]] = {}
     for name, module in modules_of(model):
-        found.setdefault(id(module), (name, module))
-    return dict(found.values())
+        named_modules.setdefault(id(module), (name, module))
+    return dict(named_modules.values())
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -59,13 +59,13 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def _walk(module: nn.Module, prefix: str, found: list[tuple[str, nn.Module]]) -> None:
+def _walk(module: nn.Module, prefix: str, named_modules: list[tuple[str, nn.Module]]) -> None:
     for name, child in module._modules.items():
         if child is not None:
             path = prefix + name
-            found.append((path, child))
+            named_modules.append((path, child))
             if child._modules:
-                _walk(child, f"{path}.", found)
+                _walk(child, f"{path}.", named_modules)
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

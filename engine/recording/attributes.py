@@ -241,5 +241,5 @@ def _switches(node: Node) -> tuple[Any, ...]:
 def _position(value: Value, nodes: Sequence[Node], start: int) -> int:
     """Return which of the outputs of its op a value is."""
     at = (value.producer or 0) - start
-    made = nodes[at].outputs if 0 <= at < len(nodes) else ()
-    return next((n for n, output in enumerate(made) if output.index == value.index), -1)
+    outputs = nodes[at].outputs if 0 <= at < len(nodes) else ()
+    return next((n for n, output in enumerate(outputs) if output.index == value.index), -1)

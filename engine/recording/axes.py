@@ -72,8 +72,8 @@ def axes_of(args: Any, kwargs: Any, dynamic_dims: Any = None) -> list[Axis]:
     tensors = list(tensors_in((args, kwargs)))
     first = next((t.size(0) for t in tensors if t.ndim), 0)
     places: dict[Any, list[tuple[int, int]]] = {}
-    given = _all_dims(tensors) if dynamic_dims is None else _named(args, kwargs, dynamic_dims)
-    for position, dim, name in given:
+    varying_dims = _all_dims(tensors) if dynamic_dims is None else _named(args, kwargs, dynamic_dims)
+    for position, dim, name in varying_dims:
         tensor = tensors[position]
         places.setdefault(_key(tensor, dim, name, first), []).append((position, dim))
     return [_axis(tensors, key, at) for key, at in places.items()]

@@ -120,13 +120,13 @@ class Fakes:
                 size = tensor.untyped_storage().nbytes()
                 memory = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
             if memory is None:  # the mode remembers the number in a scalar
-                made: Tensor = self.mode.from_tensor(tensor)
+                fake: Tensor = self.mode.from_tensor(tensor)
             else:
                 meta = torch.empty(0, dtype=tensor.dtype, device="meta")
                 meta.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
-                made = FakeTensor(self.mode, meta, tensor.device)
-            self._memory.setdefault(storage_of(tensor), made.untyped_storage())
-        return made
+                fake = FakeTensor(self.mode, meta, tensor.device)
+            self._memory.setdefault(storage_of(tensor), fake.untyped_storage())
+        return fake
 
     def like(self, tensor: Tensor) -> Tensor:
         """Return a new tensor of the sizes and the layout of a fake one."""
@@ -137,21 +137,21 @@ class Fakes:
         like = self._like(func, args, kwargs)
         if like is not None:
             return self._fresh(_metadata(like))
-        given: list[Tensor] = []
+        inputs: list[Tensor] = []
         try:
-            key = (func, torch.get_default_dtype(), _key(args, given), _key(tuple(kwargs.items()), given))
+            key = (func, torch.get_default_dtype(), _key(args, inputs), _key(tuple(kwargs.items()), inputs))
         except _Unknown:
             return self._run(func, args, kwargs)
         if key in _KNOWN:
             recipe = _KNOWN[key]
             if recipe is not None and not self._holds_constants():
-                return self._made(recipe, given)
-            return self._view(func, args, kwargs, given) if recipe is None else self._run(func, args, kwargs)
-        before = [_metadata(t) for t in given]
+                return self._outputs_from(recipe, inputs)
+            return self._view(func, args, kwargs, inputs) if recipe is None else self._run(func, args, kwargs)
+        before = [_metadata(t) for t in inputs]
         out = self._run(func, args, kwargs)
         if len(_KNOWN) > _LIMIT:
             _KNOWN.clear()
-        _KNOWN[key] = _recipe(out, given, before)
+        _KNOWN[key] = _recipe(out, inputs, before)
         return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -168,28 +168,28 @@ class Fakes:
         meta = torch.empty_strided(what.shape, what.stride, dtype=what.dtype, device="meta")
         return FakeTensor(self.mode, meta, what.device)
 
-    def _made(self, recipe: _Recipe, given: list[Tensor]) -> Any:
-        made = [given[p.position] if isinstance(p, _Given) else self._fresh(p) for p in recipe.parts]
-        return made[0] if recipe.container is None else recipe.container(made)
+    def _outputs_from(self, recipe: _Recipe, inputs: list[Tensor]) -> Any:
+        outputs = [inputs[p.position] if isinstance(p, _Given) else self._fresh(p) for p in recipe.parts]
+        return outputs[0] if recipe.container is None else recipe.container(outputs)
 
-    def _view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: list[Tensor]) -> Any:
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Any:
         """A plain view needs no more than its own arithmetic, on the tensors' own memory."""
         elsewhere = "device" in kwargs or any(isinstance(a, torch.device) for a in args)
-        if len(given) != 1 or not func.is_view or elsewhere or self._holds_constants():
+        if len(inputs) != 1 or not func.is_view or elsewhere or self._holds_constants():
             return self._run(func, args, kwargs)
         with in_kernel_invocation_manager(self.mode):
             out = func(*args, **kwargs)
-        device = given[0].device
+        device = inputs[0].device
         if isinstance(out, (list, tuple)):
             return type(out)(FakeTensor(self.mode, t, device) for t in out)
-        return out if out is given[0] else FakeTensor(self.mode, out, device)
+        return out if out is inputs[0] else FakeTensor(self.mode, out, device)
 
 
 def _metadata(tensor: Tensor) -> _Fresh:
     return _Fresh(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _key(tree: Any, given: list[Tensor]) -> Any:
+def _key(tree: Any, inputs: list[Tensor]) -> Any:
     """Return what an argument's effect on sizes follows from, and collect its tensors.
 
     Raises:
@@ -198,27 +198,27 @@ def _key(tree: Any, given: list[Tensor]) -> Any:
     if isinstance(tree, Tensor):
         if type(tree) is not FakeTensor or tree.constant is not None or tree.layout is not torch.strided:
             raise _Unknown
-        given.append(tree)
+        inputs.append(tree)
         return (*_metadata(tree), tree.storage_offset() == 0)
     if isinstance(tree, (list, tuple)):
-        return type(tree), tuple(_key(item, given) for item in tree)
+        return type(tree), tuple(_key(item, inputs) for item in tree)
     if isinstance(tree, (*_SCALARS, *_TOKENS)):
         return type(tree), tree  # 1, 1.0 and True are equal, but their types decide dtypes
     raise _Unknown
 
 
-def _recipe(out: Any, given: list[Tensor], before: list[_Fresh]) -> _Recipe | None:
+def _recipe(out: Any, inputs: list[Tensor], before: list[_Fresh]) -> _Recipe | None:
     """Return how to make these outputs again; None where they are views, or where an argument was changed."""
     single = isinstance(out, Tensor)
-    made = [out] if single else list(out) if type(out) in (list, tuple) else []
-    if not made or not all(isinstance(t, FakeTensor) and t.constant is None for t in made):
+    outputs = [out] if single else list(out) if type(out) in (list, tuple) else []
+    if not outputs or not all(isinstance(t, FakeTensor) and t.constant is None for t in outputs):
         return None
-    if [_metadata(t) for t in given] != before:
+    if [_metadata(t) for t in inputs] != before:
         return None
     parts: list[_Fresh | _Given] = []
-    taken = {storage_of(t) for t in given}
-    for tensor in made:
-        position = next((i for i, t in enumerate(given) if t is tensor), None)
+    taken = {storage_of(t) for t in inputs}
+    for tensor in outputs:
+        position = next((i for i, t in enumerate(inputs) if t is tensor), None)
         if position is None and (storage_of(tensor) in taken or tensor.storage_offset() or not _is_plain(tensor)):
             return None
         taken.add(storage_of(tensor))

@@ -64,13 +64,13 @@ def sizes_anew(model: nn.Module) -> Iterator[None]:
         4
     """
     spaces = spaces_of(model)
-    found = [(space, key, item) for space in spaces for key, item in space.items() if isinstance(item, _MEMO)]
-    for space, key, memo in found:
+    memo_entries = [(space, key, item) for space in spaces for key, item in space.items() if isinstance(item, _MEMO)]
+    for space, key, memo in memo_entries:
         space[key] = _unless_tagged(memo)
     try:
         yield
     finally:
-        for space, key, memo in found:
+        for space, key, memo in memo_entries:
             space[key] = memo
 
 
@@ -79,8 +79,8 @@ def _unless_tagged(memo: Any) -> Callable[..., Any]:
 
     @functools.wraps(memo)
     def call(*args: Any, **kwargs: Any) -> Any:
-        made = memo.__wrapped__ if any(map(is_tagged, numbers_in((args, kwargs)))) else memo
-        return made(*args, **kwargs)
+        function = memo.__wrapped__ if any(map(is_tagged, numbers_in((args, kwargs)))) else memo
+        return function(*args, **kwargs)
 
     for name in ("cache_clear", "cache_info", "cache_parameters"):
         setattr(call, name, getattr(memo, name))

@@ -36,14 +36,14 @@ class Inside:
         depth: how often it has called itself since.
         reads: tensors of the program outside, or parameters, that its ops read, by identity.
         written: storages that its ops wrote to.
-        made: tensors that its ops made, by identity; the rest of the program gets at them as outputs only.
+        intermediates: tensors that its ops made, by identity; the rest of the program gets at them as outputs only.
     """
 
     module: nn.Module
     depth: int = 0
     reads: dict[int, Tensor] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
-    made: dict[int, Tensor] = field(default_factory=dict)
+    intermediates: dict[int, Tensor] = field(default_factory=dict)
 
     def left(self, module: nn.Module) -> bool:
         """Whether leaving ``module`` ends the outermost call."""

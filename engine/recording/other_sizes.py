@@ -197,9 +197,9 @@ class OtherSizes:
         steps = _steps(nodes)
         new = kept or bool(steps - self._steps)
         for call, node in _by_call(nodes).items():
-            known = self._calls.get(call)
-            if known is not None:
-                self._compare(known, node, both=new)
+            earlier_node = self._calls.get(call)
+            if earlier_node is not None:
+                self._compare(earlier_node, node, both=new)
             elif new:
                 self._calls[call] = node
         self._steps |= steps

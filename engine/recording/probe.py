@@ -22,8 +22,8 @@ _PASSES: WeakKeyDictionary[Node, tuple[int, ...]] = WeakKeyDictionary()
 
 def channel_inputs(node: Node) -> list[Value]:
     """Return the tensors that an opaque module is called with, each once."""
-    given = walk_values((node.args["args"], node.args["kwargs"]))
-    return list({v.index: v for v in given if not v.stored}.values())
+    values = walk_values((node.args["args"], node.args["kwargs"]))
+    return list({v.index: v for v in values if not v.stored}.values())
 
 
 def channel_outputs(node: Node) -> tuple[Value, ...]:
@@ -67,30 +67,30 @@ class Probe:
 
     def noise(self, larger: Sequence[int] = ()) -> dict[int, Tensor]:
         """Return a random tensor for each input, by value index; ``larger`` names dimensions to make larger."""
-        found = {}
+        inputs = {}
         for value in self._inputs:
             shape = [n + 3 if d in larger else n for d, n in enumerate(value.shape)]
             random = torch.randn(shape, generator=self._generator, dtype=torch.float64) * 2
-            found[value.index] = random if value.dtype.is_floating_point else torch.zeros(shape, dtype=value.dtype)
-        return found
+            inputs[value.index] = random if value.dtype.is_floating_point else torch.zeros(shape, dtype=value.dtype)
+        return inputs
 
     def random_parameters(self, positive: bool) -> dict[str, Tensor]:
         """Return the stored tensors with other numbers in the parameters."""
-        found = dict(self._stored)
+        tensors = dict(self._stored)
         for name in sorted(self._parameters):
-            tensor = found[name]
+            tensor = tensors[name]
             if tensor.is_floating_point():
                 random = torch.randn(tensor.shape, generator=self._generator, dtype=torch.float64)
-                found[name] = (random.abs() + 0.1 if positive else random).to(tensor.device)
-        return found
+                tensors[name] = (random.abs() + 0.1 if positive else random).to(tensor.device)
+        return tensors
 
     def _call(self, inputs: Mapping[int, Tensor], stored: Mapping[str, Tensor] | None = None) -> list[Tensor] | None:
         """Return the outputs in float64, or None where the module does not run like that."""
         stored = self._stored if stored is None else stored
         tensors = {name: self._cast(t, self._stored[name].dtype).clone() for name, t in stored.items()}
         types = {v.index: v.dtype for v in self._inputs}
-        given = {index: self._cast(t, types[index]).to(self.device) for index, t in inputs.items()}
-        args, kwargs = (_fill(self._node.args[name], given) for name in ("args", "kwargs"))
+        cast_inputs = {index: self._cast(t, types[index]).to(self.device) for index, t in inputs.items()}
+        args, kwargs = (_fill(self._node.args[name], cast_inputs) for name in ("args", "kwargs"))
         train = list(self._module.modules()) if self._training else []
         try:
             with evaluation(self._module, train), torch.no_grad():
@@ -139,29 +139,29 @@ class Probe:
     def _tolerance(self) -> float:
         return 1e-12 if self._dtype is not None else 1e-5
 
-    def constants(self, dim: int, known: Sequence[Tensor]) -> list[Tensor]:
+    def constants(self, dim: int, input_rows: Sequence[Tensor]) -> list[Tensor]:
         """Return what each output is along a dimension that passes, NaN where it varies.
 
         Args:
             dim: one of `passes`.
-            known: per input its constants along it, NaN where it varies.
+            input_rows: per input its constants along it, NaN where it varies.
         """
         varies = [torch.full((self._inputs[0].shape[dim],), math.nan, dtype=torch.float64) for _ in self._outputs]
-        still = ~torch.stack([row.isnan() for row in known]).any(0)
-        found: list[Tensor] | None = None
-        for outputs in self._filled(dim, known, still) if self.runs and still.any() else ():
+        still = ~torch.stack([row.isnan() for row in input_rows]).any(0)
+        agreed_rows: list[Tensor] | None = None
+        for outputs in self._filled(dim, input_rows, still) if self.runs and still.any() else ():
             rows = [_row(out, dim, still, self._tolerance) for out in outputs]
-            if found is not None:
-                rows = [_agreed(a, b, self._tolerance) for a, b in zip(found, rows, strict=True)]
-            found = rows
-        return varies if found is None else found
+            if agreed_rows is not None:
+                rows = [_agreed(a, b, self._tolerance) for a, b in zip(agreed_rows, rows, strict=True)]
+            agreed_rows = rows
+        return varies if agreed_rows is None else agreed_rows
 
-    def _filled(self, dim: int, known: Sequence[Tensor], still: Tensor) -> Iterator[list[Tensor]]:
+    def _filled(self, dim: int, input_rows: Sequence[Tensor], still: Tensor) -> Iterator[list[Tensor]]:
         """Run it with the known constants in place, elsewhere random, at the recorded size and at a larger one."""
         size = max(v.ndim for v in self._inputs)
         for larger in ((), (), tuple(d for d in range(1, size) if d != dim)):
             inputs = self.noise(larger)
-            for value, row in zip(self._inputs, known, strict=True):
+            for value, row in zip(self._inputs, input_rows, strict=True):
                 at = [-1 if d == dim else 1 for d in range(value.ndim)]
                 inputs[value.index] = torch.where(still.view(at), row.nan_to_num(0.0).view(at), inputs[value.index])
             outputs = self._call(inputs)

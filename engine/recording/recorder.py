@@ -301,14 +301,14 @@ class Recorder(TorchDispatchMode):
             self._whole(inside, module, args, kwargs, out)
 
     def _whole(self, inside: Inside, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        self._hidden.update(inside.made)
-        given, own = (map_tensors(t, self._substitute) for t in ((args, dict(kwargs)), inside.own()))
+        self._hidden.update(inside.intermediates)
+        arguments, own = (map_tensors(t, self._substitute) for t in ((args, dict(kwargs)), inside.own()))
         others = {id(t): t for t in (*own, *inside.reads.values())}
-        for tensor in tensors_in(given):
+        for tensor in tensors_in(arguments):
             others.pop(id(tensor), None)
-        bound = {"args": given[0], "kwargs": given[1], "others": list(others.values()), "module": module}
+        bound = {"args": arguments[0], "kwargs": arguments[1], "others": list(others.values()), "module": module}
         values = map_tensors(bound, self._read)
-        written = inside.changed(tensors_in((bound["others"], given)))
+        written = inside.changed(tensors_in((bound["others"], arguments)))
         values["results"] = inside.results(written, list(tensors_in(out)), lambda t: self._read(t).stored)
         self._add(MODULE, None, bound, values, written, out)
 
@@ -321,7 +321,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs) if self._maker is None else self._maker.run(func, args, kwargs)
         bound = what.bind(args, kwargs)
         inside.written |= {storage_of(bound[name]) for name in what.writes if isinstance(bound[name], Tensor)}
-        inside.made.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
+        inside.intermediates.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
         return out
 
     def _aside(self, out: Any) -> Any:
@@ -343,14 +343,18 @@ class Recorder(TorchDispatchMode):
         return False
 
     def _relevant(self, what: Signature, func: Any, args: Any, kwargs: Any) -> bool:
-        found = False
+        has_tensors = False
         for tensor in tensors_in((args, kwargs)):
-            found = True
-            known = id(tensor) in self._current or id(tensor) in self._fakes
-            if known or isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
+            has_tensors = True
+            is_recorded = id(tensor) in self._current or id(tensor) in self._fakes
+            if (
+                is_recorded
+                or isinstance(tensor, (FakeTensor, nn.Parameter))
+                or (what.writes and id(tensor) in self._names)
+            ):
                 return True
         # a factory whose size follows a shape is part of the program, any other is a constant
-        return not found and self._provenance.tagged
+        return not has_tensors and self._provenance.tagged
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._maker is None or isinstance(tensor, FakeTensor):
@@ -392,10 +396,10 @@ class Recorder(TorchDispatchMode):
         self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor], out: Any
     ) -> None:
         inputs = tuple(walk_values(values))
-        made = list(tensors_in(out))
-        if not written and len(made) == 1 and any(made[0] is t for t in tensors_in(bound)):
+        out_tensors = list(tensors_in(out))
+        if not written and len(out_tensors) == 1 and any(out_tensors[0] is t for t in tensors_in(bound)):
             return  # nothing happened: the op gave its input back
-        fresh = [t for t in made if not any(storage_of(t) == storage_of(w) for w in written)]
+        fresh = [t for t in out_tensors if not any(storage_of(t) == storage_of(w) for w in written)]
         origin = None if written else Origin.of(op, func, values, inputs)
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(values)
@@ -408,7 +412,7 @@ class Recorder(TorchDispatchMode):
         for position, tensor in enumerate(fresh):
             self._current[id(tensor)] = outputs[len(written) + position]
             self._place(tensor, node, len(written) + position, parents.get(storage_of(tensor)))
-        for tensor in made:  # an in-place op may return another object for the same memory
+        for tensor in out_tensors:  # an in-place op may return another object for the same memory
             if id(tensor) not in self._current:
                 self._current[id(tensor)] = outputs[0]
                 self._homes[id(tensor)] = self._homes[id(written[0])]
@@ -429,16 +433,16 @@ class Recorder(TorchDispatchMode):
 
     def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
         """Match the numbers that reached the op with those that the user's code passed."""
-        found: dict[tuple[str, int], Expr] = {}
+        expressions: dict[tuple[str, int], Expr] = {}
         if not self._provenance.tagged:
-            return found
+            return expressions
         for name, value in values.items():
             if "dim" not in name and not isinstance(value, Value):
                 for position, number in enumerate(numbers_in(value)):
                     expr = self._provenance.match(number)
                     if any(True for _ in leaves(expr)):
-                        found[name, position] = expr
-        return found
+                        expressions[name, position] = expr
+        return expressions
 
     # ------------------------------------------------------------------ values and the memory behind them
 

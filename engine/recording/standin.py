@@ -38,7 +38,7 @@ class StandIn(Tensor):
 
     _make: Callable[[], Tensor]
     _kept: bool
-    _made: Tensor | None
+    _materialized: Tensor | None
 
     @staticmethod
     def __new__(cls, like: Tensor, dtype: torch.dtype, make: Callable[[], Tensor], kept: bool = False) -> StandIn:
@@ -47,7 +47,7 @@ class StandIn(Tensor):
             self: StandIn = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
                 cls, like.shape, strides=like.stride(), dtype=dtype, device=like.device
             )
-        self._make, self._kept, self._made = make, kept, None
+        self._make, self._kept, self._materialized = make, kept, None
         return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -65,12 +65,12 @@ class StandIn(Tensor):
         return func(*map_tensors(args, read), **map_tensors(kwargs or {}, read))
 
     def _read(self, keep: bool) -> Tensor:
-        found = self._make() if self._made is None else self._made
+        tensor = self._make() if self._materialized is None else self._materialized
         if keep or self._kept:
-            self._made = found
-        return found
+            self._materialized = tensor
+        return tensor
 
-    def made(self) -> Tensor:
+    def materialized(self) -> Tensor:
         """Return what it stands for."""
         return self._read(False)
 
@@ -84,4 +84,4 @@ class StandIn(Tensor):
 
     def forget(self) -> None:
         """Let go of what was kept."""
-        self._made = None
+        self._materialized = None

@@ -28,11 +28,11 @@ class _Checked:
     node: Node
     demand: Demand
     expr: Expr
-    found: int | float
+    number: int | float
 
     @property
     def met(self) -> bool:
-        return self.found == self.demand.wanted
+        return self.number == self.demand.wanted
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -71,15 +71,15 @@ def settle(shrunk: Shrunk) -> Settled:
     has pinned is pinned again. If an argument cannot be pinned and is an unmodified attribute, the attribute is set
     instead, unless that makes another argument wrong.
     """
-    found, wishes = _settled(shrunk)
+    settlement, wishes = _settled(shrunk)
     while wishes:
-        given = {name: {**shrunk.given.get(name, {}), **wish} for name, wish in wishes.items()}
-        again, _ = _settled(Shrunk(shrunk.structure, shrunk.keep, {**shrunk.given, **given}))
+        overrides = {name: {**shrunk.overrides.get(name, {}), **wish} for name, wish in wishes.items()}
+        again, _ = _settled(Shrunk(shrunk.structure, shrunk.keep, {**shrunk.overrides, **overrides}))
         wrong = {name for unmet in again.unmet for name in _modules(unmet)} & wishes.keys()
         if not wrong:
             return again
         wishes = {name: wish for name, wish in wishes.items() if name not in wrong}
-    return found
+    return settlement
 
 
 def _modules(unmet: Unmet) -> Iterator[str]:
@@ -104,8 +104,8 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
         if not c.met and c.place not in pins:
             pin = _pin(shrunk, c) if len(wanted[c.place]) == 1 else None
             if pin is None:
-                found = Unmet(c.node, _reason(c.node, c.demand, c.expr), _involved(shrunk.structure, c))
-                unmet.setdefault(c.node.index, found)
+                failure = Unmet(c.node, _reason(c.node, c.demand, c.expr), _involved(shrunk.structure, c))
+                unmet.setdefault(c.node.index, failure)
                 for attribute_of, factor in _multiplied(shrunk, c.expr):
                     if isinstance(c.demand.wanted, int) and c.demand.wanted % factor == 0:
                         wishes.setdefault(attribute_of.module, {})[attribute_of.name] = c.demand.wanted // factor
@@ -166,8 +166,8 @@ def _multiplied(shrunk: Shrunk, expr: Expr) -> Iterator[tuple[AttributeOf, int]]
             fixed = len(sizes) == len(list(leaves(other)))
             if fixed and all(shrunk.structure.along(size.value, size.dim) is None for size in sizes):
                 number = evaluate(other, shrunk.shape, _no_attribute)
-                for found, factor in _multiplied(shrunk, part) if number else ():
-                    yield found, factor * number
+                for attribute, factor in _multiplied(shrunk, part) if number else ():
+                    yield attribute, factor * number
 
 
 def _no_attribute(expr: AttributeOf) -> int:
@@ -194,7 +194,7 @@ def _checked(shrunk: Shrunk, attribute: Callable[[AttributeOf], int]) -> Iterato
         for demand in _demands(node, shrunk):
             if demand.expr is not None and structure.graph.unread(node):  # the op runs all the same
                 continue
-            expr: Expr = node.sizes.get(demand.argument, demand.given) if demand.expr is None else demand.expr
+            expr: Expr = node.sizes.get(demand.argument, demand.original) if demand.expr is None else demand.expr
             yield _Checked(node, demand, expr, evaluate(expr, shrunk.shape, attribute))
 
 
@@ -255,8 +255,8 @@ def _with_size(shape: Shapes, places: Collection[tuple[int, int]], size: int) ->
 
 def _sets(shrunk: Shrunk, expr: Expr) -> bool:
     """Whether an expression reads an attribute that is set."""
-    found = (leaf for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
-    return any(leaf.name in shrunk.given.get(leaf.module, {}) for leaf in found)
+    attributes = (leaf for leaf in leaves(expr) if isinstance(leaf, AttributeOf))
+    return any(leaf.name in shrunk.overrides.get(leaf.module, {}) for leaf in attributes)
 
 
 def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Value]:
@@ -268,7 +268,7 @@ def _values_of(structure: Structure, leaf: ShapeOf | AttributeOf) -> Iterator[Va
 
 
 def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
-    if math.isnan(checked.found):  # computing it would raise before it reaches the pin
+    if math.isnan(checked.number):  # computing it would raise before it reaches the pin
         return None
     structure, node = shrunk.structure, checked.node
     sources = list(leaves(checked.expr))
@@ -292,7 +292,7 @@ def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
 
 def _reason(node: Node, demand: Demand, expr: Expr) -> str:
     written = describe(expr)
-    value = f"{written} = {demand.given}" if written != str(demand.given) else written
+    value = f"{written} = {demand.original}" if written != str(demand.original) else written
     return f"{node!r} is given the size {value}, which does not follow when channels go"
 
 
@@ -303,7 +303,7 @@ def _involved(structure: Structure, checked: _Checked) -> Tensor:
     depends on the latter only.
     """
     node, values = checked.node, []
-    stays = checked.demand.wanted == checked.demand.given
+    stays = checked.demand.wanted == checked.demand.original
     exprs = [checked.expr] if stays else [checked.expr, *node.sizes.values()]
     if not stays:
         values += [*node.inputs, *node.outputs]
@@ -345,5 +345,5 @@ def one_number(structure: Structure, asked: Iterable[tuple[Node, Demand]]) -> It
         by_name = isinstance(expr, AttributeOf) and not pinned
         key = (expr, len(slots)) if by_name else (node.module, node.site, demand.argument, len(slots))
         uses.setdefault(key, {})[slots.numpy().tobytes()] = slots
-    rows = (torch.stack(list(found.values())) for found in uses.values() if len(found) > 1)
-    yield from (found for found in rows if not structure.frozen[found].all())
+    rows = (torch.stack(list(distinct_slots.values())) for distinct_slots in uses.values() if len(distinct_slots) > 1)
+    yield from (distinct_slots for distinct_slots in rows if not structure.frozen[distinct_slots].all())

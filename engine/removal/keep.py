@@ -113,7 +113,7 @@ class Kept:
 def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Consumer, ...]:
     """Return all contractions whose input channels are slots, except depthwise ones, which only pass them on."""
     homes = Homes(structure)
-    found = []
+    readers = []
     for node, c in structure.contractions():
         slots = structure.along(c.input, c.input_dim)
         if slots is None or c.depthwise or c.hidden:
@@ -121,27 +121,27 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
         wanted = use.along(c.output, c.output_dim).reshape(c.groups, c.outputs)
         used = torch.from_numpy(constants.links(c).feeding(wanted.numpy()).reshape(-1))
         if used.any():
-            known = constants.along(c.input, c.input_dim)
+            row = constants.along(c.input, c.input_dim)
             bordered = constants.bordered(node, c)
-            found.append(Consumer(node, c, slots, known, used, bordered, homes.foldable(c), homes.sink(c)))
-    return tuple(_merged(found))
+            readers.append(Consumer(node, c, slots, row, used, bordered, homes.foldable(c), homes.sink(c)))
+    return tuple(_merged(readers))
 
 
-def _merged(found: list[Consumer]) -> Iterator[Consumer]:
+def _merged(readers: list[Consumer]) -> Iterator[Consumer]:
     """Merge calls of one weight: it is used if any call uses it, and needs carriers if any call does."""
     used: dict[tuple[int, bool], Tensor] = {}
     bordered: set[tuple[int, bool]] = set()
-    for consumer in found:
+    for consumer in readers:
         key = consumer.key
         used[key] = consumer.used | used[key] if key in used else consumer.used
         bordered |= {key} if consumer.bordered else set()
-    for consumer in found:
+    for consumer in readers:
         alike, carries = used[consumer.key], consumer.key in bordered
         same = alike is consumer.used and carries == consumer.bordered
         yield consumer if same else replace(consumer, used=alike, bordered=carries)
 
 
-def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor:
+def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tensor:
     """Return a bool per slot: frozen, not an output of a contraction, or used by a contraction where it varies."""
     keep = ~structure.free()
     keep &= structure.roots == torch.arange(len(structure.roots))
@@ -151,7 +151,7 @@ def alive(structure: Structure, found: tuple[Consumer, ...], use: Use) -> Tensor
             if slots is not None:
                 keep[slots[needed]] = True
     calls: dict[tuple[int, bool], list[Consumer]] = {}
-    for consumer in found:
+    for consumer in readers:
         needed = consumer.used & consumer.constants.isnan()
         keep[consumer.slots[needed]] = True
         if consumer.carried and not consumer.foldable:
@@ -188,23 +188,23 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
 
     Calls over frozen channels may have other sizes (``F.layer_norm(x, x.shape[-1:])`` in one module).
     """
-    found: dict[str, _Norm] = {}
+    norms_by_module: dict[str, _Norm] = {}
     for node in structure.graph.nodes:
         statistic = structure.rules.rule(node.op).statistic
         span = None if statistic is None else statistic(node)
         slots = None if span is None else structure.along(span.input, span.dim)
         if span is None or slots is None or structure.frozen[slots].all():
             continue
-        known = constants.along(span.input, span.dim)
+        row = constants.along(span.input, span.dim)
         if constants.has_profile(span.input):
-            known = torch.where(known == 0, known, torch.nan)
+            row = torch.where(row == 0, row, torch.nan)
         if not use[node.output].any():  # its result does not matter, but it has to run
-            known = torch.zeros_like(known)
-        before = found.get(node.module)
+            row = torch.zeros_like(row)
+        before = norms_by_module.get(node.module)
         if before is not None:
-            known = torch.where(known == before.constants, known, torch.nan)
-        found[node.module] = _Norm(node.module, slots, known, span.groups)
-    return list(found.values())
+            row = torch.where(row == before.constants, row, torch.nan)
+        norms_by_module[node.module] = _Norm(node.module, slots, row, span.groups)
+    return list(norms_by_module.values())
 
 
 def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Tensor, Tensor]]:
@@ -213,8 +213,8 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
     Unused entries, which only meet zeros, count as zero.
     """
     for _, span, slots in readers_of_zeros(structure):
-        known = constants.along(span.input, span.dim)
-        yield slots, torch.where(use.along(span.input, span.dim), known, 0.0)
+        row = constants.along(span.input, span.dim)
+        yield slots, torch.where(use.along(span.input, span.dim), row, 0.0)
 
 
 def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Node, Tensor, Tensor]]:
@@ -226,8 +226,8 @@ def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[t
         for span in structure.rules.rule(node.op).refills(node):
             slots = structure.along(span.input, span.dim)
             if slots is not None:
-                known = constants.along(span.input, span.dim)
-                yield node, slots, torch.where(use.along(span.input, span.dim), known, 0.0)
+                row = constants.along(span.input, span.dim)
+                yield node, slots, torch.where(use.along(span.input, span.dim), row, 0.0)
 
 
 def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
@@ -262,12 +262,12 @@ def _cover(needs: list[Tensor]) -> list[int]:
 
 def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> dict[str, tuple[Node, Tensor]]:
     """Return corrections to add to stored values of nodes that lose a part of others, with the node, by name."""
-    found: dict[str, tuple[Node, Tensor]] = {}
+    deltas: dict[str, tuple[Node, Tensor]] = {}
     for node in structure.graph.nodes:
         for value, delta in structure.rules.rule(node.op).corrections(node, constants.__getitem__, shrunk.mask):
             assert value.name is not None
-            found[value.name] = node, delta
-    return found
+            deltas[value.name] = node, delta
+    return deltas
 
 
 def _stuck(structure: Structure, constants: Constants, shrunk: Shrunk) -> Tensor:
@@ -293,21 +293,21 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     Returns:
         A lossless choice: everything removed is unused, or a constant that is folded.
     """
-    found = consumers(structure, constants, use)
-    keep = alive(structure, found, use)
+    readers = consumers(structure, constants, use)
+    keep = alive(structure, readers, use)
     norms = _norms(structure, constants, use)
     for norm in norms:
         keep[norm.slots[norm.constants.isnan()]] = True
-    for slots, known in only_zeros(structure, constants, use):
-        keep[slots[known != 0]] = True
-    for _, slots, known in refilled(structure, constants, use):
-        keep[slots[known.isnan()]] = True
+    for slots, row in only_zeros(structure, constants, use):
+        keep[slots[row != 0]] = True
+    for _, slots, row in refilled(structure, constants, use):
+        keep[slots[row.isnan()]] = True
     score = functools.partial(torch.zeros, len(keep))
     carriers: list[int] = []
     reasons: list[str] = []
     while True:
         keep = closed(structure.constraints, keep, score)
-        chosen = _cover([need for consumer in found for need in consumer.needs(keep)])
+        chosen = _cover([need for consumer in readers for need in consumer.needs(keep)])
         carriers += chosen
         keep[chosen] = True
         if chosen:
@@ -319,7 +319,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         shrunk, pins, unmet = settle(Shrunk(structure, keep))
         if not unmet:
             carried = torch.tensor(sorted(carriers), dtype=torch.long)
-            return Kept(shrunk, carried, found, constants, use, tuple(_widened(norms, keep)), pins, tuple(reasons))
+            return Kept(shrunk, carried, readers, constants, use, tuple(_widened(norms, keep)), pins, tuple(reasons))
         before = int(keep.sum())
         for _, reason, slots in unmet:
             keep[slots] = True

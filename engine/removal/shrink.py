@@ -22,12 +22,12 @@ class Shrunk:
     Attributes:
         structure: the slots.
         keep: bool per slot, read at representatives.
-        given: integer attributes per module, set to what the code requires.
+        overrides: integer attributes per module, set to what the code requires.
     """
 
     structure: Structure
     keep: Tensor
-    given: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    overrides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
     _indices: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -50,13 +50,13 @@ class Shrunk:
 
     def mask(self, value: Value) -> Tensor | None:
         """Return which entries of a value are kept, as a compact bool array; None if all are."""
-        found: Tensor | None = None
+        kept: Tensor | None = None
         places = self.structure.table.touched(value.index)
         for layer, (_, place) in zip(self.structure.of(value), places, strict=True):
             if self._loses(place):
                 stays = self._parts[place].view(layer.shape)
-                found = stays if found is None else found & stays
-        return found
+                kept = stays if kept is None else kept & stays
+        return kept
 
     def rows(self, value: Value) -> dict[int, Tensor] | None:
         """Return the kept indices of each narrowed dimension, int64; None if a layer spans several dimensions.
@@ -76,10 +76,10 @@ class Shrunk:
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the shape of a value after the removal."""
-        known = self._shapes.get(value.index)
-        if known is None:
-            known = self._shapes[value.index] = self._sizes(value)
-        return known
+        shape = self._shapes.get(value.index)
+        if shape is None:
+            shape = self._shapes[value.index] = self._sizes(value)
+        return shape
 
     def _sizes(self, value: Value) -> tuple[int, ...]:
         places = self.structure.table.of(value.index)
@@ -101,7 +101,7 @@ class Shrunk:
 
     def attributes(self) -> Mapping[str, Mapping[str, int]]:
         """Return the integer attributes that change, per module, with their new values."""
-        changed = {module: dict(values) for module, values in self.given.items()}
+        changed = {module: dict(values) for module, values in self.overrides.items()}
         for node, before in self.structure.attributes:
             after = self.structure.rules.rule(node.op).attributes(node, self.shape)
             news = {k: after[k] for k, old in before.items() if old != after[k]}

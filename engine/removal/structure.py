@@ -82,10 +82,10 @@ def _freeze(structure: Structure, wrong: Any) -> None:
     for part in (_first_half, functools.partial(_first_half, largest=1)):
         while True:
             keep = closed(structure.constraints, ~part(structure, group), functools.partial(torch.zeros, len(group)))
-            found = list(wrong(structure, keep))
-            if not found:
+            failures = list(wrong(structure, keep))
+            if not failures:
                 break
-            for reason, gone, unsafe in found:
+            for reason, gone, unsafe in failures:
                 members = torch.isin(group, group[gone].unique()).nonzero()[:, 0]
                 structure.slots.freeze(members, reason)
                 structure.frozen[members] = True

@@ -122,7 +122,7 @@ def _readers(structure: Structure) -> Iterator[tuple[Node, Contraction]]:
 
 
 def _argument(node: Node, value: Value) -> str:
-    return next(name for name, given in node.args.items() if given is value)
+    return next(name for name, argument in node.args.items() if argument is value)
 
 
 class _Call(nn.Module):
@@ -144,17 +144,17 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op, and record its input if it is the next reader."""
-        known = signature(func)
+        op_signature = signature(func)
         reader = self.waiting[-1] if self.waiting else None
-        if reader is not None and reader.node.op == known.op:
+        if reader is not None and reader.node.op == op_signature.op:
             self.waiting.pop()
-            self._add(reader, known.bind(args, kwargs or {})[reader.argument])
+            self._add(reader, op_signature.bind(args, kwargs or {})[reader.argument])
         return func(*args, **(kwargs or {}))
 
-    def _add(self, reader: _Reader, given: Tensor) -> None:
+    def _add(self, reader: _Reader, activations: Tensor) -> None:
         if not reader.units:
             return
-        rows = given.movedim(reader.dim, -1).flatten(0, -2).float()
+        rows = activations.movedim(reader.dim, -1).flatten(0, -2).float()
         seen = torch.stack([torch.full_like(rows[0], len(rows)), (rows > 0).sum(0), rows.abs().sum(0)]).double()
         for name, units in reader.units.items():
             size = self._sums[name].shape[1]

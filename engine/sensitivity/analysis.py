@@ -190,8 +190,8 @@ class SensitivityAnalysis:
         for path in map(Path, paths):
             if not path.is_file():
                 raise InputError(f"There is no file {str(path)!r} with results.")
-            found = self._journal.read(path)
-            if required and not any(key.setting == (weights, self.prune_type, self.group) for key in found):
+            keys = self._journal.read(path)
+            if required and not any(key.setting == (weights, self.prune_type, self.group) for key in keys):
                 raise InputError(f"{str(path)!r} holds no results of a model with these weights and these settings.")
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
@@ -231,7 +231,7 @@ class SensitivityAnalysis:
             layername: a layer of the model.
             ratio: fraction in [0, 1).
         """
-        self._known([layername])
+        self._check_layers([layername])
         self.already_pruned[layername] = fraction(ratio, "`ratio`")
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -244,8 +244,8 @@ class SensitivityAnalysis:
             InputError: if names or shapes do not match the model; nothing is changed in that case.
         """
         have = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
-        given = {name: tuple(value.shape) for name, value in state_dict.items()}
-        wrong = sorted(name for name in have.keys() | given.keys() if have.get(name) != given.get(name))
+        new_shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
+        wrong = sorted(name for name in have.keys() | new_shapes.keys() if have.get(name) != new_shapes.get(name))
         if wrong:
             raise InputError(f"The state dict does not fit the model at {wrong[0]!r} ({len(wrong)} places in all).")
         self.model.load_state_dict(state_dict)
@@ -257,7 +257,7 @@ class SensitivityAnalysis:
             raise InputError("Nothing has been analysed yet; call `analysis` first.")
         return self.sensitivities
 
-    def _known(self, names: Sequence[str]) -> None:
+    def _check_layers(self, names: Sequence[str]) -> None:
         unknown = [name for name in names if name not in self.target_layer]
         if unknown:
             some = ", ".join(list(self.target_layer)[:8])
@@ -267,19 +267,19 @@ class SensitivityAnalysis:
         """Return layer -> the groups that contain its channels."""
         if dummy_input is None:
             raise InputError("`group=True` needs `dummy_input`, to see which layers are coupled.")
-        found: dict[str, tuple[Group, ...]] = {}
+        groups_by_layer: dict[str, tuple[Group, ...]] = {}
         for group in dependency_groups(self.model, dummy_input):
             for layer in group.layers:
-                found[layer] = (*found.get(layer, ()), group)
+                groups_by_layer[layer] = (*groups_by_layer.get(layer, ()), group)
                 if group.reason is not None:
                     self.skipped[layer] = group.reason
-        for layer in self.target_layer.keys() - found.keys():
+        for layer in self.target_layer.keys() - groups_by_layer.keys():
             self.skipped[layer] = "it did not run"
-        return found
+        return groups_by_layer
 
     def _targets(self, specified: Sequence[str] | None) -> list[_Target]:
         asked = [specified] if isinstance(specified, str) else specified
-        self._known(asked or ())
+        self._check_layers(asked or ())
         names = [name for name in self.target_layer if asked is None or name in asked]
         if not self.group:
             return [_Target(name, (name,), partial(self._layer, name)) for name in names]
@@ -306,8 +306,8 @@ class SensitivityAnalysis:
     def _recognise(self) -> None:
         """Compute the fingerprint of the weights, so that results of other weights are not reused."""
         self._fingerprint = fingerprint(self.model)
-        known = self._journal.known
-        if known and not any(key.setting == (self._fingerprint, self.prune_type, self.group) for key in known):
+        metrics = self._journal.metrics
+        if metrics and not any(key.setting == (self._fingerprint, self.prune_type, self.group) for key in metrics):
             warnings.warn(
                 f"The results in {str(self._journal.path)!r} are of other weights or settings; all is evaluated anew.",
                 stacklevel=3,
@@ -338,8 +338,8 @@ class SensitivityAnalysis:
         self, layer: str | None, sparsity: float, masks: Callable[[], Mapping[str, Tensor]], metric: Metric
     ) -> float:
         key = Key(self._fingerprint, self.prune_type, self.group, layer, sparsity)
-        if key in self._journal.known:
-            return self._journal.known[key]
+        if key in self._journal.metrics:
+            return self._journal.metrics[key]
         place = "the un-pruned model" if layer is None else f"{layer!r} at sparsity {sparsity}"
         with masked(self.model, masks()):
             value = metric(place)

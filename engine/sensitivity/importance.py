@@ -239,8 +239,10 @@ def mask_groups(groups: Iterable[Group], model: nn.Module, criterion: Criterion)
 
     def masks(sparsity: float) -> Mapping[str, Tensor]:
         keep = {group.name: cut(scores[group.name], sparsity, group.rows) for group in chosen}
-        found = group_masks(chosen, keep)
-        return {f"{m}.{key}" if m else key: mask for m, entries in found.items() for key, mask in entries.items()}
+        masks_by_module = group_masks(chosen, keep)
+        return {
+            f"{m}.{key}" if m else key: mask for m, entries in masks_by_module.items() for key, mask in entries.items()
+        }
 
     return masks
 
@@ -279,8 +281,8 @@ def mask_layer(model: nn.Module, name: str, criterion: Criterion | None) -> Mask
 
     def masks(sparsity: float) -> Mapping[str, Tensor]:
         keep = cut(scores, sparsity)
-        found = {stored: _output_mask(module, keep, weight)}
-        return found if bias is None else {**found, bias: keep}
+        layer_masks = {stored: _output_mask(module, keep, weight)}
+        return layer_masks if bias is None else {**layer_masks, bias: keep}
 
     return masks
 

@@ -55,13 +55,13 @@ class Journal:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "results.jsonl")
         >>> Journal(path).add(Key("4f1a", "l1", False, "conv1", 0.5), 0.75)
-        >>> Journal(path).known
+        >>> Journal(path).metrics
         {Key(weights='4f1a', prune_type='l1', group=False, layer='conv1', sparsity=0.5): 0.75}
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = None if path is None else Path(path)
-        self.known: dict[Key, float] = {}
+        self.metrics: dict[Key, float] = {}
         if self.path is not None and self.path.exists():
             if not self.path.is_file():
                 raise InputError(f"`results_path` is the name of a file; {str(self.path)!r} is none.")
@@ -69,12 +69,12 @@ class Journal:
 
     def read(self, path: Path) -> list[Key]:
         """Add the results in a file, ignoring an incomplete last line."""
-        found: dict[Key, float] = {}
+        metrics: dict[Key, float] = {}
         *complete, rest = path.read_bytes().split(b"\n")
         for number, line in enumerate([*complete, rest] if rest else complete, 1):
             try:
                 key, metric = _parsed(line)
-                found[key] = metric
+                metrics[key] = metric
             except _DAMAGED as error:
                 if number > len(complete) and _torn(line):
                     break
@@ -82,13 +82,13 @@ class Journal:
                     f"Line {number} of {str(path)!r} is no result of a sensitivity analysis; give `results_path` a "
                     "file of its own."
                 ) from error
-        self.known.update(found)
-        return list(found)
+        self.metrics.update(metrics)
+        return list(metrics)
 
     def add(self, key: Key, metric: float) -> None:
         """Add a metric and append it to the file at once."""
         if self.path is not None:
-            self.known[key] = metric
+            self.metrics[key] = metric
             self.path.parent.mkdir(parents=True, exist_ok=True)
             line = json.dumps({**key._asdict(), "metric": metric})
             with open(self.path, "ab+") as file:
@@ -132,10 +132,10 @@ def fingerprint(model: nn.Module) -> str:
         >>> fingerprint(one) == fingerprint(one), fingerprint(one) == fingerprint(other)
         (True, False)
     """
-    found = sha256()
+    hasher = sha256()
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            found.update(data.numpy().tobytes())
-    return found.hexdigest()[:16]
+            hasher.update(data.numpy().tobytes())
+    return hasher.hexdigest()[:16]

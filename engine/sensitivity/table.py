@@ -79,15 +79,15 @@ class SensitivityTable(dict[str, dict[float, float]]):
         if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget >= 0:
             raise InputError(f"`budget` is how much worse the metric may get, 0 or more; got {budget!r}.")
         sign = 1.0 if self.direction(better) == "lower" else -1.0
-        found = {}
+        amounts = {}
         for layer, row in self.items():
             amount = 0.0
             for sparsity in sorted(row):
                 if sign * (row[sparsity] - self.baseline) > budget:
                     break
                 amount = sparsity
-            found[glob.escape(layer)] = amount  # `ChannelPruning` treats names as patterns
-        return found
+            amounts[glob.escape(layer)] = amount  # `ChannelPruning` treats names as patterns
+        return amounts
 
     def direction(self, better: str | None = None) -> str:
         """Return which metrics are better, ``"higher"`` or ``"lower"``.
@@ -102,10 +102,10 @@ class SensitivityTable(dict[str, dict[float, float]]):
             raise InputError(f"`better` is 'higher' or 'lower'; got {better!r}.")
         ends = [row[max(row)] - self.baseline for row in self.values() if row]
         change = (statistics.median(ends) or statistics.fmean(ends)) if ends else 0.0
-        known = better or self.better or ("higher" if change < 0 else "lower" if change > 0 else None)
-        if known is None:
+        direction = better or self.better or ("higher" if change < 0 else "lower" if change > 0 else None)
+        if direction is None:
             raise InputError("Pruning does not change the metric, so which way is worse? Pass `better='higher'`, say.")
-        return known
+        return direction
 
     def plot(self, path: str | os.PathLike[str] | None = None, kind: str = "heatmap", *, writer: Any = None) -> Any:
         """Plot the table.
@@ -147,10 +147,10 @@ def columns(sparsities: Sequence[float] | None) -> list[float]:
         >>> columns([0.5, 0.1 + 0.2])
         [0.3, 0.5]
     """
-    given = [n / 10 for n in range(1, 10)] if sparsities is None else sparsities
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    candidates = [n / 10 for n in range(1, 10)] if sparsities is None else sparsities
+    if isinstance(candidates, (str, bytes)) or not isinstance(candidates, Iterable):
         raise InputError(f"`sparsities` is a list of fractions; got {sparsities!r}.")
-    found = sorted({fraction(value, "Each of `sparsities`") for value in given})
-    if not found:
+    fractions = sorted({fraction(value, "Each of `sparsities`") for value in candidates})
+    if not fractions:
         raise InputError("`sparsities` is empty; give at least one fraction.")
-    return found
+    return fractions

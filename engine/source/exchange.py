@@ -35,8 +35,8 @@ def derived(
     """
     own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_by": (maker, (cls, *recipe))}
     bases = (cls,) if beside is None else (cls, beside)
-    made: type[nn.Module] = _metaclass(type(cls))(cls.__name__, bases, {**members, **own})
-    return made
+    subclass: type[nn.Module] = _metaclass(type(cls))(cls.__name__, bases, {**members, **own})
+    return subclass
 
 
 _metaclasses: dict[type, Any] = {}
@@ -45,10 +45,10 @@ _metaclasses: dict[type, Any] = {}
 def _metaclass(base: type) -> Any:
     if base in _metaclasses:
         return _metaclasses[base]
-    made = type(base.__name__, (base,), {})
-    copyreg.pickle(made, _call)
-    _metaclasses[base] = made
-    return made
+    metaclass = type(base.__name__, (base,), {})
+    copyreg.pickle(metaclass, _call)
+    _metaclasses[base] = metaclass
+    return metaclass
 
 
 def moved(function: FunctionType, label: str, names: Mapping[str, Any]) -> FunctionType:
@@ -59,10 +59,10 @@ def moved(function: FunctionType, label: str, names: Mapping[str, Any]) -> Funct
         label: tells its namespace from others that are made of the function's.
         names: what it is to see.
     """
-    made = FunctionType(function.__code__, namespace(function, label, names), function.__name__)
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
-    return made
+    new_function = FunctionType(function.__code__, namespace(function, label, names), function.__name__)
+    new_function.__defaults__, new_function.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    new_function.__qualname__, new_function.__annotations__ = function.__qualname__, function.__annotations__
+    return new_function
 
 
 def namespace(function: FunctionType, label: str, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,12 +91,12 @@ def legible(text: str, label: str, function: FunctionType) -> FunctionType:
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space: dict[str, Any] = {}
     exec(compiled(text, name), function.__globals__, space)
-    made: FunctionType = space[function.__name__]
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    made.__annotations__ = function.__annotations__
-    return made
+    new_function: FunctionType = space[function.__name__]
+    new_function.__defaults__, new_function.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    new_function.__annotations__ = function.__annotations__
+    return new_function
 
 
 def _call(cls: Any) -> tuple[Callable[..., type], tuple[Any, ...]]:
-    found: tuple[Callable[..., type], tuple[Any, ...]] = cls._made_by
-    return found
+    reduction: tuple[Callable[..., type], tuple[Any, ...]] = cls._made_by
+    return reduction

@@ -34,10 +34,10 @@ def integers(module: nn.Module) -> dict[str, int]:
         >>> integers(Split())
         {'heads': 4, 'sizes[0]': 16, 'sizes[1]': 48}
     """
-    found = {name: int(v) for name, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool)}
+    numbers = {name: int(v) for name, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool)}
     for name, value in _sequences(module):
-        found.update({f"{name}[{position}]": int(_number(item)) for position, item in enumerate(value)})
-    return found
+        numbers.update({f"{name}[{position}]": int(_number(item)) for position, item in enumerate(value)})
+    return numbers
 
 
 def tagged(module: nn.Module, tag: Callable[[str, int], int]) -> dict[str, Any]:
@@ -47,13 +47,15 @@ def tagged(module: nn.Module, tag: Callable[[str, int], int]) -> dict[str, Any]:
         module: the module, which is left as it is.
         tag: takes the name and the number; a subclass of ``int`` may know more than its number.
     """
-    made: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         name: tag(name, value) for name, value in vars(module).items() if type(value) is int and name[0] != "_"
     }
     for name, value in _sequences(module):
         if name[0] != "_" or type(value[0]) is tuple:
-            made[name] = type(value)([_with(item, tag(f"{name}[{i}]", _number(item))) for i, item in enumerate(value)])
-    return made
+            attributes[name] = type(value)(
+                [_with(item, tag(f"{name}[{i}]", _number(item))) for i, item in enumerate(value)]
+            )
+    return attributes
 
 
 def _sequences(module: nn.Module) -> Iterator[tuple[str, list[Any] | tuple[Any, ...]]]:
@@ -121,18 +123,20 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
         >>> with_integers("body", layer, {"sizes[1]": 24})
         {'sizes': (16, 24)}
     """
-    made: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for key, value in values.items():
         name, _, position = key.rstrip("]").partition("[")
         _check_settable(path, module, name, position, value)
-        old = made.get(name, getattr(module, name, None))
+        old = attributes.get(name, getattr(module, name, None))
         if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
-            made[name] = type(old)([_with(item, value) if i == int(position) else item for i, item in enumerate(old)])
+            attributes[name] = type(old)(
+                [_with(item, value) if i == int(position) else item for i, item in enumerate(old)]
+            )
         elif not position and isinstance(old, int):
-            made[name] = value
+            attributes[name] = value
         else:
             raise PlanError(f"The plan is of another model: {path!r} ({type(module).__name__}) has no {key!r}.")
-    return made
+    return attributes
 
 
 def _check_settable(path: str, module: nn.Module, name: str, position: str, value: int) -> None:

@@ -127,18 +127,18 @@ def _operands(place: ast.AST | None) -> list[ast.expr]:
     """Return the expressions that a call, an operator or a subscript takes."""
     if isinstance(place, ast.Call):
         own = place.func.value if isinstance(place.func, ast.Attribute) else None
-        found = [*place.args, *(keyword.value for keyword in place.keywords), *([own] if own else [])]
+        operands = [*place.args, *(keyword.value for keyword in place.keywords), *([own] if own else [])]
     elif isinstance(place, ast.BinOp):
-        found = [place.left, place.right]
+        operands = [place.left, place.right]
     elif isinstance(place, ast.UnaryOp):
-        found = [place.operand]
+        operands = [place.operand]
     elif isinstance(place, ast.Compare):
-        found = [place.left, *place.comparators]
+        operands = [place.left, *place.comparators]
     elif isinstance(place, ast.AugAssign):
-        found = [place.value, *(_operands(place.target) if isinstance(place.target, ast.Subscript) else [])]
+        operands = [place.value, *(_operands(place.target) if isinstance(place.target, ast.Subscript) else [])]
     else:
-        found = [place.slice] if isinstance(place, ast.Subscript) else []
-    return [part for expr in found for part in _parts(expr)]
+        operands = [place.slice] if isinstance(place, ast.Subscript) else []
+    return [part for expr in operands for part in _parts(expr)]
 
 
 def _parts(expr: ast.expr) -> list[ast.expr]:

@@ -67,8 +67,8 @@ class Bounds(list[ast.expr]):
         """Return the bounds of the only slice in a subscript that has some; None where there are more, or none."""
         index = subscript.slice
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
-        found = [p for p in parts if isinstance(p, ast.Slice) and (p.lower or p.upper) is not None]
-        return cls(found[0]) if len(found) == 1 else None
+        slices = [p for p in parts if isinstance(p, ast.Slice) and (p.lower or p.upper) is not None]
+        return cls(slices[0]) if len(slices) == 1 else None
 
     def __setitem__(self, position: Any, value: Any) -> None:
         super().__setitem__(position, value)

@@ -82,13 +82,13 @@ class Pin:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
         """Read what `state_dict` wrote."""
-        found: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
-        found["operator"] = str(state.get("operator", ""))  # plans of before there were any have calls only
-        found |= {name: int(state[name]) for name in ("line", "column", "position")}
+        fields: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
+        fields["operator"] = str(state.get("operator", ""))  # plans of before there were any have calls only
+        fields |= {name: int(state[name]) for name in ("line", "column", "position")}
         value = state["value"]
-        if not math.isfinite(value) or abs(value) >= 2**31 or found["operator"] not in _KINDS:
-            raise PlanError(f"A pin of {found['module']!r} is damaged: {found['operator']!r} {value!r}.")
-        return cls(**found, value=float(value) if isinstance(value, float) else int(value))
+        if not math.isfinite(value) or abs(value) >= 2**31 or fields["operator"] not in _KINDS:
+            raise PlanError(f"A pin of {fields['module']!r} is damaged: {fields['operator']!r} {value!r}.")
+        return cls(**fields, value=float(value) if isinstance(value, float) else int(value))
 
 
 def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: type[nn.Module]) -> Pin | None:
@@ -125,10 +125,10 @@ def _template(site: Site, symbol: str, position: int, owner: Hashable, count: in
 
     ``count``: how many sizes the call was given as a sequence or in its place; 0 for a single number.
     """
-    found = _located(site, owner)
-    if found is None or site.end is None:
+    location = _located(site, owner)
+    if location is None or site.end is None:
         return None
-    function, method = _original(found[0]), found[1]
+    function, method = _original(location[0]), location[1]
     line = site.end[0] - function.__code__.co_firstlineno
     pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], symbol, position, 0)
     tree = _edited(function, (pin,), count)
@@ -161,8 +161,8 @@ def _original(function: FunctionType) -> FunctionType:
 
 
 def _method(code: CodeType, owner: type) -> FunctionType | None:
-    found = getattr(owner, code.co_name, None)
-    return found if isinstance(found, FunctionType) and found.__code__ is code else None
+    method = getattr(owner, code.co_name, None)
+    return method if isinstance(method, FunctionType) and method.__code__ is code else None
 
 
 def _source_hash(function: FunctionType) -> str:
@@ -307,12 +307,12 @@ def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, An
     code = compiled(ast.increment_lineno(tree, function.__code__.co_firstlineno - 1), function.__code__.co_filename)
     label = f"{function.__qualname__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     exec(code, namespace(function, label, names), space)  # the user's own source, a number replaced
-    made: FunctionType = space[function.__name__]
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    made.__qualname__, made.__annotations__ = function.__qualname__, function.__annotations__
-    made._unpinned = function  # type: ignore[attr-defined]
-    made.__wrapped__ = legible(text, label, function)  # type: ignore[attr-defined]
-    return made
+    new_function: FunctionType = space[function.__name__]
+    new_function.__defaults__, new_function.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    new_function.__qualname__, new_function.__annotations__ = function.__qualname__, function.__annotations__
+    new_function._unpinned = function  # type: ignore[attr-defined]
+    new_function.__wrapped__ = legible(text, label, function)  # type: ignore[attr-defined]
+    return new_function
 
 
 def _indent(tree: ast.AST, columns: int) -> None:
@@ -330,13 +330,13 @@ def merged(earlier: Iterable[Pin], later: Iterable[Pin]) -> tuple[Pin, ...]:
 
 def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
     """Return the class that the user wrote, and what is pinned in it, for no module in particular."""
-    found: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
-    return found
+    class_and_pins: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
+    return class_and_pins
 
 
 def is_pinned(cls: type, pin: Pin) -> bool:
     """Whether a class is one in which this argument is pinned already, to whatever number."""
-    return replace(pin, module="", value=0) in [replace(known, value=0) for known in _pinned(cls)[1]]
+    return replace(pin, module="", value=0) in [replace(other_pin, value=0) for other_pin in _pinned(cls)[1]]
 
 
 def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
@@ -361,15 +361,15 @@ def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
 
 def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:
     """Return a method with its own calls pinned, calling functions with theirs pinned."""
-    method = _found(getattr(cls, name, None), name, [pin for pin in pins if pin.function == name])
+    method = _pinned_function(getattr(cls, name, None), name, [pin for pin in pins if pin.function == name])
     functions: dict[str, FunctionType] = {}
     for called in dict.fromkeys(pin.function for pin in pins if pin.function != name):
         group = [pin for pin in pins if pin.function == called]
-        functions[called] = _rebuilt(_found(method.__globals__.get(called), called, group), group, {})
+        functions[called] = _rebuilt(_pinned_function(method.__globals__.get(called), called, group), group, {})
     return _rebuilt(method, [pin for pin in pins if pin.function == name], functions)
 
 
-def _found(function: Any, name: str, pins: list[Pin]) -> FunctionType:
+def _pinned_function(function: Any, name: str, pins: list[Pin]) -> FunctionType:
     if not isinstance(function, FunctionType) or any(pin.source != _source_hash(function) for pin in pins):
         raise PlanError(
             f"The source of {name!r} is not the one that the plan was made for, or its file was edited after it was "

@@ -41,10 +41,10 @@ __all__ = ["DESCRIBING", "Provenance"]
 
 def _take_reflected(numbers: Iterable[int | float]) -> bool:
     """Return whether one of the numbers called the tensor from the left, and forget it."""
-    found = [n for n in numbers if isinstance(n, (Size, Scalar)) and n.reflected]
-    for number in found:
+    reflected = [n for n in numbers if isinstance(n, (Size, Scalar)) and n.reflected]
+    for number in reflected:
         number.reflected = False
-    return bool(found)
+    return bool(reflected)
 
 
 _MATH = {function.__name__: function for function in (math.exp, math.log, math.log10, math.log2, math.sqrt)}

@@ -80,7 +80,7 @@ def _plain(number: int | float) -> int | float:
     return float.__float__(number) if isinstance(number, float) else int.__int__(number)
 
 
-def _made(result: int | float, symbol: str, left: int | float, right: int | float) -> Size | Scalar:
+def _sized(result: int | float, symbol: str, left: int | float, right: int | float) -> Size | Scalar:
     expr = Apply(symbol, expression(left), expression(right))
     return Scalar(result, expr) if isinstance(result, float) else Size(result, expr)
 
@@ -96,7 +96,7 @@ def _tagged(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any,
             self.reflected = not swapped
             return result
         left, right = (other, self) if swapped else (self, other)
-        return _made(result, symbol, left, right)
+        return _sized(result, symbol, left, right)
 
     return method
 
@@ -108,7 +108,7 @@ def _unary(base: type, symbol: str, name: str) -> Callable[..., Any]:
         if digits:  # of `round`
             tell_numbers([self])
             return plain(self, *digits)
-        return _made(plain(self), symbol, self, 0)
+        return _sized(plain(self), symbol, self, 0)
 
     return method
 
@@ -185,8 +185,8 @@ class Shape(tuple[int, ...]):
         return math.prod(self)
 
     def __getitem__(self, item: Any) -> Any:
-        found = tuple.__getitem__(self, item)
-        return Shape(found) if isinstance(item, slice) else found
+        part = tuple.__getitem__(self, item)
+        return Shape(part) if isinstance(item, slice) else part
 
     def __add__(self, other: Any) -> Shape:
         return Shape(tuple.__add__(self, tuple(other)))

@@ -69,11 +69,11 @@ def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
     kinds = {type(module) for _, module in modules_of(model)}
     classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
     anywhere = frozenset().union(*(_of_module(cls.__module__) for cls in classes)) if classes else frozenset()
-    found = {}
+    names_by_class = {}
     for kind in kinds:
         own = [_of_class(base) for base in kind.__mro__ if not _is_torch(base)]
-        found[kind] = anywhere.union(*(names.own | names.others for names in own))
-    return found
+        names_by_class[kind] = anywhere.union(*(names.own | names.others for names in own))
+    return names_by_class
 
 
 def written_by_modules(model: nn.Module) -> frozenset[str]:
@@ -102,14 +102,14 @@ def _of_class(cls: type) -> _Names:
 @functools.cache
 def _of_module(name: str) -> frozenset[str]:
     """Return the attributes of other objects that code of a Python module writes to."""
-    found: set[str] = set()
+    names: set[str] = set()
     space = vars(sys.modules[name]) if name in sys.modules else {}
     for key, item in list(space.items()):
         if isinstance(item, FunctionType) and item.__module__ == name and not key.startswith(_BUILDS):
-            found |= _names(item.__code__).others
+            names |= _names(item.__code__).others
         elif isinstance(item, type) and item.__module__ == name:
-            found |= _of_class(item).others
-    return frozenset(found)
+            names |= _of_class(item).others
+    return frozenset(names)
 
 
 def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:

@@ -90,9 +90,9 @@ class Certificate:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Certificate:
         """Read what `state_dict` wrote."""
-        known = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
-        known["shapes"] = tuple(tuple(int(n) for n in s) for s in known.get("shapes", ()))
-        return cls(**{**known, **{name: tuple(known.get(name, ())) for name in ("notes", "entries")}})
+        fields = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
+        fields["shapes"] = tuple(tuple(int(n) for n in s) for s in fields.get("shapes", ()))
+        return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("notes", "entries")}})
 
     def __str__(self) -> str:
         train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
@@ -155,11 +155,11 @@ class Observation:
     @classmethod
     def of(cls, looks: Sequence[Look | None], reference: bool) -> Observation:
         """Reserve memory for what is looked at."""
-        known = [look for look in looks if look is not None]
-        compared = sum(look.size if look.channels is None else len(look.channels) for look in known)
+        actual_looks = [look for look in looks if look is not None]
+        compared = sum(look.size if look.channels is None else len(look.channels) for look in actual_looks)
         lengths = (compared, compared if reference else 0)
         reserved = _tables(*lengths)
-        table, norms = _tables(*(sum(look.size for look in known) if length else 0 for length in lengths))
+        table, norms = _tables(*(sum(look.size for look in actual_looks) if length else 0 for length in lengths))
         return cls(table, norms, {}, [None] * len(looks), reserved=reserved)
 
     @property
@@ -188,8 +188,12 @@ class Observation:
         self.shapes = [shape if position in comparable else None for position, shape in enumerate(self.shapes)]
         index = torch.cat(rows)
         tables = (self.table, self.norms) if len(self.norms) else (self.table,)
-        found = [_selected(table, index, out) for table, out in zip(tables, self.reserved, strict=False)]
-        self.table, self.norms, self.reserved = found[0], found[-1] if len(found) > 1 else self.norms, ()
+        kept_tables = [_selected(table, index, out) for table, out in zip(tables, self.reserved, strict=False)]
+        self.table, self.norms, self.reserved = (
+            kept_tables[0],
+            kept_tables[-1] if len(kept_tables) > 1 else self.norms,
+            (),
+        )
 
     def at(self, positions: Collection[int]) -> Tensor:
         """Return the projections at some of the nodes that were looked at."""
@@ -224,9 +228,9 @@ _KERNELS = (convolving.in_float64, products.in_float64)
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an op; in float64 as the engine does, where torch does not or at length."""
     for kernel in _KERNELS:
-        found = kernel(func, args, kwargs)
-        if found is not None:
-            return found
+        output = kernel(func, args, kwargs)
+        if output is not None:
+            return output
     return func(*args, **kwargs)
 
 
@@ -237,11 +241,11 @@ class _Observer(TorchDispatchMode):
         self,
         witness: Witness,
         looks: Sequence[Look | None],
-        found: Observation,
+        observation: Observation,
         decisions: Decisions,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._witness, self._looks, self._found, self._decisions = witness, looks, found, decisions
+        self._witness, self._looks, self._observation, self._decisions = witness, looks, observation, decisions
         self._ops = {node.op for node in witness.nodes}
         self._directions = Directions()
         self._depth = 0  # of modules that are not looked into
@@ -282,18 +286,18 @@ class _Observer(TorchDispatchMode):
         self._modules.pop()
 
     def _look(self, op: str, out: Tensor) -> None:
-        self._found.runs += 1
+        self._observation.runs += 1
         position = self.way.step(self._modules[-1] if self._witness.decided else "", op)
         if position is None:
             return
-        self._found.shapes[position] = tuple(out.shape)
+        self._observation.shapes[position] = tuple(out.shape)
         look = self._looks[position]
         if look is not None and look.fits(out):
             out = _summable(out)
             for d, index in look.others:
                 out = out.index_select(d, index.to(out.device))
             norms = None if self._decisions.repeats else channel_norms(out, look.dim)
-            self._found.note(position, self._directions.project(out, look.dim), norms)
+            self._observation.note(position, self._directions.project(out, look.dim), norms)
 
 
 def _summable(tensor: Tensor) -> Tensor:
@@ -345,22 +349,22 @@ def _call(
     model: nn.Module, arguments: Any, witness: Witness, looks: Sequence[Look | None], decisions: Decisions, state: State
 ) -> Observation:
     """Run a model once, and look inside."""
-    found = Observation.of(looks, reference=not decisions.repeats)
-    found.decisions = decisions.taken
-    observer = _Observer(witness, looks, found, decisions)
+    observation = Observation.of(looks, reference=not decisions.repeats)
+    observation.decisions = decisions.taken
+    observer = _Observer(witness, looks, observation, decisions)
     remains = Remains(model, state)
     with observer.following(model):
         with observer:
             out = call_model(model, *arguments)
-        found.outputs = [
+        observation.outputs = [
             t.detach().to("cpu", copy=True) for t in results_of(out, model, remains.before, witness.weights)
         ]
     del out
-    found.leaves = not decisions.repeats and remains.differ()
-    comparable, found.strayed = observer.way.end(), observer.way.strayed
+    observation.leaves = not decisions.repeats and remains.differ()
+    comparable, observation.strayed = observer.way.end(), observer.way.strayed
     del observer
-    found.choose(looks, comparable)
-    return found
+    observation.choose(looks, comparable)
+    return observation
 
 
 def _alias(tensor: Tensor) -> Tensor:

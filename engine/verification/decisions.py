@@ -58,11 +58,11 @@ def decides(args: Any, kwargs: Any, out: Any) -> tuple[Tensor, ...]:
     """
     if all(t.is_floating_point() or t.is_complex() for t in tensors_in(out)):
         return ()
-    given = [t for t in tensors_in((args, kwargs)) if t.numel()]
+    inputs = [t for t in tensors_in((args, kwargs)) if t.numel()]
     memory = set(map(storage_of, tensors_in(out)))
-    if any(storage_of(t) in memory for t in given):
+    if any(storage_of(t) in memory for t in inputs):
         return ()  # a view, or a write: what it gives out has to stay in place
-    return tuple(t for t in given if t.is_floating_point())
+    return tuple(t for t in inputs if t.is_floating_point())
 
 
 class Decisions:

@@ -151,15 +151,15 @@ class EntryProof:
         """Return the largest relative error, and where it is."""
         if [t.shape for t in before.values] != [t.shape for t in after.values]:
             return math.inf, "what it returns, whose shape follows the number of channels"
-        found = [(_relative(a, b), "what it returns") for a, b in zip(before.values, after.values, strict=True)]
+        errors = [(_relative(a, b), "what it returns") for a, b in zip(before.values, after.values, strict=True)]
         for name, tensor in before.written.items():
-            found.append((_relative(self._left_of(name, tensor), after.written[name]), f"what it writes to {name!r}"))
+            errors.append((_relative(self._left_of(name, tensor), after.written[name]), f"what it writes to {name!r}"))
         largest = max((float(t.abs().max()) for t in before.gradients.values() if t.numel()), default=0.0)
         for name, tensor in before.gradients.items():
             mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
             pair = self._left_of(name, tensor) * mask, after.gradients[name] * mask
-            found.append((_relative(*pair, floor=_SMALL * largest), f"the gradient of {name!r}"))
-        return max(found, key=lambda pair: pair[0], default=(0.0, ""))
+            errors.append((_relative(*pair, floor=_SMALL * largest), f"the gradient of {name!r}"))
+        return max(errors, key=lambda pair: pair[0], default=(0.0, ""))
 
     def _left_of(self, name: str, tensor: Tensor) -> Tensor:
         cut = self._plan.slices.get(name)

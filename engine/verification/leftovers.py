@@ -64,10 +64,10 @@ class Leftovers:
     """
 
     def __init__(self) -> None:
-        self._made, self._read, self._scope = _Made(), _Read(), ExitStack()
+        self._materialized, self._read, self._scope = _Made(), _Read(), ExitStack()
 
     def __enter__(self) -> Leftovers:
-        self._scope.enter_context(self._made)
+        self._scope.enter_context(self._materialized)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -90,4 +90,4 @@ class Leftovers:
         return [*self._read.values, *(t.detach().clone() for t in alive.values())]
 
     def _alive(self) -> list[Tensor]:
-        return [tensor for reference in self._made.made if (tensor := reference()) is not None]
+        return [tensor for reference in self._materialized.made if (tensor := reference()) is not None]

@@ -13,10 +13,10 @@ __all__ = ["give_back"]
 def _trim() -> Callable[[int], int] | None:
     """Return glibc's `malloc_trim`; other libraries have none."""
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        malloc_trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # no such function, no such library, no such call (Windows)
         return None
-    return found
+    return malloc_trim
 
 
 def give_back() -> bool:

@@ -34,12 +34,12 @@ class Directions:
     def _of(self, out: Tensor, dim: int) -> Tensor:
         """Return directions, (projections, numbers per channel)."""
         size = out.numel() // max(out.size(dim), 1)
-        known = self._drawn.get((out.dtype, out.device))
-        if known is None or known.size(1) < size:
+        directions = self._drawn.get((out.dtype, out.device))
+        if directions is None or directions.size(1) < size:
             generator = torch.Generator().manual_seed(size)
-            known = torch.randn(PROJECTIONS, size, generator=generator, dtype=torch.float32).to(out)
-            self._drawn[out.dtype, out.device] = known
-        return known[:, :size]
+            directions = torch.randn(PROJECTIONS, size, generator=generator, dtype=torch.float32).to(out)
+            self._drawn[out.dtype, out.device] = directions
+        return directions[:, :size]
 
     def project(self, out: Tensor, dim: int) -> Tensor:
         """Return projections of what each index along a dimension holds, (projections, channels); mostly in place."""

@@ -22,7 +22,7 @@ from engine.verification.comparison import compare
 from engine.verification.memory import give_back
 from engine.verification.remains import writes
 from engine.verification.resizing import Sizes
-from engine.verification.tensors import Recipe, given, masked_recipes, same_entries, small_recipes
+from engine.verification.tensors import Recipe, masked_recipes, run_tensors, same_entries, small_recipes
 from engine.verification.trials import Inputs, Trial, agree, not_compared, random_inputs, sample_bytes
 from engine.verification.witness import Witness
 
@@ -41,12 +41,12 @@ class _Run:
     Attributes:
         trial: which one.
         shape: shape of its first input.
-        found: what was seen.
+        observation: what was seen.
     """
 
     trial: Trial
     shape: tuple[int, ...]
-    found: Observation
+    observation: Observation
 
 
 class Proof:
@@ -82,12 +82,12 @@ class Proof:
         )
         self._rejected: list[tuple[Trial, str]] = []
         self._runs: list[_Run] = []
-        self._apart = False  # whether a sample's outputs are known not to depend on the others
+        self._independent = False  # whether a sample's outputs are known not to depend on the others
         self._resolution: tuple[Any, ...] = (False, False, ())  # of the run before
         self._masked = masked_recipes(model, self._graph, masks)
         self._dtype: torch.dtype | None
         for dtype in (torch.float64, None):
-            tensors = given(model, self._graph, self._masked, dtype)
+            tensors = run_tensors(model, self._graph, self._masked, dtype)
             # a list of pictures is no batch: it runs as it is, if not with more of them
             self._dtype = dtype
             if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
@@ -103,7 +103,7 @@ class Proof:
         elif sizes.sides:
             self._attempt(Trial(None, False, dtype, resized=tuple(sizes.only_said.items())), tensors)
         self._run_resized(sizes, dtype, tensors)
-        if writes(self._graph) or any(run.found.leaves for run in self._runs):
+        if writes(self._graph) or any(run.observation.leaves for run in self._runs):
             self._run_again(dtype, tensors)
 
     @property
@@ -120,8 +120,8 @@ class Proof:
         if group is None:
             return False
         last = (group.batch or 1) - 1
-        self._apart = self._repeats(replace(group, batch=min(most, count - last), first=last), tensors)
-        if not self._apart:
+        self._independent = self._repeats(replace(group, batch=min(most, count - last), first=last), tensors)
+        if not self._independent:
             return self._attempt(Trial(count, False, dtype), tensors) or not group.smaller
         starts = range(0 if group.smaller else last + min(most, count - last), count, most)
         ran = [self._attempt(Trial(min(most, count - n), False, dtype, n), tensors) for n in starts]
@@ -129,23 +129,23 @@ class Proof:
 
     def _company(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
         """Run samples in company: at half the resolution, where the model accepts that, if they are too large."""
-        half, told = replace(group, smaller=True), len(self._rejected)
+        half, reject_count = replace(group, smaller=True), len(self._rejected)
         resolutions = any(
             t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))
         )
         if resolutions and self._at_once(group) < 2:
             if self._attempt(half, tensors):
                 return half
-            del self._rejected[told:]
+            del self._rejected[reject_count:]
         return group if self._attempt(group, tensors) else None
 
     def _repeats(self, trial: Trial, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the first sample of a run comes out as it did as the last one of the run before."""
-        before, told = self._runs[-1].found.outputs, len(self._rejected)
+        before, reject_count = self._runs[-1].observation.outputs, len(self._rejected)
         if not self._attempt(trial, tensors):
-            del self._rejected[told:]  # so all of them run at once
+            del self._rejected[reject_count:]  # so all of them run at once
             return False
-        if agree(before, self._runs[-1].found.outputs, trial.first, self._batch_dim, self._tolerance()):
+        if agree(before, self._runs[-1].observation.outputs, trial.first, self._batch_dim, self._tolerance()):
             return True
         self._runs.pop()
         return False
@@ -154,26 +154,26 @@ class Proof:
         """Run two samples at a larger resolution, where the model accepts it."""
         count = min(self._confidence, 2)
         # what runs apart is large, and a picture that is larger along one side is of another resolution as well
-        trials = [Trial(1, True, dtype, wider=True)] if self._apart else []
+        trials = [Trial(1, True, dtype, wider=True)] if self._independent else []
         for trial in (*trials, Trial(count, True, dtype), Trial(None, True, dtype)):
-            told = len(self._rejected)
+            reject_count = len(self._rejected)
             if self._attempt(trial, tensors):
                 for start in range(trial.batch or count, count):
                     self._attempt(replace(trial, first=start), tensors)
                 return
             if trial.wider:
-                del self._rejected[told:]
+                del self._rejected[reject_count:]
 
     def _run_resized(self, sizes: Sizes, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
         """Run one sample at odd sizes; what is said of those rejected is the first, and batch size 1."""
-        told = len(self._rejected)
+        reject_count = len(self._rejected)
 
         def attempt(resized: Mapping[Axis, int]) -> bool:
             return self._attempt(Trial(None, False, dtype, resized=tuple(resized.items())), tensors)
 
         sizes.explore(attempt, any(run.trial.batch == 1 for run in self._runs))
-        later = self._rejected[told + 1 :]
-        self._rejected[told + 1 :] = [r for r in later if all(axis.batch for axis, _ in r[0].resized)]
+        later = self._rejected[reject_count + 1 :]
+        self._rejected[reject_count + 1 :] = [r for r in later if all(axis.batch for axis, _ in r[0].resized)]
 
     def _run_again(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
         """Run two calls in a row, where the first leaves something that the second finds."""
@@ -201,20 +201,20 @@ class Proof:
         inputs, *further = self._inputs(trial)
         look = (self._witness, self._witness.looks[0])
         try:
-            found = observe(self._model, tensors, inputs, *look, None, 0.0, *further)
+            observation = observe(self._model, tensors, inputs, *look, None, 0.0, *further)
         except TraceError as error:
             self._rejected.append((trial, str(error)))
             return False
-        if trial.resized and not found.finite:
+        if trial.resized and not observation.finite:
             self._rejected.append((trial, "numbers that are not finite"))
             return False
-        self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), found))
+        self._runs.append(_Run(trial, tuple(next(tensors_in(inputs)).shape), observation))
         return True
 
     def _tidy(self, trial: Trial) -> None:
         """Give back what runs left: those at another resolution, of several samples, or of one that is too large."""
         resolution, large = trial.place, (trial.batch or 1) > 1 or self._share(trial) > 1
-        if self._apart and (resolution != self._resolution or large):
+        if self._independent and (resolution != self._resolution or large):
             give_back()
         self._resolution = resolution
 
@@ -229,9 +229,9 @@ class Proof:
             VerificationError: naming the place of the largest difference.
         """
         check_shapes(self._model, self._analysis)
-        tensors = given(self._model, self._graph, self._stored(), self._dtype)
+        tensors = run_tensors(self._model, self._graph, self._stored(), self._dtype)
         tolerance = self._tolerance()
-        worst, where = max((self._error(run, tensors, tolerance) for run in self._runs), key=lambda found: found[0])
+        worst, where = max((self._error(run, tensors, tolerance) for run in self._runs), key=lambda error: error[0])
         if self._exact and not worst <= tolerance:
             raise VerificationError(
                 f"The compacted model differs from the masked one: relative error {worst:.1e} at {where} (tolerance "
@@ -252,7 +252,7 @@ class Proof:
 
     def _strayed(self) -> Iterator[str]:
         """Say where only outputs were compared."""
-        count = sum(any(call.strayed for call in run.found.calls) for run in self._runs)
+        count = sum(any(call.strayed for call in run.observation.calls) for run in self._runs)
         if count and self._exact:
             runs = f"In {count} of {len(self._runs)} runs"
             yield (
@@ -274,14 +274,14 @@ class Proof:
         inputs, *further = self._inputs(run.trial)
         look = (self._witness, self._witness.looks[1])
         try:
-            found = observe(self._model, tensors, inputs, *look, run.found, tolerance, *further)
+            observation = observe(self._model, tensors, inputs, *look, run.observation, tolerance, *further)
         except TraceError as error:
             raise VerificationError(
                 f"The compacted model does not run where the masked one does: {error}{_hint(self._analysis)}"
             ) from error
         if not any(run.trial.place):
-            check_run(self._witness, run.found, found)
-        return compare(run.found, found, self._witness, tolerance)
+            check_run(self._witness, run.observation, observation)
+        return compare(run.observation, observation, self._witness, tolerance)
 
     def _inside(self, name: str) -> bool:
         """Whether a parameter is one of a module that was replaced."""
@@ -293,18 +293,18 @@ class Proof:
         The stored weights are the planned ones, rounded; where nothing was folded nothing is rounded, and they are the
         same. Those of replaced modules are taken as they are.
         """
-        stored, found = stored_tensors(self._model), {}
+        stored, recipes = stored_tensors(self._model), {}
         for name, recipe in small_recipes(self._masked, self._analysis.plan).items():
             if self._inside(name):
                 continue
             have, want = stored[name].detach(), recipe.make(self._dtype if recipe.folds else None)
             if have.shape != want.shape or not same_entries(have, want.to(have.dtype)):
                 raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
-            found[name] = Recipe(want if recipe.folds else have)
+            recipes[name] = Recipe(want if recipe.folds else have)
         for name, tensor in names_of(stored) if self._analysis.plan.replaced else ():
             if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
-                found[name] = Recipe(tensor.detach())
-        return found
+                recipes[name] = Recipe(tensor.detach())
+        return recipes
 
 
 def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:

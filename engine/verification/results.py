@@ -42,7 +42,7 @@ def results_of(
         [1.0, 2.0]
     """
     seen: set[int] = set()
-    found = list(results_in(out, seen))
+    tensors = list(results_in(out, seen))
     stored = set(map(id, stored_tensors(model).values()))
     for name, module in distinct_modules(model).items():
         for key, value in vars(module).items():
@@ -51,5 +51,5 @@ def results_of(
                 and (name, key) not in weights
                 and before.get(name, {}).get(key) is not value
             ):
-                found += [t for t in results_in(value, seen) if id(t) not in stored]
-    return found
+                tensors += [t for t in results_in(value, seen) if id(t) not in stored]
+    return tensors

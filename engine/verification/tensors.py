@@ -16,7 +16,7 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.recording.standin import StandIn
 
-__all__ = ["Recipe", "given", "masked_recipes", "same_entries", "small_recipes"]
+__all__ = ["Recipe", "run_tensors", "masked_recipes", "same_entries", "small_recipes"]
 
 _SMALL = 4096
 """Elements below which a tensor is not worth a stand-in."""
@@ -95,7 +95,9 @@ def same_entries(one: Tensor, other: Tensor) -> bool:
     return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def given(model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: torch.dtype | None) -> dict[str, Tensor]:
+def run_tensors(
+    model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: torch.dtype | None
+) -> dict[str, Tensor]:
     """Return the tensors to run a model with; large weights are made when they are read.
 
     That takes an op that reads them. Recurrent layers look at the memory of theirs first, and a model that does not run
@@ -109,13 +111,13 @@ def given(model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: t
     """
     reads = Counter(v.name for node in graph.nodes if node.path == "eval" for v in node.inputs if v.stored)
     late = set() if wide is None else _late(model) - graph.written
-    made = {
+    tensors = {
         name: _stand_in(recipe, wide, reads[name] > _OFTEN)
         if wide is not None and name in late and recipe.worth_it(wide)
         else recipe.make(wide)
         for name, recipe in recipes.items()
     }
-    return made | {name: made[name].clone() for name in graph.written & made.keys()}
+    return tensors | {name: tensors[name].clone() for name in graph.written & tensors.keys()}
 
 
 def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool) -> Tensor:

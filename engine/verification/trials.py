@@ -90,12 +90,12 @@ class Trial:
         return f"{self.resolution}, {self.samples}, {self.precision}"
 
 
-def not_compared(rejected: Iterable[tuple[Trial, str]], known: Sequence[str] = ()) -> Iterator[str]:
+def not_compared(rejected: Iterable[tuple[Trial, str]], notes: Sequence[str] = ()) -> Iterator[str]:
     """Say which runs a model rejected: each cause once, and not again where it is known.
 
     Args:
         rejected: runs, and the errors that they ended with.
-        known: notes that may name the cause already.
+        notes: notes that may name the cause already.
 
     Example:
         >>> error = "Net rejected the example input ((1, 3, 9) float32): ValueError: no. Pass example inputs that …"
@@ -107,15 +107,15 @@ def not_compared(rejected: Iterable[tuple[Trial, str]], known: Sequence[str] = (
     for trial, error in rejected:
         causes.setdefault((trial.resolution, trial.precision, _cause(error)), []).append(trial.samples)
     for (resolution, precision, cause), sizes in causes.items():
-        said = any(cause in note for note in known)
+        said = any(cause in note for note in notes)
         where = f"{resolution}, {' or '.join(dict.fromkeys(sizes))}, {precision}"
         yield f"Not compared {where}: the model rejects that, {'as said above' if said else f'with {cause}'}."
 
 
 def _cause(error: str) -> str:
     """Return what the model raised, without the shapes that it was given and what to do about them."""
-    found = re.search(r"\): (.*?)\.* Pass example inputs", error, re.DOTALL)
-    return error.removesuffix(".") if found is None else found[1]
+    match = re.search(r"\): (.*?)\.* Pass example inputs", error, re.DOTALL)
+    return error.removesuffix(".") if match is None else match[1]
 
 
 def random_inputs(graph: Graph, trial: Trial, batch_dim: int, call: int = 0) -> Inputs:

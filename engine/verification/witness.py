@@ -112,8 +112,8 @@ class Witness:
                 rows.append((node, dim, *channels, None if node.module in wide else sizes))
         graph = analysis.structure.graph
         columns: list[Any] = [tuple(column) for column in zip(*rows, strict=True)] if rows else [()] * 5
-        found, dims, before, after, sizes = columns
-        return cls(found, dims, before, after, sizes, graph.opaque, graph.decided, graph.weights)
+        witness_nodes, dims, before, after, sizes = columns
+        return cls(witness_nodes, dims, before, after, sizes, graph.opaque, graph.decided, graph.weights)
 
 
 def _span(analysis: Analysis, node: Node) -> Statistic | None:

@@ -142,7 +142,7 @@ def test_what_is_said_is_short(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_notes_are_said_once() -> None:
     """What the certificate says is not said of the plan as well."""
     plan = engine.Plan(notes=("It takes one size.", "'fc' is masked as a whole."))
-    assert brief(plan, 4, 1, told=plan.notes[:1]).splitlines()[1:] == ["  'fc' is masked as a whole."]
+    assert brief(plan, 4, 1, other_notes=plan.notes[:1]).splitlines()[1:] == ["  'fc' is masked as a whole."]
 
 
 def test_long_notes_are_cut() -> None:

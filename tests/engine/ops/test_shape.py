@@ -96,7 +96,7 @@ def test_what_sizes_become(f: Callable[[Tensor], Tensor], op: str, wanted: list[
 def test_a_size_of_the_batch_demands_nothing_new() -> None:
     """What does not depend on channels is demanded as it was given."""
     found = demands_of(lambda x: x.view(2, 8, 16), range(8), "view")
-    assert all(d.given == d.wanted for d in found)
+    assert all(d.original == d.wanted for d in found)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_what_bounds_become(f: Callable[[Tensor], Tensor], op: str, keep: list[i
     names = torch.arange(8).view(1, 8, 1, 1)
     part = [n for n in f(names).flatten().tolist() if n in keep]
     small = names[:, keep]
-    demands = {d.argument[0]: d.wanted for d in demands_of(f, keep, op) if d.given != d.wanted}
+    demands = {d.argument[0]: d.wanted for d in demands_of(f, keep, op) if d.original != d.wanted}
     start, end = _bounds(f, op)
     if op == "slice":
         found = small[:, slice(demands.get("start", start), demands.get("end", end))]
@@ -134,7 +134,7 @@ def _bounds(f: Callable[[Tensor], Tensor], op: str) -> tuple[int | None, int | N
 def test_a_piece_of_one_channel() -> None:
     """It has no slots of its own, and still cannot go while the code asks for it."""
     demands = demands_of(lambda x: x.split([7, 1], 1)[0], [0, 1, 2, 3, 4, 5, 6], "split_with_sizes")
-    assert [(d.given, d.wanted) for d in demands] == [(7, 7), (1, 0)]
+    assert [(d.original, d.wanted) for d in demands] == [(7, 7), (1, 0)]
 
 
 def test_what_a_split_size_becomes() -> None:

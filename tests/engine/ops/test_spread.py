@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import engine
 from engine.compaction import spreading
 from engine.errors import PlanError
-from engine.ops.spread import Spread, apart, spread_out
+from engine.ops.spread import Spread, separate_layers, spread_out
 from tests.engine.attentions import stored
 from tests.engine.exactness import KINDS, Masks, masked, norm_outputs, parameters, randomised, relative_error, run
 from tests.engine.nets import snapshot, unchanged
@@ -185,7 +185,7 @@ def test_nothing_is_left_behind() -> None:
     """Setting layers apart for a trace, and taking a change back, leave the module as it was."""
     model = Residual()
     before = list(vars(model.one)), list(model.one._buffers), type(model.one)
-    with apart(model, {"one": 1}):
+    with separate_layers(model, {"one": 1}):
         assert type(model.one) is not nn.Conv2d
     redo, undo = spread_out(model.one, Spread("one", 1, 8, torch.arange(8), torch.zeros(1, dtype=torch.float64)))
     redo()

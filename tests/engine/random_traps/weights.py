@@ -247,9 +247,7 @@ class _Optional(nn.Module):
         super().__init__()
         self.first, self.second, self.third = layer(kind, width, 6), layer(kind, 6, 6), layer(kind, 6, 6)
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0, return_features: bool = False
-    ) -> Any:
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0, return_features: bool = False) -> Any:
         """Return features, scaled and masked where that is asked for."""
         y = self.first(x).relu()
         if mask is not None:

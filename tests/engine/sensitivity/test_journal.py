@@ -26,7 +26,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     """To the last bit, infinities too."""
     journal = written(tmp_path / "new" / "results.jsonl")
     journal.add(KEYS[2]._replace(sparsity=0.2), float("inf"))
-    assert Journal(tmp_path / "new" / "results.jsonl").known == journal.known and len(journal.known) == 4
+    assert Journal(tmp_path / "new" / "results.jsonl").known == journal.metrics and len(journal.metrics) == 4
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
@@ -36,9 +36,9 @@ def test_a_torn_last_line_counts_for_nothing(tmp_path: Path, cut: int) -> None:
     written(path)
     path.write_bytes(path.read_bytes()[:-cut])
     journal = Journal(path)
-    assert set(journal.known) == set(KEYS[:2] if cut > 1 else KEYS)
+    assert set(journal.metrics) == set(KEYS[:2] if cut > 1 else KEYS)
     journal.add(KEYS[2], 7.0)
-    assert Journal(path).known == {**{key: n / 3 for n, key in enumerate(KEYS[:2])}, KEYS[2]: 7.0}
+    assert Journal(path).metrics == {**{key: n / 3 for n, key in enumerate(KEYS[:2])}, KEYS[2]: 7.0}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_without_a_file_nothing_is_remembered() -> None:
     """Data may change between two analyses."""
     journal = Journal(None)
     journal.add(KEYS[0], 1.0)
-    assert journal.known == {}
+    assert journal.metrics == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

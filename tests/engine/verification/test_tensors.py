@@ -9,7 +9,7 @@ import engine
 from engine.compaction.folds import Fold
 from engine.compaction.slices import Slice
 from engine.recording.standin import StandIn
-from engine.verification.tensors import Recipe, given, masked_recipes
+from engine.verification.tensors import Recipe, masked_recipes, run_tensors
 from tests.engine.nets import image, plain
 
 
@@ -18,10 +18,10 @@ def test_masked_tensors_are_the_masked_model() -> None:
     model = plain().float()
     graph = engine.trace(model, image(dtype=torch.float32))
     masks = {"0.weight": torch.tensor([0, 1, 1, 1, 1, 1]).bool().view(6, 1, 1, 1)}
-    found = given(model, graph, masked_recipes(model, graph, masks), torch.float64)
+    found = run_tensors(model, graph, masked_recipes(model, graph, masks), torch.float64)
     assert found["0.weight"].dtype == torch.float64 and not found["0.weight"][0].any() and model[0].weight[0].any()
     assert all(t.dtype == torch.float64 for t in found.values() if t.is_floating_point())
-    own = given(model, graph, masked_recipes(model, graph, masks), None)
+    own = run_tensors(model, graph, masked_recipes(model, graph, masks), None)
     assert own["0.weight"].dtype == torch.float32 and own["3.weight"].data_ptr() == model[3].weight.data_ptr()
 
 
@@ -40,7 +40,7 @@ def test_large_weights_are_made_when_they_are_read() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64))
     model.register_buffer("table", torch.zeros(64, 64))
     graph = engine.trace(model, torch.zeros(2, 3, 64))
-    found = given(model, graph, masked_recipes(model, graph, {}), torch.float64)
+    found = run_tensors(model, graph, masked_recipes(model, graph, {}), torch.float64)
     assert [name for name, tensor in found.items() if isinstance(tensor, StandIn)] == ["0.weight"]
-    same = given(model.double(), graph, masked_recipes(model, graph, {}), torch.float64)
+    same = run_tensors(model.double(), graph, masked_recipes(model, graph, {}), torch.float64)
     assert not any(isinstance(tensor, StandIn) for tensor in same.values())
