@@ -35,8 +35,8 @@ import engine
 from benchmarks.breadth import half_of_each_group
 from engine.errors import EngineError
 from engine.files.checkpoint import KEY, content_of
-from lightning_compress.checkpoint import write
-from lightning_compress.export import (
+from lightning_compress.checkpoints.compacted import write
+from lightning_compress.checkpoints.export import (
     another_batch,
     another_size,
     difference,

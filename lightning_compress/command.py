@@ -19,10 +19,16 @@ from engine.compaction.follow import entries
 from engine.errors import EngineError, InputError
 from engine.files.archive import read_archive
 from engine.files.checkpoint import KEY, read_checkpoint
-from lightning_compress.base import find_model, from_shape, to_device
-from lightning_compress.checkpoint import load_compacted
-from lightning_compress.export import another_batch, difference, export_onnx, export_program, export_torchscript
-from lightning_compress.offline import compact_checkpoint, example_of, load_masked
+from lightning_compress.checkpoints.compacted import load_compacted
+from lightning_compress.checkpoints.export import (
+    another_batch,
+    difference,
+    export_onnx,
+    export_program,
+    export_torchscript,
+)
+from lightning_compress.checkpoints.offline import compact_checkpoint, example_of, load_masked
+from lightning_compress.trainer.target import find_model, from_shape, to_device
 
 __all__ = ["main"]
 

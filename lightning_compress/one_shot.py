@@ -11,10 +11,11 @@ from torch import Tensor, nn
 import engine
 from engine.compensation.batches import as_arguments
 from engine.program.trees import tensors_in
-from lightning_compress import criteria, selection, targets
-from lightning_compress.evidence import Evidence, squared_output_changes
-from lightning_compress.packages import MisconfigurationException
-from lightning_compress.selector import Selector
+from lightning_compress.selection import amounts as selection
+from lightning_compress.selection import criteria, targets
+from lightning_compress.selection.evidence import Evidence, squared_output_changes
+from lightning_compress.selection.selector import Selector
+from lightning_compress.trainer.packages import MisconfigurationException
 
 _FROM_DATA = frozenset({"reconstruction", "squared_change"})
 

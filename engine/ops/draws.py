@@ -69,8 +69,8 @@ class EvenDraws(TorchDispatchMode):
         """Run an op; random ops draw as described above."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            found = self._kernel(func, args, kwargs)
-            return func(*args, **kwargs) if found is None else found
+            output = self._kernel(func, args, kwargs)
+            return func(*args, **kwargs) if output is None else output
         name = func.overloadpacket.__name__
         self._calls += 1
         with _seeded(self._calls):

@@ -253,12 +253,12 @@ def _argument(name: str, arguments: ast.arguments, frame: FrameType) -> Any:
         raise _Unsettled
     if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
         raise _Unsettled
-    given: dict[str, ast.expr] = dict(
+    passed: dict[str, ast.expr] = dict(
         zip([a.arg for a in (*arguments.posonlyargs, *arguments.args)], place.args, strict=False)
     )
-    given.update({k.arg: k.value for k in place.keywords if k.arg is not None})
-    if name in given:
-        _value(given[name], caller)
+    passed.update({k.arg: k.value for k in place.keywords if k.arg is not None})
+    if name in passed:
+        _value(passed[name], caller)
     return frame.f_locals[name]
 
 

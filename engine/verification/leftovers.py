@@ -24,16 +24,16 @@ __all__ = ["Leftovers"]
 _READS = frozenset(["__array__", "__bool__", "__float__", "__int__", "__index__", "item", "numpy", "tolist"])
 
 
-class _Made(TorchDispatchMode):
+class _Outputs(TorchDispatchMode):
     """Notes the tensors that ops make, without keeping them alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[weakref.ref[Tensor]] = []
+        self.references: list[weakref.ref[Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.made += [weakref.ref(tensor) for tensor in tensors_in(out)]
+        self.references += [weakref.ref(tensor) for tensor in tensors_in(out)]
         return out
 
 
@@ -64,10 +64,10 @@ class Leftovers:
     """
 
     def __init__(self) -> None:
-        self._materialized, self._read, self._scope = _Made(), _Read(), ExitStack()
+        self._outputs, self._read, self._scope = _Outputs(), _Read(), ExitStack()
 
     def __enter__(self) -> Leftovers:
-        self._scope.enter_context(self._materialized)
+        self._scope.enter_context(self._outputs)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -90,4 +90,4 @@ class Leftovers:
         return [*self._read.values, *(t.detach().clone() for t in alive.values())]
 
     def _alive(self) -> list[Tensor]:
-        return [tensor for reference in self._materialized.made if (tensor := reference()) is not None]
+        return [tensor for reference in self._outputs.references if (tensor := reference()) is not None]

@@ -1,4 +1,4 @@
-"""A fit on two CPU processes, one of which cannot write: ``python ddp_disk.py FOLDER RANK``; started by test_disk.py."""
+"""A fit on two CPU processes, one of which cannot write: ``python ddp_disk.py FOLDER RANK``; see test_saving.py."""
 
 from __future__ import annotations
 

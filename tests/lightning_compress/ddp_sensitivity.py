@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from lightning_compress import analyze_sensitivity
 from tests.lightning_compress.models import seeded, trainer
-from tests.lightning_compress.test_sensitivity import OPTIONS, Measured
+from tests.lightning_compress.selection.test_sensitivity import OPTIONS, Measured
 
 
 class AtTheEnd(Callback):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import engine
 from engine.files.checkpoint import read_any
-from lightning_compress.checkpoint import dump, write
+from lightning_compress.checkpoints.compacted import dump, write
 from tests.lightning_compress.models import seeded, trainer
 from tests.lightning_compress.test_resume import EPOCHS, Save, Seeded, callbacks
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from lightning_compress.report import Report
-from lightning_compress.survey import survey
+from lightning_compress.report.content import Report
+from lightning_compress.report.survey import survey
 
 
 class Sized(nn.Module):

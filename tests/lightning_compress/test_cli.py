@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import lightning_compress
-from lightning_compress.packages import Callback
+from lightning_compress.trainer.packages import Callback
 from tests.lightning_compress.models import Wrapped
 
 pytest.importorskip("jsonargparse")
@@ -35,13 +35,16 @@ VALUES: dict[str, list[dict[str, Any]]] = {
         {
             "criterion": ["l1", "taylor"], "amount": {"wide": 0.3, "*": 0.5}, "schedule": [0.5, 1.0],
             "layers": ["wide", "stem"], "exclude": ["stem"], "cool_down": 0, "normalize": "torch:sigmoid",
-            "scope": "lightning_compress.ladders:isomorphism", "max_amount": {"wide": 0.5},
+            "scope": "lightning_compress.selection.ladders:isomorphism", "max_amount": {"wide": 0.5},
         },
         {
             "criterion": {"l1": 0.5, "apoz": 2.0}, "target": "params", "budget": 1000.0,
             "schedule": {"warm_up": {"part": 0.2, "schedule": {"exponential": {"rate": 3}}}},
         },
-        {"criterion": "lightning_compress.criteria:lamp", "schedule": "lightning_compress.schedules:one_shot"},
+        {
+            "criterion": "lightning_compress.selection.criteria:lamp",
+            "schedule": "lightning_compress.selection.schedules:one_shot",
+        },
     ],
     "Compensation": [
         {"samples": 64, "method": "norms", "ridge": 0.1, "model": "net", "example_input": [1, 3, 8, 8], "seed": 1},

@@ -13,11 +13,11 @@ from pytorch_lightning import Trainer
 
 import engine
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
-from lightning_compress.criteria import CRITERIA
-from lightning_compress.ladders import SCOPES
-from lightning_compress.packages import MisconfigurationException
-from lightning_compress.selection import kept_units
-from lightning_compress.targets import TARGETS
+from lightning_compress.selection.amounts import kept_units
+from lightning_compress.selection.criteria import CRITERIA
+from lightning_compress.selection.ladders import SCOPES
+from lightning_compress.selection.targets import TARGETS
+from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.models import trainer
 from tests.lightning_compress.small import MODELS, SIDE, Classifier
 
@@ -107,7 +107,7 @@ def count(module: Classifier, target: str) -> int:
 
 def test_latency_follows_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that counts parameters the fit ends at the latency that is asked for."""
-    from lightning_compress.targets import Subject
+    from lightning_compress.selection.targets import Subject
 
     def seconds(self: Subject, models: Any, rounds: int = 15) -> list[list[float]]:
         return [[1e-6 * sum(p.numel() for p in model.parameters())] * rounds for model in models]

@@ -13,8 +13,8 @@ import torch
 
 from lightning_compress import ChannelPruning, load_compacted
 from lightning_compress.command import _parser, main
+from tests.lightning_compress.checkpoints.test_export import ONNX
 from tests.lightning_compress.models import Reference, Wrapped, fit, seeded
-from tests.lightning_compress.test_export import ONNX
 
 CLASS = "tests.lightning_compress.models:Wrapped"
 SHAPE = "2,3,8,8"

@@ -10,11 +10,11 @@ import torch
 
 import engine
 from lightning_compress import ChannelPruning, Compensation, ModelCompaction
-from lightning_compress.evidence import squared_changes
-from lightning_compress.packages import MisconfigurationException
+from lightning_compress.selection.evidence import squared_changes
+from lightning_compress.trainer.packages import MisconfigurationException
+from tests.lightning_compress.callbacks.test_compensation import Flat, Shuffled
 from tests.lightning_compress.models import Wrapped, fit, seeded
 from tests.lightning_compress.small import Classifier
-from tests.lightning_compress.test_compensating import Flat, Shuffled
 
 
 @pytest.mark.parametrize("criterion", ["reconstruction", "fisher"])

@@ -21,8 +21,8 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
-from lightning_compress.masking import MaskingCallback
-from lightning_compress.packages import MisconfigurationException
+from lightning_compress.callbacks.masking import MaskingCallback
+from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.models import data, fit
 
 

@@ -20,7 +20,7 @@ from lightning_compress import ChannelPruning, ModelCompaction, load_compacted
 from tests.engine.mutations import KINDS, mutated
 from tests.engine.test_mutations import CASES, LIMITS, limited, out_of_memory, peak, reset_peak
 from tests.lightning_compress.models import Reference, data, fit, seeded, trainer
-from tests.lightning_compress.test_loading import Mixed, outputs
+from tests.lightning_compress.trainer.test_restore import Mixed, outputs
 
 # Lightning reads a file before we see it; its older versions run what is in there.
 TRUSTING = "weights_only" not in inspect.signature(Trainer.test).parameters

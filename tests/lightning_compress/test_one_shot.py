@@ -11,7 +11,7 @@ from torch import nn
 
 import engine
 from lightning_compress import prune
-from lightning_compress.packages import MisconfigurationException
+from lightning_compress.trainer.packages import MisconfigurationException
 from tests.engine.exactness import randomised, run
 
 

@@ -20,8 +20,8 @@ from pytorch_lightning.loops import _FitLoop
 from torch import Tensor, nn
 
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
+from tests.lightning_compress.callbacks.test_shrinking import Smooth
 from tests.lightning_compress.models import Base, seeded, trainer
-from tests.lightning_compress.test_shrinking import Smooth
 
 EPOCHS = 6
 SAVES_MID_EPOCH = hasattr(_FitLoop, "restarted_mid_epoch")

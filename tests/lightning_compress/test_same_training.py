@@ -14,8 +14,8 @@ from pytorch_lightning.plugins import MixedPrecision
 from torch.optim import lr_scheduler
 
 from lightning_compress import ModelCompaction
+from tests.lightning_compress.callbacks.test_shrinking import OPTIMIZERS, Trained, both, errors, widths
 from tests.lightning_compress.models import seeded
-from tests.lightning_compress.test_shrinking import OPTIMIZERS, Trained, both, errors, widths
 
 DOUBLE: dict[str, Any] = {"precision": "64-true"}
 CLIPPED: dict[str, Any] = {"gradient_clip_val": 0.05}

@@ -112,7 +112,7 @@ def portable(content: dict[str, object], path: Path) -> None:
 
 SAVER = """
 import sys, torch
-from lightning_compress.checkpoint import write, write_new
+from lightning_compress.checkpoints.compacted import write, write_new
 from pathlib import Path
 content, path, kind = torch.load(sys.argv[1], weights_only=True), Path(sys.argv[2]), sys.argv[3]
 print("ready", flush=True)
@@ -168,7 +168,7 @@ import sys, torch
 from pathlib import Path
 from engine.errors import CheckpointError
 from engine.files.atomic import check_writable
-from lightning_compress.checkpoint import write
+from lightning_compress.checkpoints.compacted import write
 path, content = Path(sys.argv[1]), {"state_dict": {"a": torch.ones(2**19)}}
 content["lightning_compress"] = {"version": 2, "compacted": {}, "sha256": None}
 for attempt in (lambda: check_writable(path, 2**21), lambda: write(content, path)):

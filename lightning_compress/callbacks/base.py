@@ -1,0 +1,132 @@
+"""What all callbacks share: which model they work on, with which example input, under which strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from typing_extensions import override
+
+import engine
+from engine.errors import EngineError
+from lightning_compress.trainer.averages import follow_loading
+from lightning_compress.trainer.packages import Callback
+from lightning_compress.trainer.restore import follow_checkpoints
+from lightning_compress.trainer.steps import TRAINING, cannot_follow, forget_steps, step_entries
+from lightning_compress.trainer.strategy import check_strategy
+from lightning_compress.trainer.target import find_example, find_model, place_example
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+    from lightning_compress.selection.amounts import Masks
+
+# Strategies that shard or flatten parameters: a channel is then no slice of any one tensor.
+
+
+class CompressionCallback(Callback):
+    """A callback that works on one model inside the LightningModule.
+
+    Args:
+        model: path of the model inside the LightningModule; ``None``: see :func:`find_model`.
+        example_input: what the model takes; ``None``: see :func:`find_example`.
+    """
+
+    def __init__(self, model: str | None = None, example_input: Any = None) -> None:
+        super().__init__()
+        self.model = model
+        self.example_input = example_input
+        self._example: Any = None
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        follow_checkpoints(pl_module)
+        if stage == "fit":
+            check_strategy(trainer)
+            follow_loading(pl_module)
+            forget_steps(pl_module)
+            self._example = None
+
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+    ) -> None:
+        """Follow the model, which was just made smaller and trains on; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            cuts: what stays of each parameter that got smaller; whatever has a parameter's shape is cut like it.
+        """
+
+    def before_masking(
+        self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+    ) -> None:
+        """Look at a model of which channels are about to be masked; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            path: path of the model inside it.
+            masks: repaired masks, relative to the model, with those of this pruning and of earlier ones.
+            graph: the model as it is.
+        """
+
+    def during_masking(
+        self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+    ) -> None:
+        """Change a model of which channels are about to be masked, once all callbacks have looked; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            path: path of the model inside it.
+            masks: as in `before_masking`.
+            graph: the model as it was.
+        """
+
+    def after_masking(self, trainer: Trainer, pl_module: LightningModule, path: str) -> None:
+        """Change a model of which channels were just masked; on all ranks.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            path: path of the model inside it.
+        """
+
+    def steps(self) -> Sequence[str]:
+        """Names of the LightningModule's steps that what this callback does must not change."""
+        return ()
+
+    def trace(self, trainer: Trainer, pl_module: LightningModule, training: bool = True) -> engine.Graph:
+        """Record the model, and the steps that a callback of the Trainer must not change.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the LightningModule.
+            training: whether the training step is among them, as training goes on.
+
+        Raises:
+            MisconfigurationException: where a step cannot be recorded.
+        """
+        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
+        callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
+        kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
+        entries = step_entries(trainer, pl_module, [kind for kind in kinds if training or kind != TRAINING])
+        try:
+            return engine.trace(model, example, entries=entries)
+        except EngineError as error:
+            if entries:
+                raise cannot_follow(error) from error
+            raise
+
+    def target(self, pl_module: LightningModule) -> tuple[str, nn.Module]:
+        """Path and module of the model, looked up anew: modules may be exchanged between the hooks."""
+        return find_model(pl_module, self.model)
+
+    def example(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        """The example input, on the model's device. A batch is drawn once per fit."""
+        model = self.target(pl_module)[1]
+        if self._example is None:
+            self._example = find_example(trainer, pl_module, model, self.example_input)
+        return place_example(self._example, trainer, model)

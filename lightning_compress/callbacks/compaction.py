@@ -1,0 +1,386 @@
+"""Removal of what is masked, while training or at the end of the fit, and the compacted checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
+from torch.nn.utils import prune
+from torch.optim import Optimizer
+from typing_extensions import override
+
+import engine
+from engine.compaction.history import is_compacted
+from engine.errors import EngineError, VerificationError
+from engine.files.checkpoint import KEY, content_of
+from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.complexity import ComplexityMonitor
+from lightning_compress.callbacks.masking import MaskWatch, active_masks, holders
+from lightning_compress.callbacks.occasions import check_epochs, check_source, occasions
+from lightning_compress.callbacks.shrinking import shrink
+from lightning_compress.checkpoints import compacted as files
+from lightning_compress.checkpoints.saving import bytes_of, check_room, save
+from lightning_compress.report.content import change
+from lightning_compress.report.survey import check_runs, latency
+from lightning_compress.trainer.launchers import bring_results_back
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.steps import EVALUATING, TRAINING
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+_NOTES = 10  # of a plan that are shown where it is not asked for
+NOISE = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
+
+
+class ModelCompaction(CompressionCallback):
+    """Removes what is masked, in place, verifies it, and writes the compacted checkpoint.
+
+    At the end it acts in ``on_fit_end``: by then every ``on_train_end`` has run (``ModelPruning`` has made its masks
+    permanent, averaging callbacks have put their averages in), DDP is unwrapped and SyncBN reverted, whatever the order
+    of the callbacks, and however the fit ended: by its length, early stopping, ``max_time`` or ``trainer.should_stop``.
+    Lightning has moved the module to the CPU; it goes back to the trainer's device for the compaction. On Ctrl-C
+    Lightning calls ``on_exception`` only: then it acts there. Other exceptions leave the model alone.
+
+    With ``when`` it also compacts while training goes on: optimizers, schedulers, averaged copies, masks and their
+    schedules, DDP and compiled code follow, and training goes on as it would have with masks. Only what callbacks mask
+    counts as dead then: a weight that is zero by itself has yet to learn. What would not be exact in train mode is
+    refused.
+
+    What is masked at the end: the masks that callbacks of the Trainer hold and those of `torch.nn.utils.prune`; where
+    there are none, the zeros in the weights.
+
+    Args:
+        dirpath: local folder of the checkpoint; by default the Trainer's log folder.
+        filename: its name, without ``.ckpt``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
+        confidence: number of random samples to verify with; 0 runs nothing.
+        on_failure: what to do where the model cannot be compacted: ``"warn"`` leaves the masked model as it is and
+            writes its checkpoint, ``"raise"`` raises.
+        save: whether to write the checkpoint.
+        save_weights_only: whether the checkpoint is to hold no states of optimizers, schedulers, loops and callbacks.
+            With ``False`` a fit goes on from it: ``trainer.fit(module, ckpt_path=compaction.checkpoint_path)``.
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+        when: when to compact while training goes on: before the first batch of an epoch, or of several, or (a fraction)
+            as soon as at least that part of the model's parameters would be removed. By default at the end only; at the
+            end it compacts in any case.
+        latency_runs: number of timed forward passes, right before and right after a compaction, which warns where the
+            smaller network is slower; 0: nothing is timed.
+        reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
+            contradict each other. What `ComplexityMonitor` predicts is without.
+        steps: whether what the LightningModule's steps read stays, or follows, and is verified, beside the model's
+            forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
+            of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
+            epoch.
+
+    Attributes:
+        checkpoint_path: the checkpoint, once written.
+        plan: what was removed, once compacted; of several compactions, what they removed together.
+        certificate: the verdict of the (last) verification, once compacted.
+        failure: why the model was not compacted, where that was tried and failed.
+
+    Raises:
+        MisconfigurationException: for an argument that is none of these.
+        EngineError: with ``on_failure="raise"``, where the model cannot be compacted; it is as before then.
+
+    Example:
+        >>> compaction = ModelCompaction(on_failure="raise")
+        >>> compaction.plan is None
+        True
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str = "compacted",
+        confidence: int = 8,
+        on_failure: str = "warn",
+        save: bool = True,
+        model: str | None = None,
+        example_input: Any = None,
+        when: int | float | Sequence[int] | None = None,
+        save_weights_only: bool = True,
+        latency_runs: int = 0,
+        reindex: bool = False,
+        steps: bool = True,
+    ) -> None:
+        super().__init__(model, example_input)
+        self.follows_steps = steps
+        check_runs(latency_runs)
+        self.latency_runs, self.reindex = latency_runs, reindex
+        self.when = occasions(when)
+        if on_failure not in ("warn", "raise"):
+            raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
+        if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
+            raise MisconfigurationException(f"`confidence` is a number of samples from 0 on, got {confidence!r}.")
+        if dirpath is not None and "://" in str(dirpath):
+            raise MisconfigurationException(f"`dirpath` is a local folder, got {str(dirpath)!r}.")
+        self.dirpath, self.filename, self.save = dirpath, filename, save
+        self.save_weights_only = save_weights_only
+        self.confidence, self.on_failure = confidence, on_failure
+        self._reset()
+        bring_results_back()  # in the process that stays behind, where it is another one
+
+    def _reset(self) -> None:
+        self.checkpoint_path: str | None = None
+        self.plan: engine.Plan | None = None
+        self.certificate: engine.Certificate | None = None
+        self.failure: str | None = None
+        self._folder: Path | None = None
+        self._training = False
+        self._epoch = -1
+        self._watch = MaskWatch()
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        bring_results_back()  # in the process that fits
+        self._check_no_model_pruning(trainer)
+        self._reset()
+        # All ranks take part in finding the folder, so it cannot wait for an interrupt.
+        self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+        if self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            # Uncompacted: so large it is where nothing can be removed.
+            check_room(trainer, self._folder / f"{self.filename}.ckpt", bytes_of(pl_module))
+
+    def _check_no_model_pruning(self, trainer: Trainer) -> None:
+        names = {cls.__name__ for callback in trainer.callbacks for cls in type(callback).__mro__}  # type: ignore[attr-defined]
+        if self.when is not None and "ModelPruning" in names:
+            raise MisconfigurationException(
+                "`ModelPruning` keeps masks and copies of the weights that cannot follow a compaction while training "
+                "goes on. Leave `when` out, so that the model is compacted at the end, or prune with `ChannelPruning`."
+            )
+
+    @override
+    def steps(self) -> Sequence[str]:
+        if not self.follows_steps:
+            return ()
+        return EVALUATING if self.when is None else (TRAINING, *EVALUATING)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # What is missing, rejected or cannot be recorded is an error before the first epoch, not after the last.
+        check_source(self.when, trainer, self.target(pl_module)[1])
+        check_epochs(self.when, trainer)
+        self.trace(trainer, pl_module)
+        self._training = True
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.when is None:
+            return
+        # Whatever the order of the callbacks, all have pruned by then that do so at the start of the epoch or after the
+        # last step; no gradients are pending.
+        for holder in holders(trainer):
+            holder.catch_up(trainer, pl_module)
+        if self._is_due(trainer, pl_module):
+            self._try(trainer, pl_module, training=True, alone=False)
+            self._watch.changed(trainer)
+
+    def _is_due(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        if not isinstance(self.when, float):
+            due, self._epoch = trainer.current_epoch != self._epoch, trainer.current_epoch
+            return due and trainer.current_epoch in self.when  # type: ignore[operator]
+        return self._watch.changed(trainer) and self._dead(trainer, pl_module) >= self.when
+
+    def _dead(self, trainer: Trainer, pl_module: LightningModule) -> float:
+        """Fraction of the model's parameters that a compaction would remove now."""
+        path, model = self.target(pl_module)
+        masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
+        if not masks:
+            return 0.0
+        example, graph = self.example(trainer, pl_module), self.trace(trainer, pl_module)
+        small = engine.count_flops_params(model, example, verbose=False, masks=masks, graph=graph)[1]
+        return 1 - small / sum(parameter.numel() for parameter in model.parameters())
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {"plan": self.plan and self.plan.structure(), "certificate": self.certificate}
+        return {"epoch": self._epoch, **{name: part and part.state_dict() for name, part in parts.items()}}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._epoch, plan, certificate = (state_dict[name] for name in ("epoch", "plan", "certificate"))
+        self.plan = plan and engine.Plan.from_state_dict(plan)
+        self.certificate = certificate and engine.Certificate.from_state_dict(certificate)
+
+    def results(self) -> dict[str, Any]:
+        """What the process that stays behind is to know, where the fit runs in another."""
+        return {**self.state_dict(), "checkpoint_path": self.checkpoint_path, "failure": self.failure}
+
+    def take_results(self, results: dict[str, Any]) -> None:
+        """Take the results of a fit that ran in another process.
+
+        Args:
+            results: what `results` gave there.
+        """
+        self.load_state_dict(results)
+        self.checkpoint_path, self.failure = results["checkpoint_path"], results["failure"]
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        was, device = pl_module.device, trainer.strategy.root_device
+        _move(pl_module, trainer.optimizers, device)
+        try:
+            self._finish(trainer, pl_module, alone=False)
+        finally:
+            _move(pl_module, trainer.optimizers, was)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt) and self._training:
+            self._finish(trainer, pl_module, alone=True)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Whoever saves after the compaction (on Ctrl-C, OnExceptionCheckpoint does) saves small weights: the plan
+        # goes along.
+        if is_compacted(pl_module):
+            checkpoint[KEY] = content_of(pl_module)
+
+    def _finish(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
+        """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""
+        self._training = False
+        alone = alone or trainer.world_size == 1
+        failed = not self._try(trainer, pl_module, training=False, alone=alone)
+        if self.plan is None and not failed:
+            rank_zero_info("ModelCompaction: nothing is masked that could be removed, so nothing changes.")
+        elif self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._write(trainer, pl_module, alone)
+
+    def _try(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
+        """Compact if it can be done; says whether it could."""
+        before = _parameters(self.target(pl_module)[1])
+        try:
+            changed = self._compact(trainer, pl_module, training=training, alone=alone)
+        except EngineError as error:
+            self.failure = str(error)
+            if self.on_failure == "raise":
+                raise
+            rank_zero_warn(f"The model is not compacted, and is as it was: {error}")
+            return False
+        if changed and self.plan is not None:
+            after = _parameters(self.target(pl_module)[1])
+            other_notes = () if self.certificate is None else self.certificate.notes
+            rank_zero_info(f"ModelCompaction: {brief(self.plan, before, after, other_notes)}\n{self.certificate}")
+        return True
+
+    def _compact(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
+        """Compact, and say whether anything was removed."""
+        path, model = self.target(pl_module)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        monitors = [callback for callback in callbacks if isinstance(callback, ComplexityMonitor)]
+        for holder in holders(trainer):
+            holder.enforce(pl_module)
+        masks = active_masks(callbacks, pl_module, path)
+        if training and not masks:
+            return False
+        for monitor in monitors:
+            monitor.record(trainer, pl_module)
+        if training:
+            _check_no_buffers(model)
+        else:
+            _make_permanent(model)
+        example = self.example(trainer, pl_module)
+        before = self._time(trainer, model, example)
+        plan, certificate = shrink(
+            trainer,
+            pl_module,
+            path,
+            self.trace(trainer, pl_module, training or not self.save_weights_only),
+            masks or None,
+            confidence=self.confidence,
+            reindex=self.reindex,
+            training=training,
+            alone=alone or trainer.world_size == 1,
+        )
+        if plan.is_empty:
+            return False
+        _warn_if_slower(before, self._time(trainer, model, example))
+        self.plan = plan if self.plan is None else self.plan.then(plan)
+        self.certificate = certificate
+        for holder in () if training else holders(trainer):
+            holder.forget()
+        for monitor in monitors:
+            monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
+        return True
+
+    def _time(self, trainer: Trainer, model: nn.Module, example: Any) -> float | None:
+        """Milliseconds of a forward pass, where they are asked for; one rank is enough."""
+        timed = self.latency_runs and trainer.is_global_zero
+        return latency(model, example, self.latency_runs) if timed else None
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
+        assert self._folder is not None
+        # States that are spread over the ranks cannot be had by one that may be alone.
+        weights_only = self.save_weights_only or (alone and trainer.world_size > 1)
+        checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
+        self.checkpoint_path = save(trainer, checkpoint, self._folder / f"{self.filename}.ckpt", alone)
+
+
+def brief(plan: engine.Plan, before: int, after: int, other_notes: Sequence[str] = ()) -> str:
+    """What a compaction did, in a few lines: the plan of a large model has hundreds.
+
+    Args:
+        plan: what was removed.
+        before: number of parameters before.
+        after: number of parameters after.
+        other_notes: notes that are said elsewhere.
+
+    Example:
+        >>> print(brief(engine.Plan(notes=("'fc' is masked as a whole.",)), 200, 50))
+        200 -> 50 parameters (−75.0 %), 0 tensors smaller; print(compaction.plan) lists them.
+          'fc' is masked as a whole.
+    """
+    notes = [note for note in plan.notes if note not in other_notes]
+    notes[_NOTES:] = [f"… and {len(notes) - _NOTES} notes more"] if notes[_NOTES:] else []
+    first = (
+        f"{before:,} -> {after:,} parameters ({change(before, after)}), {len(plan.slices)} tensors smaller; "
+        "print(compaction.plan) lists them."
+    )
+    return "\n  ".join([first, *notes])
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _warn_if_slower(before: float | None, after: float | None) -> None:
+    if before is not None and after is not None and after > NOISE * before:
+        rank_zero_warn(
+            f"The compacted network takes {after:.2f} ms for a forward pass of the example input, the masked one took "
+            f"{before:.2f} ms: these widths do not suit this device. Prune to multiples of 8 (`round_to=8`), or to "
+            "widths that were measured (`widths=engine.paying_widths(...)`)."
+        )
+
+
+def _check_no_buffers(model: nn.Module) -> None:
+    masked_names = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
+    if masked_names:
+        raise VerificationError(
+            f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a "
+            "compaction while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are removed at the "
+            "end of the fit."
+        )
+
+
+def _make_permanent(model: nn.Module) -> None:
+    # The compacted model is to be of the class that was trained, without the parameters and buffers of the masking.
+    for name, own in engine.read_masks(model).items():
+        for parameter in own:
+            prune.remove(model.get_submodule(name), parameter.removesuffix("_orig"))
+
+
+def _move(pl_module: nn.Module, optimizers: list[Optimizer], device: torch.device) -> None:
+    pl_module.to(device)
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.ndim:
+                    state[key] = value.to(device)

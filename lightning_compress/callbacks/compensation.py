@@ -1,0 +1,202 @@
+"""Compensation while training: what reads a masked channel makes up for it as soon as it is masked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
+from typing_extensions import override
+
+import engine
+from engine.compensation.report import CompensationReport
+from engine.program.stored import stored_tensors
+from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.masking import active_masks, combine, same
+from lightning_compress.callbacks.pruning import ChannelPruning
+from lightning_compress.trainer.averages import averages
+from lightning_compress.trainer.calibration import train_batches
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.ranks import from_rank_zero
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+    from lightning_compress.selection.amounts import Masks
+
+_METHODS = ("least_squares", "norms")
+
+
+class Compensation(CompressionCallback):
+    """Keeps the outputs close to what they were when channels are masked, by a closed-form fit of the weights.
+
+    It acts right after each pruning of a :class:`ChannelPruning` and its repair, wherever it stands in the list of
+    callbacks; the target is the model as it was right before. Without a pruning it does nothing, so that what was
+    fine-tuned stays.
+
+    The inputs are taken from the train dataloader, without labels: neither its order nor a random state advances.
+    Weights change in place and optimizers keep their states. Copies that averaging callbacks hold change by as much.
+    With several processes the first one fits, on its part of the data, and the others take over its weights.
+
+    Args:
+        samples: how many are used at each pruning.
+        method: ``"least_squares"``: the weights that read masked channels, see `engine.compensate`; ``"norms"``: the
+            statistics of batch norms, see `engine.recalibrate_norms`, which is faster and recovers less.
+        ridge: weight of the penalty of least squares.
+        model: path of the model inside the LightningModule; the one that is pruned.
+        example_input: what the model takes.
+        seed: of the choice of samples.
+
+    Attributes:
+        report: the errors by group at the last pruning; None before it, and with ``method="norms"``.
+
+    Raises:
+        MisconfigurationException: if an argument is none of these, or no `ChannelPruning` prunes this model.
+
+    Example:
+        >>> callbacks = [ChannelPruning(amount=0.5), Compensation(samples=512)]
+        >>> callbacks[1].report is None
+        True
+    """
+
+    def __init__(
+        self,
+        samples: int = 1024,
+        method: str = "least_squares",
+        ridge: float = 1e-3,
+        model: str | None = None,
+        example_input: Any = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, example_input)
+        if method not in _METHODS:
+            raise MisconfigurationException(f"`method` is one of {', '.join(_METHODS)}, got {method!r}.")
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
+            raise MisconfigurationException(f"`samples` is a number from 2 on, got {samples!r}.")
+        if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or ridge < 0:
+            raise MisconfigurationException(f"`ridge` is a number from 0 on, got {ridge!r}.")
+        self.samples, self.method, self.ridge, self.seed = samples, method, ridge, seed
+        self.report: CompensationReport | None = None
+        self._due = False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self.report, self._due = None, False
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # What cannot work fails here, before the first epoch, and not at the first pruning.
+        path = self.target(pl_module)[0]
+        prunings = [c for c in trainer.callbacks if isinstance(c, ChannelPruning)]  # type: ignore[attr-defined]
+        if not any(pruning.target(pl_module)[0] == path for pruning in prunings):
+            raise MisconfigurationException(
+                f"`Compensation` waits for a `ChannelPruning` of the model {path!r}, and the Trainer has none."
+            )
+        graph = self.trace(trainer, pl_module)
+        from_rank_zero(trainer, lambda: self._check(trainer, pl_module, graph))
+
+    def _check(self, trainer: Trainer, pl_module: LightningModule, graph: engine.Graph) -> None:
+        if graph.decided and self.method == "least_squares":
+            raise MisconfigurationException(
+                f"`{type(self.target(pl_module)[1]).__name__}` decides by its data which code runs, so its weights "
+                "cannot be fitted to other data. Use `Compensation(method='norms')`."
+            )
+        if not self._batches(trainer, pl_module, samples=1):
+            raise MisconfigurationException("The train dataloader is empty, so there is nothing to compensate on.")
+
+    def _batches(self, trainer: Trainer, pl_module: LightningModule, samples: int) -> list[Any]:
+        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
+        return train_batches(trainer, pl_module, model, example, samples, self.seed)
+
+    @override
+    def during_masking(
+        self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+    ) -> None:
+        own, model = self.target(pl_module)
+        if own != path:
+            return
+        before = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
+        after = combine([before, masks])
+        self._due = not same(after, combine([before, _all_kept(after)]))
+        if self._due and self.method == "least_squares":
+
+            def fit() -> CompensationReport:
+                batches = self._batches(trainer, pl_module, self.samples)
+                with trainer.precision_plugin.forward_context():
+                    return engine.compensate(
+                        model, graph.kwargs or graph.args, after, batches,
+                        samples=self.samples, ridge=self.ridge, graph=graph,
+                    )  # fmt: skip
+
+            self.report = self._on_all_ranks(trainer, pl_module, fit)
+            rank_zero_info(f"Compensation: {_brief(self.report)}")
+
+    @override
+    def after_masking(self, trainer: Trainer, pl_module: LightningModule, path: str) -> None:
+        own, model = self.target(pl_module)
+        if own != path or not self._due or self.method != "norms":
+            return
+
+        def estimate() -> None:
+            batches = self._batches(trainer, pl_module, self.samples)
+            # synchronised norms would wait for the other ranks, which are not here
+            alone = mock.patch("torch.distributed.is_initialized", lambda: False)
+            with trainer.precision_plugin.forward_context(), alone:
+                engine.recalibrate_norms(model, batches)
+
+        self._on_all_ranks(trainer, pl_module, estimate)
+
+    def _on_all_ranks(self, trainer: Trainer, pl_module: LightningModule, change: Any) -> Any:
+        """Change the model on rank 0, and take the change over on the others and in averaged copies."""
+        model = self.target(pl_module)[1]
+        stored = stored_tensors(model)
+        before = {name: tensor.detach().clone() for name, tensor in stored.items()}
+
+        def changed() -> tuple[Any, dict[str, Tensor]]:
+            result = change()
+            values = {n: t.detach().cpu() for n, t in stored.items() if not torch.equal(t, before[n])}
+            return result, values
+
+        result, values = from_rank_zero(trainer, changed)
+        with torch.no_grad():
+            for name, value in values.items():
+                stored[name].copy_(value)
+        if self.method == "least_squares":
+            self._change_averages(trainer, pl_module, {name: stored[name] - before[name] for name in values})
+        return result
+
+    @torch.no_grad()
+    def _change_averages(self, trainer: Trainer, pl_module: LightningModule, changes: Mapping[str, Tensor]) -> None:
+        path = self.target(pl_module)[0]
+        for average in averages(trainer.callbacks, pl_module, path):  # type: ignore[attr-defined]
+            prefix = f"{average.path}." if average.path else ""
+            stored = stored_tensors(average.module)
+            for name in {name.removeprefix(prefix): None for name in changes if name.startswith(prefix)}:
+                stored[name] += changes[prefix + name].to(stored[name])
+
+
+def _all_kept(masks: Masks) -> Masks:
+    return {
+        module: {name: torch.ones_like(mask, dtype=torch.bool) for name, mask in own.items()}
+        for module, own in masks.items()
+    }
+
+
+def _brief(report: CompensationReport) -> str:
+    """What was done, in a line.
+
+    Example:
+        >>> from engine.compensation.report import Compensated
+        >>> _brief(CompensationReport({"0": Compensated(0.25, 0.01, ("2", "4"))}))
+        "2 layers fitted, largest error 0.01 (group '0', 0.25 before)."
+    """
+    layers = sum(len(row.layers) for row in report.values())
+    if not layers:
+        return "no layer was fitted."
+    name, row = max(report.items(), key=lambda item: item[1].after)
+    return f"{layers} layers fitted, largest error {row.after:.2g} (group {name!r}, {row.before:.2g} before)."

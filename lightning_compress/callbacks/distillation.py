@@ -1,0 +1,298 @@
+"""Distillation: the dense network teaches while the pruned one trains."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+import engine
+from engine.errors import EngineError
+from engine.files.checkpoint import is_compacted_file, read_any
+from engine.program.stored import stored_tensors
+from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.lessons import Lesson, Losses, find_layers, output_channels
+from lightning_compress.callbacks.pruning import ChannelPruning
+from lightning_compress.checkpoints.compacted import instantiate, load_compacted
+from lightning_compress.selection.amounts import as_patterns
+from lightning_compress.trainer.imports import imported
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.steps import overrides
+from lightning_compress.trainer.target import to_device
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+    from lightning_compress.selection.amounts import Masks
+
+_LOSSES = ("kl", "mse")
+
+
+class Distillation(CompressionCallback):
+    r"""Adds to the loss of each training step how far the outputs are from those of a teacher.
+
+    .. math:: L = L_{step} + w \, T^2 \, KL(\mathrm{softmax}(z_{teacher} / T) \,\|\, \mathrm{softmax}(z / T))
+
+    It works on any LightningModule with automatic optimization whose ``training_step`` calls the model; the step stays
+    as it is. The teacher sees the inputs that the model is called with, in eval mode and without gradients: one more
+    forward pass. What is added is logged as ``distillation_loss``.
+
+    Args:
+        teacher: what teaches: by default a frozen copy of the model as it is right before the first pruning (at the
+            start of the fit where no `ChannelPruning` prunes it); a module, of which a copy is kept; the path of a
+            checkpoint of this LightningModule, compacted or not.
+        weight: of what is added; with 0 the teacher is not called.
+        temperature: T of ``"kl"``.
+        layers: name patterns of layers whose outputs are to be like the teacher's, too: the squared error, relative to
+            the teacher's squares, is added for each. While channels go in a compaction, only convolutions and linear
+            layers can be compared.
+        loss: ``"kl"``; ``"mse"``, the mean squared error of all outputs, without T; a function of both outputs, or its
+            import path.
+        dim: the classes' dimension for ``"kl"``; not needed where the outputs are (samples, classes).
+        model: path of the model inside the LightningModule.
+
+    Attributes:
+        teacher: what was passed.
+
+    Raises:
+        MisconfigurationException: for an argument that is none of these, manual optimization, a teacher that does not
+            fit, and a training step that does not call the model.
+
+    Example:
+        >>> callbacks = [ChannelPruning(amount=0.5), Distillation(weight=0.5, temperature=4.0)]
+        >>> callbacks = [Distillation("dense.ckpt", layers=["layer3.*.conv2"])]
+
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015 (arXiv 1503.02531).
+    """
+
+    def __init__(
+        self,
+        teacher: nn.Module | str | os.PathLike[str] | None = None,
+        weight: float = 1.0,
+        temperature: float = 4.0,
+        layers: str | Sequence[str] | None = None,
+        loss: str | Callable[[Any, Any], Tensor] = "kl",
+        dim: int | None = None,
+        model: str | None = None,
+    ) -> None:
+        super().__init__(model)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight < 0:
+            raise MisconfigurationException(f"`weight` is a number from 0 on, got {weight!r}.")
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or temperature <= 0:
+            raise MisconfigurationException(f"`temperature` is a number above 0, got {temperature!r}.")
+        if teacher is not None and not isinstance(teacher, (nn.Module, str, os.PathLike)):
+            raise MisconfigurationException(f"`teacher` is a module or the path of a checkpoint, got {teacher!r}.")
+        function = loss if callable(loss) or loss in _LOSSES else imported(loss, "loss", _LOSSES)
+        self.teacher, self.weight, self.temperature = teacher, weight, temperature
+        self.layers, self.loss, self.dim = as_patterns(layers), loss, dim
+        self._losses = Losses(function, temperature, dim)
+        self._saved: dict[str, Any] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._module: nn.Module | None = None
+        self._ready = False
+        self._kept: dict[str, Tensor] = {}
+        self._undo: Callable[[], None] | None = None
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(model=self.model)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        copied = self._ready and self.teacher is None and self._module is not None
+        weights = stored_tensors(self._module) if copied and self._module is not None else {}
+        return {"teacher": to_device(weights, "cpu"), "kept": to_device(self._kept, "cpu")}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise MisconfigurationException(
+                "`Distillation` adds to the loss that `training_step` returns, and with manual optimization Lightning "
+                "does not use it. Set `automatic_optimization = True`, or add the teacher's loss in your step."
+            )
+        self._forget()
+        self._saved = {}
+        if self.weight and self.teacher is None and not overrides(pl_module, "configure_model"):
+            # Before a checkpoint is restored, whose model may be smaller than its teacher.
+            self._module = _lone_copy(self.target(pl_module)[1])
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.weight:
+            return
+        path, model = self.target(pl_module)
+        names = find_layers(model, self.layers)
+        if self.teacher is not None:
+            self._module = self._loaded(pl_module)
+        if self._module is None:
+            self._module = _lone_copy(model)
+        trainer.precision_plugin.convert_module(self._module.to(pl_module.device))
+        find_layers(self._module, names)
+        if self._saved.get("teacher"):
+            self._restore(self._saved["teacher"])
+        elif self.teacher is None and not any(c.target(pl_module)[0] == path for c in _prunings(trainer)):
+            self._copy(trainer, model)
+        self._ready = self._ready or self.teacher is not None
+        self._kept = dict(self._saved.get("kept", {}))
+        self._install(trainer, pl_module)
+
+    def _loaded(self, pl_module: LightningModule) -> nn.Module:
+        if isinstance(self.teacher, nn.Module):
+            return _lone_copy(self.teacher)
+        assert self.teacher is not None
+        path = os.fspath(self.teacher)
+        cls = next(c for c in type(pl_module).__mro__ if "_made_by" not in vars(c))
+        try:
+            if is_compacted_file(path):
+                whole: Any = load_compacted(path, cls, map_location="cpu")
+            else:
+                checkpoint: Any = read_any(path)
+                whole = instantiate(cls, checkpoint, {}, path)
+                whole.load_state_dict(checkpoint["state_dict"])
+        except (EngineError, RuntimeError, KeyError, TypeError) as error:
+            raise MisconfigurationException(
+                f"The teacher cannot be loaded from {path!r} as a `{cls.__name__}`: {error}. Pass the module itself."
+            ) from error
+        return _lone_copy(whole.get_submodule(self.target(pl_module)[0]))
+
+    def _restore(self, weights: Mapping[str, Tensor]) -> None:
+        if self._module is None or not _alike(stored_tensors(self._module), weights):
+            raise MisconfigurationException(
+                "The teacher in the checkpoint is not of the module's shapes. Resume with the module as it was built "
+                "when the fit began, before any compaction."
+            )
+        self._write(weights)
+
+    def _copy(self, trainer: Trainer, model: nn.Module) -> None:
+        """Let the teacher know what the model knows now, on all ranks what it is on the first."""
+        weights = stored_tensors(model)
+        if self._module is None or not _alike(stored_tensors(self._module), weights):
+            self._module = _lone_copy(model)
+        if trainer.world_size > 1:
+            weights = trainer.strategy.broadcast(to_device(weights, "cpu"))
+        self._write(weights)
+
+    @torch.no_grad()
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        assert self._module is not None
+        for name, tensor in stored_tensors(self._module).items():
+            tensor.copy_(weights[name])
+        self._ready = True
+
+    @override
+    def before_masking(
+        self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
+    ) -> None:
+        own, model = self.target(pl_module)
+        if self.weight and not self._ready and own == path:
+            self._copy(trainer, model)
+
+    @override
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+    ) -> None:
+        model = self.target(pl_module)[1]
+        for name in find_layers(model, self.layers):
+            layer = model.get_submodule(name)
+            weight = getattr(layer, "weight", None)
+            cut = cuts.get(weight) if isinstance(weight, nn.Parameter) else None
+            if cut is not None:
+                left = output_channels(layer, cut)
+                self._kept[name] = self._kept[name].cpu()[left] if name in self._kept else left
+
+    # ------------------------------------------------------------------ the training step
+
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put a step that adds to the loss in the place of the LightningModule's own."""
+        step = pl_module.training_step
+
+        @functools.wraps(step)
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            # While the step is recorded, its module is attached to a Trainer that does nothing.
+            if not self._ready or pl_module._trainer is not trainer:
+                return step(*args, **kwargs)
+            with self._listening(pl_module) as lesson:
+                out = step(*args, **kwargs)
+            return self._added(pl_module, out, lesson)
+
+        own = {name: vars(pl_module)[name] for name in ("training_step",) if name in vars(pl_module)}
+
+        def undo() -> None:
+            vars(pl_module).pop("training_step", None)
+            vars(pl_module).update(own)
+
+        self._undo = undo
+        vars(pl_module)["training_step"] = training_step
+
+    @contextmanager
+    def _listening(self, pl_module: LightningModule) -> Iterator[Lesson]:
+        """Let the teacher see each input of the model."""
+        assert self._module is not None
+        model = self.target(pl_module)[1]
+        lesson = Lesson(self._module)
+        with ExitStack() as scope:
+            for hook in lesson.listen(model, find_layers(model, self.layers)):
+                scope.callback(hook.remove)
+            yield lesson
+
+    def _added(self, pl_module: LightningModule, out: Any, lesson: Lesson) -> Any:
+        if out is None:
+            return None  # the step is skipped
+        if not lesson.answers:
+            raise MisconfigurationException(
+                f"`training_step` did not call `{type(self.target(pl_module)[1]).__name__}`, so there is nothing to "
+                "compare with the teacher. Let it call the model itself, or name the module that it calls by `model=`."
+            )
+        losses = [self._losses(answer, self._kept) for answer in lesson.answers]
+        extra = self.weight * torch.stack(losses).mean()
+        pl_module.log("distillation_loss", extra.detach())
+        if isinstance(out, Tensor):
+            return out + extra
+        return {**out, "loss": out["loss"] + extra}
+
+    def _remove(self) -> None:
+        if self._undo is not None:
+            self._undo()
+        self._undo = None
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Strategies that spawn processes pickle the callbacks.
+        return {**self.__dict__, "_undo": None}
+
+
+def _prunings(trainer: Trainer) -> list[ChannelPruning]:
+    return [c for c in trainer.callbacks if isinstance(c, ChannelPruning)]  # type: ignore[attr-defined]
+
+
+def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return {name: tensor.shape for name, tensor in one.items()} == {n: tensor.shape for n, tensor in other.items()}
+
+
+def _lone_copy(model: nn.Module) -> nn.Module:
+    """A copy for evaluation only."""
+    return copy.deepcopy(model).eval().requires_grad_(False)

@@ -1,0 +1,300 @@
+"""Masks that a callback holds over a model: pure functions, and the callback that keeps what is masked at zero.
+
+Masks are ``{module name: {parameter name: mask}}``, names relative to the model, masks in full parameter shape.
+They live in the callback and not in the model: `torch.nn.utils.prune` and `parametrize` re-order the parameters, on
+which averaging callbacks and optimizer states rely.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+import engine
+from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.zeroing import Zeroing, zero_gradients, zero_weights
+from lightning_compress.selection.amounts import Masks
+from lightning_compress.trainer.averages import averages
+from lightning_compress.trainer.target import to_device
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+
+def entries(masks: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, str, Tensor]]:
+    """``(module, parameter, mask)`` of each mask.
+
+    Example:
+        >>> [(m, p) for m, p, _ in entries({"conv": {"weight": torch.ones(1), "bias": torch.ones(1)}})]
+        [('conv', 'weight'), ('conv', 'bias')]
+    """
+    return ((module, name, mask) for module, own in masks.items() for name, mask in own.items())
+
+
+def masks_anything(masks: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Whether one entry is masked.
+
+    Example:
+        >>> masks_anything({"conv": {"bias": torch.tensor([1, 0])}}), masks_anything({})
+        (True, False)
+    """
+    return any(not bool(mask.all()) for _, _, mask in entries(masks))
+
+
+def combine(several: Iterable[Mapping[str, Mapping[str, Tensor]]]) -> Masks:
+    """The product of masks: kept is what all keep.
+
+    Example:
+        >>> one, two = {"a": {"w": torch.tensor([1, 0])}}, {"a": {"w": torch.tensor([0, 1])}, "b": {"w": torch.ones(1)}}
+        >>> combine([one, two])["a"]["w"]
+        tensor([False, False])
+    """
+    result: Masks = {}
+    for masks in several:
+        for module, name, mask in entries(masks):
+            own = result.setdefault(module, {})
+            own[name] = own[name] & (mask != 0).to(own[name].device) if name in own else mask != 0
+    return result
+
+
+def same(one: Mapping[str, Mapping[str, Tensor]], other: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    """Whether two sets of masks name the same parameters and keep the same entries.
+
+    Example:
+        >>> same({"a": {"w": torch.ones(2)}}, {"a": {"w": torch.tensor([True, True])}})
+        True
+    """
+    left, right = ({(module, name): mask for module, name, mask in entries(masks)} for masks in (one, other))
+    return left.keys() == right.keys() and all(
+        torch.equal((mask != 0).cpu(), (right[key] != 0).cpu()) for key, mask in left.items()
+    )
+
+
+def rebase(masks: Mapping[str, Mapping[str, Tensor]], source: str, target: str) -> Masks:
+    """Masks relative to the module at path ``source`` as masks relative to ``target``; what lies outside is left out.
+
+    Example:
+        >>> list(rebase({"conv": {"weight": torch.ones(1)}}, "net.body", "net"))
+        ['body.conv']
+    """
+    result: Masks = {}
+    for module, own in masks.items():
+        full = ".".join(part for part in (source, module) if part)
+        if not target or full == target or full.startswith(f"{target}."):
+            result[full[len(target) :].removeprefix(".")] = dict(own)
+    return result
+
+
+def place(masks: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> Masks:
+    """Boolean masks, each on the device of its parameter."""
+    return {
+        module: {name: (mask != 0).to(_stored(model, module, name)[0].device) for name, mask in own.items()}
+        for module, own in masks.items()
+    }
+
+
+def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Tensor | None]:
+    # Under torch.nn.utils.prune the parameter is `weight_orig`, and the buffer `weight_mask` decides.
+    owner, plain = model.get_submodule(module), name.removesuffix("_orig")
+    pruned = dict(owner.named_buffers(recurse=False)).get(f"{plain}_mask")
+    parameter = owner.get_parameter(name if pruned is None else f"{plain}_orig")
+    return parameter, pruned
+
+
+def zeroings(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> list[Zeroing]:
+    """What keeps masked entries at zero; weights that `torch.nn.utils.prune` masks are left to its buffer."""
+    masked_parameters = [(*_stored(model, module, name), mask) for module, name, mask in entries(masks)]
+    return [Zeroing.of(parameter, mask, weights=pruned is None) for parameter, pruned, mask in masked_parameters]
+
+
+@torch.no_grad()
+def write_buffers(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Put masks into the buffers of `torch.nn.utils.prune`, for those parameters that have one."""
+    for module, name, mask in entries(masks):
+        pruned = _stored(model, module, name)[1]
+        if pruned is not None:
+            pruned.copy_(mask)
+            _refresh(model.get_submodule(module), name.removesuffix("_orig"))
+
+
+def _refresh(owner: nn.Module, name: str) -> None:
+    # The masked tensor is otherwise computed at the next forward only.
+    for hook in owner._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
+            setattr(owner, name, hook.apply_mask(owner))
+
+
+def active_masks(callbacks: Iterable[Any], pl_module: LightningModule, path: str) -> Masks:
+    """All masks in force over the module at ``path``: those of the callbacks times those of `torch.nn.utils.prune`.
+
+    Args:
+        callbacks: the Trainer's callbacks.
+        pl_module: the LightningModule.
+        path: path of the model inside it.
+
+    Returns:
+        Masks relative to the model; empty where no callback holds any and nothing is masked explicitly.
+    """
+    holders = [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
+    held = [rebase(holder.masks, holder.target(pl_module)[0], path) for holder in holders if holder.masks]
+    masks = combine([*held, engine.read_masks(pl_module.get_submodule(path))])
+    return masks if masks_anything(masks) else {}
+
+
+def holders(trainer: Trainer) -> list[MaskingCallback]:
+    """The callbacks of a Trainer that hold masks."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
+
+
+class MaskWatch:
+    """Tells whether the masks of a Trainer's callbacks are others than when it was asked before; costs next to nothing.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> watch, trainer = MaskWatch(), SimpleNamespace(callbacks=[MaskingCallback()])
+        >>> watch.changed(trainer), watch.changed(trainer)
+        (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Masks] = []
+
+    def changed(self, trainer: Trainer) -> bool:
+        """Whether they are others, which from now on are those to compare with."""
+        masks = [holder.masks for holder in holders(trainer)]
+        same = len(masks) == len(self._seen) and all(a is b for a, b in zip(masks, self._seen, strict=True))
+        self._seen = masks
+        return not same
+
+
+class MaskingCallback(CompressionCallback):
+    """A callback that holds masks and keeps what they mask at zero while training goes on.
+
+    Args:
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+    """
+
+    def __init__(self, model: str | None = None, example_input: Any = None) -> None:
+        super().__init__(model, example_input)
+        self._masks: Masks = {}
+        self._owner: weakref.ref[nn.Module] | None = None
+        self._disarm()
+
+    def _disarm(self) -> None:
+        # What holds parameters is looked up anew: they are others in the next fit, in another process, in a copy.
+        self._zeroings: list[Zeroing] = []
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def masks(self) -> Masks:
+        """The masks in force, bool and relative to the model; empty before the first pruning and after a compaction."""
+        return self._masks
+
+    def first_epoch(self, trainer: Trainer) -> int | None:
+        """The first epoch in which it may mask anything of its own; None if it never does.
+
+        Args:
+            trainer: the Trainer of the fit.
+        """
+        return 0
+
+    def forget(self) -> None:
+        """Drop all masks: after a compaction they fit the model no more."""
+        self._masks, self._zeroings = {}, []
+
+    def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put masks in force: from now on, what they mask is zero and stays zero, in averaged copies too."""
+        path, model = self.target(pl_module)
+        self._masks = place(masks, model)
+        write_buffers(model, self._masks)
+        self.enforce(pl_module)
+        for average in averages(_callbacks(pl_module), pl_module, path):
+            zero_weights(zeroings(average.module, place(rebase(self._masks, "", average.path), average.module)))
+
+    def enforce(self, pl_module: LightningModule) -> None:
+        """Zero what is masked once more: averaging callbacks write non-zeros there."""
+        self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
+        zero_weights(self._zeroings)
+
+    def catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Mask what is due by now. Whoever is about to act on the masks may ask for it, as often as it likes."""
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # A run that is resumed from the end of an epoch's last batch starts its next epoch without a word.
+        self.catch_up(trainer, pl_module)
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            # The masks of one model are not those of the next; a resumed state is loaded after this hook.
+            if self._owner is not None and self._owner() is not pl_module:
+                self.forget()
+            self._owner = weakref.ref(pl_module)
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Right after each step, and not at the end of the batch: averaging callbacks look at the weights before that,
+        # and in manual optimization the next forward pass of the same batch does.
+        self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in trainer.optimizers]
+        if self._masks:
+            self.impose(pl_module, self._masks)
+
+    def _after_step(self, *_: Any) -> None:
+        zero_weights(self._zeroings)
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Before clipping, by Lightning or by the user, and before the scaler of mixed precision looks for infinities.
+        zero_gradients(self._zeroings)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @override
+    def compacted(
+        self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
+    ) -> None:
+        model = self.target(pl_module)[1]
+        small = [
+            (module, name, _cut(mask, cuts.get(_stored(model, module, name)[0])))
+            for module, name, mask in entries(self._masks)
+        ]
+        self._masks = {}
+        for module, name, mask in small:
+            if not mask.all():
+                self._masks.setdefault(module, {})[name] = mask
+        self._zeroings = zeroings(model, self._masks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Strategies that spawn processes pickle the callbacks, and a weak reference cannot be pickled.
+        return {**self.__dict__, "_owner": None, "_zeroings": [], "_hooks": []}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"masks": to_device(self._masks, "cpu")}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._masks = state_dict["masks"]
+
+
+def _callbacks(pl_module: LightningModule) -> list[Any]:
+    trainer = pl_module._trainer
+    return [] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+
+
+def _cut(mask: Tensor, cut: engine.Slice | None) -> Tensor:
+    return mask if cut is None else cut.apply(mask)

@@ -1,0 +1,112 @@
+"""Repair of contradicting masks while training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_info
+from typing_extensions import override
+
+import engine
+from engine.repair import check_policy
+from lightning_compress.callbacks.masking import MaskingCallback, combine, masks_anything, same
+from lightning_compress.selection.amounts import Masks
+from lightning_compress.trainer.target import to_device
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+    from torch import nn
+
+
+class MaskConflictRepair(MaskingCallback):
+    """Makes masks agree wherever layers share channels, and extends them to norm layers and biases.
+
+    :class:`ChannelPruning` asks it at each pruning, before a weight is zeroed, so their order in the list of
+    callbacks does not matter. The masks of Lightning's ``ModelPruning`` (of `torch.nn.utils.prune`) are repaired in
+    their buffers; what has none (norm layers, biases) is masked by this callback. That happens at the end of an
+    epoch, again at the start of the next and at the end of training: whichever of them comes first after
+    ``ModelPruning``, it comes before the next forward pass and before ``ModelPruning`` makes its masks permanent, in
+    either order of the two.
+
+    Args:
+        policy: ``"union"``: a channel that one layer keeps is kept; see ``engine.fix_mask_conflict``.
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+
+    Raises:
+        InputError: for an unknown policy.
+
+    Example:
+        >>> MaskConflictRepair(policy="union").masks
+        {}
+    """
+
+    def __init__(self, policy: str = "union", model: str | None = None, example_input: Any = None) -> None:
+        super().__init__(model, example_input)
+        check_policy(policy)
+        self.policy = policy
+        self.report: Any = None
+        self._repaired: Masks = {}
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(model=self.model)
+
+    @override
+    def first_epoch(self, trainer: Trainer) -> int | None:
+        return None  # it extends the masks of others
+
+    def repaired(self, masks: Masks, model: nn.Module, example: Any, graph: Any = None) -> Masks:
+        """Repaired masks; ``report`` then holds what was changed.
+
+        Args:
+            masks: masks relative to ``model``.
+            model: the model.
+            example: what it takes.
+            graph: its trace, where there is one.
+
+        Returns:
+            New masks of the same form.
+        """
+        repaired_masks = engine.fix_mask_conflict(masks, model, example, policy=self.policy, graph=graph)
+        self.report = repaired_masks.report
+        return dict(repaired_masks)
+
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._repaired = {}
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A wrong example input fails here, before the first epoch, and not at the first repair.
+        self._repaired_in({}, trainer, pl_module)
+        self._repair_buffers(trainer, pl_module)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._repair_buffers(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._repair_buffers(trainer, pl_module)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._repair_buffers(trainer, pl_module)
+
+    def _repaired_in(self, masks: Masks, trainer: Trainer, pl_module: LightningModule) -> Masks:
+        graph = self.trace(trainer, pl_module)
+        return self.repaired(masks, self.target(pl_module)[1], self.example(trainer, pl_module), graph)
+
+    def _repair_buffers(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        model = self.target(pl_module)[1]
+        buffer_masks = engine.read_masks(model)
+        if not masks_anything(buffer_masks) or same(buffer_masks, self._repaired):
+            return
+        # What was repaired before stays masked: ModelPruning knows nothing of it.
+        masks = self._repaired_in(combine([buffer_masks, self._masks]), trainer, pl_module)
+        self.impose(pl_module, trainer.strategy.broadcast(to_device(masks, "cpu")))
+        self._repaired = combine([engine.read_masks(model)])
+        rank_zero_info(f"Mask conflicts repaired.\n{self.report}")

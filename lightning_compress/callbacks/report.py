@@ -1,0 +1,266 @@
+"""The callback that says at the end of a fit what became of the model: a page, the terminal, the loggers."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_info
+from typing_extensions import override
+
+import engine
+from engine.plots import channels_figure, dependency_figure
+from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.compaction import ModelCompaction
+from lightning_compress.callbacks.complexity import ComplexityMonitor
+from lightning_compress.callbacks.masking import active_masks
+from lightning_compress.checkpoints.saving import check_room
+from lightning_compress.report import loggers, page, terminal
+from lightning_compress.report.content import Report, kept_channels, markdown, sections
+from lightning_compress.report.survey import Survey, check_runs, survey
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.target import describe
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+# What the comparison of runs shows beside the settings; ComplexityMonitor logs them.
+COMPARED = ("complexity/macs", "complexity/params", "sparsity/channels")
+
+# Callbacks and arguments that only say what is written where: no reason for runs to differ.
+PACKAGE = __name__.partition(".")[0]
+OUTPUT = (
+    *("CompressionReport", "ComplexityMonitor", "dirpath", "filename", "save", "save_weights_only", "model"),
+    *("confidence", "latency_runs", "on_failure"),  # how a compaction is looked at, not what it does
+)
+
+
+class CompressionReport(CompressionCallback):
+    """Says at the end of the fit what became of the model.
+
+    It writes one HTML file that needs nothing else, shows the same in the terminal, and hands pictures, tables and
+    hyper-parameters to the loggers that can show them (TensorBoard can show all). It compares the model at the start of
+    training with what is left at the end, whatever made it smaller, and in whichever order the callbacks stand. Curves
+    over the training are those of ``ComplexityMonitor``, where there is one.
+
+    It acts when the fit is torn down. On Ctrl-C that does not happen: it acts at once then, so that `ModelCompaction`
+    has to stand before it in the list.
+
+    Args:
+        dirpath: local folder of the page; by default the Trainer's log folder.
+        filename: its name, without ``.html``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
+        terminal: ``"rich"``, ``"plain"`` (which needs no other package), or ``"none"``.
+        figures: whether to draw pictures for the loggers; that needs matplotlib.
+        latency_runs: number of timed forward passes, before and after; 0: latency is not measured.
+        model: path of the model inside the LightningModule.
+        example_input: what the model takes.
+
+    Attributes:
+        path: the page, once written.
+        report: its content.
+
+    Raises:
+        MisconfigurationException: where the fit is set up, if a package is missing, with what to do.
+
+    Example:
+        >>> CompressionReport(terminal="plain", figures=False).path is None
+        True
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str = "compression",
+        terminal: str = "rich",
+        figures: bool = True,
+        latency_runs: int = 10,
+        model: str | None = None,
+        example_input: Any = None,
+    ) -> None:
+        super().__init__(model, example_input)
+        check_runs(latency_runs)
+        self.dirpath, self.filename, self.terminal = dirpath, filename, terminal
+        self.figures, self.latency_runs = figures, latency_runs
+        self.path: Path | None = None
+        self.report: Report | None = None
+        self._before: Survey | None = None
+        self._folder: Path | None = None
+        self._metrics: dict[str, float] = {}
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(model=self.model)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"before": None if self._before is None else self._before.state_dict()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # A fit that goes on may start from a model that has lost channels already.
+        self._before = None if state_dict["before"] is None else Survey.from_state_dict(state_dict["before"])
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        terminal.check(self.terminal)
+        if self.figures and importlib.util.find_spec("matplotlib") is None:
+            raise MisconfigurationException(
+                "`figures=True` needs matplotlib, which is not installed. Install the extra, "
+                "pip install 'lightning-compress[report]', or choose `figures=False`."
+            )
+        self._before, self.report, self.path = None, None, None
+        self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+        check_room(trainer, self._folder / f"{self.filename}.html")
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        own = {
+            f"{name}/{key}": value
+            for name, args in settings(trainer).items()
+            for key, value in args.items()
+            if not name.startswith(OUTPUT) and key not in OUTPUT
+        }
+        monitored = any(isinstance(c, ComplexityMonitor) for c in trainer.callbacks)  # type: ignore[attr-defined]
+        metrics = dict.fromkeys(COMPARED, 0.0) if monitored else {}
+        for logger in trainer.loggers:
+            loggers.log_settings(logger, {**pl_module.hparams, **own}, metrics)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
+        if self._before is None:
+            self._before = survey(model, example, runs=self.latency_runs)
+        dependency = engine.ChannelDependency(model, example)
+        sets = [sorted(layer_set, key=list(dependency.channels).index) for layer_set in dependency.dependency_sets]
+        if self.figures and sets:
+            self._show("dependency", dependency_figure(sets, dependency.channels), trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Behind this hook, evaluations by others may put their own metrics in their place.
+        self._metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):
+            self._finish(trainer, pl_module)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._finish(trainer, pl_module)
+
+    def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._before is None or self._folder is None or self.report is not None or not trainer.is_global_zero:
+            return
+        was = pl_module.device
+        pl_module.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU, where it would be timed
+        try:
+            self.report = self._collect(trainer, pl_module, self._before)
+        finally:
+            pl_module.to(was)
+        self.path = page.write(self.report, self._folder / f"{self.filename}.html")
+        self._log(trainer, self.report)
+        terminal.show(self.report, self.terminal)
+        rank_zero_info(f"CompressionReport: {self.path}")
+
+    def _collect(self, trainer: Trainer, pl_module: LightningModule, before: Survey) -> Report:
+        path, model = self.target(pl_module)
+        example = self.example(trainer, pl_module)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        masks = active_masks(callbacks, pl_module, path)
+        small = engine.count_flops_params(model, example, verbose=False, masks=masks) if masks else None
+        mine = {c: c.target(pl_module)[0] for c in callbacks if isinstance(c, ModelCompaction)}
+        mine = {c: own for c, own in mine.items() if _inside(own, path) or _inside(path, own)}
+        done = next((c for c in mine if c.plan is not None), None)
+        monitor = next((c for c in callbacks if isinstance(c, ComplexityMonitor)), None)
+        return Report(
+            model=type(model if path else pl_module).__name__,
+            before=before,
+            after=survey(model, example, masks, self.latency_runs),
+            plan=None if done is None else done.plan,
+            certificate=None if done is None else done.certificate,
+            predicted=None if small is None else (int(small[0]), int(small[1])),
+            note=next((c.failure for c in mine if c.failure), ""),
+            history=() if monitor is None else tuple(monitor.history),
+            metrics=self._metrics,
+            settings=settings(trainer),
+            example=describe(example).replace("Tensor", ""),
+            part=mine[done].removeprefix(path).lstrip(".") if done and _inside(mine[done], path) else "",
+        )
+
+    def _log(self, trainer: Trainer, report: Report) -> None:
+        kept = kept_channels(report)
+        if self.figures and kept:
+            self._show("channels", channels_figure(kept), trainer)
+        report_sections = sections(report)
+        texts = {
+            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title != "Plan"),
+            **{s.title.lower(): markdown(s) for s in report_sections if s.title in ("Plan", "Certificate")},
+        }
+        for logger in trainer.loggers:
+            for tag, text in texts.items():
+                loggers.log_text(logger, f"compression/{tag}", text, trainer.global_step)
+
+    def _show(self, tag: str, figure: Any, trainer: Trainer) -> None:
+        for logger in trainer.loggers:
+            loggers.log_figure(logger, f"compression/{tag}", figure, trainer.global_step)
+
+
+def _inside(path: str, other: str) -> bool:
+    """Whether a module is another one, or a part of it, by their paths."""
+    return f"{path}.".startswith(f"{other}." if other else "")
+
+
+def settings(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """Arguments of the callbacks of this package that differ from None, by class name.
+
+    Args:
+        trainer: the Trainer.
+
+    Returns:
+        Plain values; functions by their names.
+    """
+    callback_arguments: dict[str, dict[str, Any]] = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, CompressionCallback):
+            name, count = type(callback).__name__, 2
+            while name in callback_arguments:
+                name, count = f"{type(callback).__name__}{count}", count + 1
+            callback_arguments[name] = arguments(callback)
+    return callback_arguments
+
+
+def arguments(callback: CompressionCallback) -> dict[str, Any]:
+    """The arguments that a callback was made with, as far as it or one of its parts keeps them under their names.
+
+    Args:
+        callback: a callback of this package.
+
+    Example:
+        >>> arguments(ModelCompaction(confidence=2))["confidence"]
+        2
+    """
+    names = [name for name in inspect.signature(type(callback).__init__).parameters if name != "example_input"]
+    parts = [part for part in vars(callback).values() if type(part).__module__.startswith(PACKAGE)]
+    kept = {name: value for part in [*parts, callback] for name, value in getattr(part, "__dict__", {}).items()}
+    return {name: _plain(kept[name]) for name in names if kept.get(name) not in (None, ())}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return ", ".join(str(_plain(item)) for item in value)
+    return value if isinstance(value, (bool, int, float, str)) else getattr(value, "__qualname__", str(value))

@@ -1,0 +1,170 @@
+"""When something happens in a fit: by epochs or by optimizer steps, from a start to an end, every so often."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lightning_compress.selection import schedules
+from lightning_compress.trainer.packages import MisconfigurationException
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+
+EVENTS_BY_STEP = 20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """From when to when, and how often.
+
+    Attributes:
+        start: epoch or optimizer step of the first event; None is the first of the fit.
+        end: epoch or optimizer step of the last event; None follows from the length of the fit.
+        unit: ``"epoch"`` or ``"step"``.
+        frequency: epochs or steps between two events; None is 1 epoch, or the steps that make twenty events.
+        cool_down: epochs or steps without events before the fit ends, where there is no ``end``; None is one epoch.
+        early: the epoch or, in steps, the epochs that have to pass before the first event, where there is no ``start``.
+
+    Raises:
+        MisconfigurationException: if they contradict each other.
+
+    Example:
+        >>> Timing(start=2, end=6).progress(3, (2, 6))
+        0.25
+    """
+
+    start: int | None = None
+    end: int | None = None
+    unit: str = "epoch"
+    frequency: int | None = None
+    cool_down: int | None = None
+    early: int = 0
+
+    def __post_init__(self) -> None:
+        start, end, unit, frequency, cool_down = self.start, self.end, self.unit, self.frequency, self.cool_down
+        checks: dict[str, Callable[[], bool]] = {
+            f"`unit` is 'epoch' or 'step', got {unit!r}.": lambda: unit in ("epoch", "step"),
+            f"`start` is a number of {unit}s from 0 on, got {start!r}.": lambda: start is None or start >= 0,
+            f"`end` comes after `start`, got start={start!r}, end={end!r}.": lambda: end is None or end >= (start or 0),
+            f"`frequency` is a number of {unit}s from 1 on, got {frequency!r}.": lambda: (
+                frequency is None or frequency >= 1
+            ),
+            f"`cool_down` is a number of {unit}s from 0 on, got {cool_down!r}.": lambda: (
+                cool_down is None or cool_down >= 0
+            ),
+            f"Give `end` or `cool_down`, not both: got end={end!r}, cool_down={cool_down!r}.": lambda: (
+                end is None or cool_down is None
+            ),
+        }
+        for message, holds in checks.items():
+            if not holds():
+                raise MisconfigurationException(message)
+
+    def window(self, trainer: Trainer) -> tuple[int, int]:
+        """Start and end in a fit.
+
+        Raises:
+            MisconfigurationException: if the fit's length is not known, or it ends before the start.
+        """
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return self.early, self.early  # a rehearsal of a few batches: it should rehearse this too
+        start = self._first(trainer) if self.start is None else self.start
+        end = self._last(trainer) if self.end is None else self.end
+        if start > end:
+            why = "" if self.start is not None else ", as statistics are gathered before,"
+            raise MisconfigurationException(
+                f"`start={start}`{why} lies behind {self.unit} {end}, where pruning has to be done so that the last "
+                f"epoch trains at final sparsity. Train longer, or give `end`{'' if why == '' else ' and `start`'}."
+            )
+        return start, end
+
+    def check_reached(self, what: str, trainer: Trainer, window: tuple[int, int]) -> None:
+        """Warn where the fit ends before the first event.
+
+        Args:
+            what: the callback whose timing it is.
+            trainer: the Trainer of the fit, which is about to start.
+            window: as `window` gives it.
+        """
+        total = length(trainer, self.unit)
+        if total is not None and not self.reached(window[0], total) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"`{what}` does not act in this fit: it starts at {self.unit} {window[0]}, and the fit ends after "
+                f"{total} {self.unit}s. Train longer, or let it start earlier."
+            )
+
+    def reached(self, position: int, total: int) -> bool:
+        """Whether an event at a position comes before the end of a fit of so many epochs or steps."""
+        return position < total if self.unit == "epoch" else position <= total  # steps count once they are done
+
+    def first_epoch(self, trainer: Trainer) -> int:
+        """The epoch of the first event; 0 where events go by steps and the steps in an epoch are not known."""
+        start, per_epoch = self.window(trainer)[0], _steps_per_epoch(trainer)
+        if self.unit == "epoch":
+            return start
+        return start // per_epoch if per_epoch else 0
+
+    def position(self, trainer: Trainer) -> int:
+        """The current epoch or step."""
+        return trainer.current_epoch if self.unit == "epoch" else trainer.global_step
+
+    def progress(self, position: int, window: tuple[int, int]) -> float:
+        """How far a position is in the window, in [0, 1]."""
+        return schedules.progress(position, *window)
+
+    def due(self, position: int, last: int | None, window: tuple[int, int]) -> bool:
+        """Whether it is time for an event, the last one having been at ``last``."""
+        start, end = window
+        frequency = self.frequency or (1 if self.unit == "epoch" else max(1, (end - start) // EVENTS_BY_STEP))
+        return position >= start and (last is None or position - last >= frequency or position >= end)
+
+    def _first(self, trainer: Trainer) -> int:
+        if not self.early or self.unit == "epoch":
+            return self.early
+        return min(self.early * max(_steps_per_epoch(trainer), 1), 100)
+
+    def _last(self, trainer: Trainer) -> int:
+        steps, per_epoch = trainer.estimated_stepping_batches, _steps_per_epoch(trainer)
+        if self.unit == "epoch" and trainer.max_epochs not in (None, -1) and trainer.max_steps == -1:
+            return self._before_the_end(int(trainer.max_epochs), 1)
+        has_length = per_epoch and math.isfinite(steps) and steps >= 0
+        if not has_length or (self.unit == "step" and not trainer.lightning_module.automatic_optimization):
+            raise MisconfigurationException(
+                f"The length of the fit in {self.unit}s is not known beforehand (max_epochs={trainer.max_epochs}, "
+                f"max_steps={trainer.max_steps}, {trainer.num_training_batches} batches an epoch): give `end`."
+            )
+        if self.unit == "step":
+            return self._before_the_end(int(steps), per_epoch)
+        return self._before_the_end(math.ceil(steps / per_epoch), 1)
+
+    def _before_the_end(self, total: int, per_epoch: int) -> int:
+        return max(total - (per_epoch if self.cool_down is None else self.cool_down), 0)
+
+
+def _steps_per_epoch(trainer: Trainer) -> int:
+    """Return the optimizer steps in an epoch; 0 where they are not known."""
+    batches = trainer.num_training_batches
+    return math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else 0
+
+
+def length(trainer: Trainer, unit: str) -> int | None:
+    """Return how many epochs or optimizer steps a fit has at most, from its very start; None where nobody knows.
+
+    Args:
+        trainer: the Trainer of the fit, which is about to start.
+        unit: ``"epoch"`` or ``"step"``.
+    """
+    per_epoch = _steps_per_epoch(trainer)
+    steps = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    epochs = [int(trainer.max_epochs)] if trainer.max_epochs not in (None, -1) else []
+    if unit == "epoch":
+        epochs += [math.ceil(total / per_epoch) for total in steps if per_epoch]
+        return min(epochs, default=None)
+    manual = not trainer.lightning_module.automatic_optimization  # it steps as often as it likes
+    steps += [total * per_epoch for total in epochs if per_epoch and not manual]
+    return min(steps, default=None)

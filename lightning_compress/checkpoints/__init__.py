@@ -1,0 +1,1 @@
+"""Compacted checkpoints: written, read, and made of other checkpoints without a fit."""

@@ -1,0 +1,221 @@
+"""The compacted checkpoint: an ordinary Lightning checkpoint with the plans inside, under a versioned key."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from engine.compaction.follow import entries
+from engine.errors import CheckpointError, EngineError
+from engine.files.atomic import next_version, replacing, save, unwritable
+from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
+from lightning_compress.trainer.packages import LIGHTNING_MODULES
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+    AnyModule = TypeVar("AnyModule", bound=LightningModule)
+
+
+def dump(trainer: Trainer, weights_only: bool = True) -> dict[str, Any]:
+    """Lightning's own checkpoint with the plans inside.
+
+    Hyper-parameters that ``torch.load(weights_only=True)`` does not read are left out, with a warning that names them.
+
+    Args:
+        trainer: after a fit.
+        weights_only: whether to leave out the states of optimizers, schedulers and callbacks.
+    """
+    # `Trainer.save_checkpoint` would write at once, with a barrier that hangs where another rank was interrupted.
+    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=weights_only)
+    # Callbacks that average weights put theirs in; what was verified is the module's.
+    checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
+    return {**readable_hparams(checkpoint), KEY: content_of(trainer.lightning_module)}
+
+
+def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint without the hyper-parameters that cannot be read with ``weights_only=True``.
+
+    Example:
+        >>> readable_hparams({"hyper_parameters": {"width": 8}})
+        {'hyper_parameters': {'width': 8}}
+    """
+    kept = {name: value for name, value in checkpoint.get("hyper_parameters", {}).items() if _is_readable(value)}
+    lost = sorted(set(checkpoint.get("hyper_parameters", {})) - set(kept))
+    if not lost:
+        return checkpoint
+    rank_zero_warn(
+        f"The hyper-parameters {', '.join(map(repr, lost))} are no plain values and are left out of the compacted "
+        "checkpoint. Pass them to `load_compacted` by name, or use `self.save_hyperparameters(ignore=...)`."
+    )
+    return {**checkpoint, "hyper_parameters": kept}
+
+
+def _is_readable(value: Any) -> bool:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except (*UNREADABLE, pickle.PicklingError):
+        return False
+    return True
+
+
+def write(checkpoint: Mapping[str, Any], path: Path, new: bool = False) -> None:
+    """Write atomically: a temporary file with digests, fsync, read back and compare, rename.
+
+    At any moment ``path`` is the old file or the new one.
+
+    Args:
+        checkpoint: the content, with plans under its own key.
+        path: where to; its folder is made.
+        new: whether there may be no file yet.
+
+    Raises:
+        CheckpointError: if it cannot be written, or does not read back as it is; ``path`` is then untouched.
+        FileExistsError: where it is to be new, and there is one.
+    """
+    try:
+        with replacing(path, new) as temporary:
+            save(seal(checkpoint), temporary)
+            _check_written(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def write_new(checkpoint: Mapping[str, Any], path: Path) -> Path:
+    """Write as `write` does, under a name that no file has: ``-v1``, ``-v2``, … behind it.
+
+    Args:
+        checkpoint: the content, with plans under its own key.
+        path: where to; its folder is made.
+
+    Returns:
+        The file. A file that another process writes there meanwhile stays as well.
+
+    Raises:
+        CheckpointError: as `write` does.
+    """
+    while True:
+        target = next_version(path)
+        try:
+            write(checkpoint, target, new=True)
+        except FileExistsError:  # another process took the name meanwhile
+            continue
+        return target
+
+
+def _check_written(temporary: Path, path: Path) -> None:
+    try:
+        read_checkpoint(temporary)  # the digests in it are those of the content in memory
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} does not read back as it was written. Is the disk sound? {error}") from error
+
+
+def load_compacted(
+    path: str | os.PathLike[str],
+    LightningModuleClass: type[AnyModule],
+    map_location: Any = None,
+    strict: bool = True,
+    **init_kwargs: Any,
+) -> AnyModule:
+    """Load a checkpoint that ``ModelCompaction`` wrote.
+
+    The class is instantiated from the saved hyper-parameters, the model in it is brought to its small shapes by the
+    stored plan, and the weights are loaded. The file is read with ``weights_only=True``: no code in it runs.
+
+    Args:
+        path: the checkpoint, ``ModelCompaction.checkpoint_path``.
+        LightningModuleClass: the class that was trained.
+        map_location: as in ``torch.load``.
+        strict: whether the names of the weights must agree exactly.
+        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+
+    Returns:
+        The LightningModule, on the device of the loaded weights.
+
+    Raises:
+        CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan; or where path
+            and class are none.
+
+    Example:
+        >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
+    """
+    _check_call(path, LightningModuleClass)
+    checkpoint = read_checkpoint(path, map_location)
+    device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))
+    module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
+    try:
+        module.on_load_checkpoint(checkpoint)
+        load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), strict)
+    except (EngineError, *UNREADABLE) as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it is of another model, or of one "
+            f"built with other arguments. {error}"
+        ) from error
+    return module.to(device)
+
+
+def _check_call(path: Any, cls: Any) -> None:
+    """Refuse what is likely to be passed in place of a file and a class."""
+    if isinstance(path, type):
+        raise CheckpointError(f"The path comes first: `load_compacted(path, {path.__name__})`.")
+    if path is None:
+        raise CheckpointError(
+            "There is no path: `ModelCompaction.checkpoint_path` is None before the end of the fit, and where nothing "
+            "was masked, so that nothing was compacted and written."
+        )
+    if not isinstance(cls, type) or not issubclass(cls, LIGHTNING_MODULES):
+        description = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise CheckpointError(
+            f"`load_compacted` takes the class of the LightningModule that was trained, got {description}. A plain "
+            "model takes the weights with `engine.load_compacted_state(model, path)`."
+        )
+
+
+def instantiate(
+    cls: type[AnyModule], checkpoint: Mapping[str, Any], init_kwargs: Mapping[str, Any], path: str
+) -> AnyModule:
+    """A LightningModule built from the hyper-parameters in a checkpoint, as Lightning does.
+
+    Args:
+        cls: its class.
+        checkpoint: the content of a file.
+        init_kwargs: arguments that the checkpoint does not hold, or that replace those it holds.
+        path: the file, for messages.
+
+    Raises:
+        CheckpointError: where an argument is missing.
+    """
+    accepted = inspect.signature(cls.__init__).parameters
+    hparams: dict[str, Any] = dict(checkpoint.get("hyper_parameters", {}))
+    name = str(checkpoint.get("hparams_name"))
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    saved = {name: hparams} if name in accepted and name != "kwargs" else hparams
+    arguments = {key: value for key, value in saved.items() if takes_any or key in accepted} | dict(init_kwargs)
+    _check_arguments(cls, arguments, path)
+    module = cls(**arguments)
+    module.configure_model()
+    return module
+
+
+def _check_arguments(cls: Callable[..., Any], arguments: Mapping[str, Any], path: str) -> None:
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise CheckpointError(
+            f"`{cls.__name__}` cannot be built from the hyper-parameters in {path}: {error}. Pass what is missing "
+            "by name, or call `self.save_hyperparameters()` in its `__init__` when you train."
+        ) from error

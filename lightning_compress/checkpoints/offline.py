@@ -1,0 +1,172 @@
+"""Compaction of a checkpoint that lies on disk: trained elsewhere, under FSDP, or without any of our callbacks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import engine
+from engine.compaction.follow import entries
+from engine.errors import CheckpointError, EngineError, InputError
+from engine.files.archive import read_archive
+from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, stored_content
+from lightning_compress.checkpoints.compacted import instantiate, readable_hparams, write
+from lightning_compress.trainer.target import find_model, from_shape, to_device
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+    AnyModule = TypeVar("AnyModule", bound=LightningModule)
+
+__all__ = ["compact_checkpoint", "load_masked"]
+
+# What Lightning stores to train on; of no use to a model of other shapes.
+_OF_TRAINING = ("optimizer_states", "lr_schedulers", "callbacks", "MixedPrecision", "MixedPrecisionPlugin")
+
+
+def compact_checkpoint(
+    path_in: str | os.PathLike[str],
+    LightningModuleClass: type[AnyModule],
+    path_out: str | os.PathLike[str],
+    example_input: Any = None,
+    *,
+    masks: Any = None,
+    model: str | None = None,
+    confidence: int = 8,
+    map_location: Any = "cpu",
+    **init_kwargs: Any,
+) -> AnyModule:
+    """Remove from a checkpoint what is zero or masked in it, verify the result, and write the compacted checkpoint.
+
+    Args:
+        path_in: a checkpoint of Lightning: masked by our callbacks, by `torch.nn.utils.prune` or `ModelPruning`, or
+            with zeros for whatever reason; a compacted one, to remove more; or the folder that FSDP writes when it
+            saves sharded (its index is a pickle: only from people whom you trust).
+        LightningModuleClass: the class that was trained.
+        path_out: the compacted checkpoint; written atomically, may be ``path_in``. Without what is needed to train on:
+            states of optimizers, schedulers and callbacks.
+        example_input: what the model takes: a tensor, a tuple of arguments, a mapping of keywords, or a shape; ``None``
+            means the module's ``example_input_array``.
+        masks: ``{module: {parameter: 0/1 tensor}}`` relative to the model, or a file of these; ``None``: zeros count.
+        model: path of the model inside the LightningModule, where it is not clear.
+        confidence: number of random samples to verify with; 0 runs nothing.
+        map_location: where to compute, as in ``torch.load``.
+        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+
+    Returns:
+        The LightningModule, compacted, in eval mode.
+
+    Raises:
+        CheckpointError: if ``path_in`` cannot be used, or nothing in it can be removed; nothing is written then.
+        VerificationError: if the compacted model does not compute what the masked one does; nothing is written then.
+
+    Example:
+        >>> module = compact_checkpoint("masked.ckpt", MyLightningModule, "small.ckpt")  # doctest: +SKIP
+    """
+    module, checkpoint = load_masked(path_in, LightningModuleClass, map_location, **init_kwargs)
+    target = find_model(module, model)[1]
+    example = to_device(example_of(module, example_input), module.device)
+    speedup = engine.ModelSpeedup(target, example, masks, map_location, confidence=confidence)
+    speedup.speedup_model()
+    if speedup.plan.is_empty:
+        raise CheckpointError(
+            f"Nothing in {os.fspath(path_in)} can be removed: no whole channel is zero or masked. Prune whole "
+            "channels, as `ChannelPruning` does, or give `masks`."
+        )
+    kept = {name: value for name, value in checkpoint.items() if name not in _OF_TRAINING}
+    write({**readable_hparams(kept), "state_dict": module.state_dict(), KEY: content_of(module)}, Path(path_out))
+    return module
+
+
+def load_masked(
+    path: str | os.PathLike[str], LightningModuleClass: type[AnyModule], map_location: Any = "cpu", **init_kwargs: Any
+) -> tuple[AnyModule, dict[str, Any]]:
+    """Load a checkpoint as it is, masks of `torch.nn.utils.prune` made permanent.
+
+    Args:
+        path: a file of Lightning, compacted or not, or a folder of shards.
+        LightningModuleClass: the class that was trained.
+        map_location: as in ``torch.load``.
+        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+
+    Returns:
+        The LightningModule in eval mode, and the content of the checkpoint.
+
+    Raises:
+        CheckpointError: if the file cannot be used, or is of another class.
+    """
+    checkpoint = _read(path, map_location)
+    module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
+    content = stored_content(checkpoint)
+    try:
+        module.on_load_checkpoint(checkpoint)
+        weights = _without_masks(checkpoint["state_dict"])
+        load_state(module, weights, {} if content is None else entries(content))
+    except (EngineError, *UNREADABLE) as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it is of another model, or of one "
+            f"built with other arguments. {error}"
+        ) from error
+    return module.to(next((v.device for v in weights.values()), module.device)).eval(), checkpoint
+
+
+def _read(path: str | os.PathLike[str], map_location: Any) -> dict[str, Any]:
+    if Path(path).is_dir():
+        return _read_shards(Path(path), map_location)
+    checkpoint = read_any(path, map_location)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
+        raise CheckpointError(f"{os.fspath(path)} is no Lightning checkpoint: it has no `state_dict`.")
+    if stored_content(checkpoint) is None:
+        return checkpoint
+    return checked(checkpoint, os.fspath(path), os.path.getsize(path))
+
+
+def _read_shards(folder: Path, map_location: Any) -> dict[str, Any]:
+    """A folder of FSDP: shards of the weights under ``model``, and the rest of the checkpoint in ``meta.pt``."""
+    if not (folder / ".metadata").is_file() or not (folder / "meta.pt").is_file():
+        raise CheckpointError(f"{folder} is no folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
+    with tempfile.TemporaryDirectory() as whole:
+        dcp_to_torch_save(folder, Path(whole, "whole.pt"))
+        content = torch.load(Path(whole, "whole.pt"), map_location=map_location, weights_only=True)
+    # `FSDPStrategy` keeps the weights under the one name, `ModelParallelStrategy` under the other.
+    weights = next((content[key] for key in ("model", "state_dict") if isinstance(content.get(key), Mapping)), None)
+    if weights is None:
+        raise CheckpointError(
+            f"{folder} holds no weights of a Lightning module under `model` or `state_dict`, but: "
+            f"{', '.join(map(repr, list(content)[:4]))}. Save it with a Trainer."
+        )
+    return {**read_archive(folder / "meta.pt", map_location), "state_dict": weights}
+
+
+def _without_masks(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights under their own names, where `torch.nn.utils.prune` stores the original and a mask of each."""
+    plain_weights = OrderedDict((name, value) for name, value in weights.items() if f"{name}_orig" not in weights)
+    plain_weights._metadata = getattr(weights, "_metadata", {})  # type: ignore[attr-defined]  # the modules' versions
+    for name in [
+        name for name in weights if name.endswith("_orig") and f"{name.removesuffix('_orig')}_mask" in weights
+    ]:
+        plain = name.removesuffix("_orig")
+        plain_weights[plain] = plain_weights.pop(name) * plain_weights.pop(f"{plain}_mask")
+    return plain_weights
+
+
+def example_of(module: LightningModule, example_input: Any) -> Any:
+    """The example input of a LightningModule: what was given, else its ``example_input_array``.
+
+    Raises:
+        InputError: where there is none.
+    """
+    example = module.example_input_array if example_input is None else from_shape(example_input)
+    if example is None:
+        raise InputError(
+            f"There is no example input: `{type(module).__name__}` has no `example_input_array`. Pass one, as in "
+            "`example_input=torch.ones(1, 3, 32, 32)`, or its shape."
+        )
+    return example

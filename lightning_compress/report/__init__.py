@@ -1,0 +1,1 @@
+"""What a compression did, as a page, a text and logged figures."""

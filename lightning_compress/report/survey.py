@@ -1,0 +1,181 @@
+"""What a model is made of at one time: its layers with their costs, and the axes along which it can shrink."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import engine
+from engine.recording.evaluation import evaluation
+from engine.tracer import call_model, resolve_inputs
+from lightning_compress.selection.amounts import kept_units
+from lightning_compress.trainer.packages import MisconfigurationException
+
+if TYPE_CHECKING:
+    from lightning_compress.selection.amounts import Masks
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer.
+
+    Attributes:
+        name: its path in the model; ``""`` is the model itself.
+        kind: its class.
+        channels: of its output; 0 where it has no weight.
+        params: of its weight and bias.
+        macs: multiply-accumulates per sample, all calls together.
+    """
+
+    name: str
+    kind: str
+    channels: int
+    params: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dependency group: channels (or heads) that several layers can only lose together.
+
+    Attributes:
+        name: name of the group.
+        layers: layers that put the channels out.
+        size: number of channels.
+        kept: how many of them masks keep.
+        reason: why none can go, or None.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    size: int
+    kept: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All of a model.
+
+    Attributes:
+        layers: by first use.
+        axes: by first use.
+        macs: multiply-accumulates per sample.
+        params: number of parameters.
+        size: bytes of all parameters and buffers.
+        latency: median time of a forward pass of the example input in milliseconds, or None.
+    """
+
+    layers: tuple[Layer, ...]
+    axes: tuple[Axis, ...]
+    macs: int
+    params: int
+    size: int
+    latency: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The survey as primitives."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Survey:
+        """What `state_dict` wrote.
+
+        Example:
+            >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3))
+            >>> found = survey(model, torch.ones(1, 1, 8, 8))
+            >>> Survey.from_state_dict(found.state_dict()) == found
+            True
+        """
+        layers = tuple(Layer(**layer) for layer in state["layers"])
+        axes = tuple(Axis(**{**axis, "layers": tuple(axis["layers"])}) for axis in state["axes"])
+        return cls(**{**state, "layers": layers, "axes": axes})
+
+
+def survey(model: nn.Module, example: Any, masks: Masks | None = None, runs: int = 0) -> Survey:
+    """Look at a model.
+
+    Args:
+        model: the model; it is only read.
+        example: what it takes, in the form that ``engine.trace`` takes.
+        masks: masks relative to the model, of which the axes say how much they keep.
+        runs: number of timed forward passes; 0: no latency.
+
+    Returns:
+        Its survey; costs are those of the model as it is, masked or not.
+
+    Raises:
+        TraceError: where the model rejects the example.
+
+    Example:
+        >>> found = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), torch.ones(1, 1, 8, 8))
+        >>> [(layer.name, layer.channels, layer.macs) for layer in found.layers], found.params
+        ([('0', 4, 1296), ('1', 2, 1152)], 114)
+    """
+    graph = engine.trace(model, example)
+    macs, params, table = engine.count_flops_params(model, example, verbose=False, masks={}, graph=graph)
+    channels = engine.ChannelDependency(model, example, graph=graph).channels
+    groups = engine.dependency_groups(model, example, graph=graph)
+    kept = kept_units(groups, masks or {})
+    layers = (
+        Layer(name, row["module_type"][0], channels.get(name, 0), max(row["params"]), sum(row["flops"]))
+        for name, row in table.items()
+    )
+    axes = (Axis(g.name, g.layers, g.size, int(kept[g.name].sum()), g.reason) for g in groups)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    duration = latency(model, example, runs) if runs else None
+    return Survey(tuple(layers), tuple(axes), int(macs), int(params), size, duration)
+
+
+def latency(model: nn.Module, example: Any, runs: int) -> float:
+    """Median time of a forward pass in eval mode, in milliseconds; one more pass warms up.
+
+    Args:
+        model: the model; its mode and the random state stay as they are.
+        example: what it takes, in the form that ``engine.trace`` takes.
+        runs: number of timed passes, 1 or more.
+
+    Raises:
+        TraceError: where the model rejects the example.
+
+    Example:
+        >>> latency(nn.Linear(2, 2), torch.ones(1, 2), runs=3) > 0
+        True
+    """
+    args, kwargs = resolve_inputs(example)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    times = []
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with evaluation(model), torch.no_grad():
+        torch.backends.mha.set_fastpath_enabled(fast_path)  # off while tracing, but what is timed is what users run
+        for _ in range(runs + 1):
+            _wait(device)
+            start = time.perf_counter()
+            call_model(model, args, kwargs)
+            _wait(device)
+            times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def check_runs(runs: int) -> None:
+    """Refuse what is no number of timed runs.
+
+    Raises:
+        MisconfigurationException: unless it is an integer from 0 on.
+
+    Example:
+        >>> check_runs(3)
+    """
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
+        raise MisconfigurationException(f"`latency_runs` is a number of forward passes from 0 on, got {runs!r}.")

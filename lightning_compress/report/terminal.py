@@ -1,0 +1,71 @@
+"""The report in the terminal: with `rich`, or as plain text."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+from lightning_compress.report.content import Report, Section, plain, sections
+from lightning_compress.trainer.packages import MisconfigurationException
+
+LONG = ("Plan", "Settings")  # on the page only
+KINDS = ("rich", "plain", "none")
+_STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red"}
+
+
+def check(kind: str) -> None:
+    """Refuse what cannot be shown.
+
+    Raises:
+        MisconfigurationException: for an unknown kind, and for ``"rich"`` where that package is missing.
+
+    Example:
+        >>> check("plain")
+    """
+    if kind not in KINDS:
+        raise MisconfigurationException(f"`terminal` is one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
+    if kind == "rich" and importlib.util.find_spec("rich") is None:
+        raise MisconfigurationException(
+            "`terminal='rich'` needs the package rich, which is not installed. Install the extra, "
+            "pip install 'lightning-compress[report]', or choose `terminal='plain'`."
+        )
+
+
+def show(report: Report, kind: str, console: Any = None) -> None:
+    """Write the report to the terminal, all but the plan of each tensor and the settings.
+
+    Args:
+        report: the report.
+        kind: ``"rich"``, ``"plain"``, or ``"none"``.
+        console: a ``rich`` console; None: standard output.
+    """
+    check(kind)
+    if kind == "plain":
+        sys.stdout.write(plain(report, leave_out=LONG) + "\n")
+    elif kind == "rich":
+        console = importlib.import_module("rich.console").Console() if console is None else console
+        console.rule(f"Compression of {report.model}")
+        mark, verdict = report.verdict
+        console.print(verdict, style=_STYLES[mark], markup=False, highlight=False)
+        for section in sections(report):
+            if section.title not in LONG:
+                console.print(table(section))
+
+
+def table(section: Section) -> Any:
+    """A section as a table of `rich`.
+
+    Args:
+        section: one with rows.
+    """
+    text = importlib.import_module("rich.text").Text
+    rich_table = importlib.import_module("rich.table").Table(
+        title=section.title, title_justify="left", title_style="bold"
+    )
+    for number, head in enumerate(section.columns):
+        rich_table.add_column(head, justify="right" if section.numbers and number else "left", overflow="fold")
+    for row in section.rows:
+        rich_table.add_row(*map(text, row))
+    return rich_table

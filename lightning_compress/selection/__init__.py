@@ -1,0 +1,1 @@
+"""Which units go: criteria, amounts, schedules, targets and their allocation over groups."""

@@ -1,0 +1,240 @@
+r"""Which part of the final amount is pruned at which progress: functions :math:`s(t)`, t and s in [0, 1].
+
+Each is a plain function, a factory of one (:func:`exponential`), or a combinator that takes another one
+(:func:`warm_up`). In YAML a schedule is a name, a list of fractions, ``{name: {argument: value}}``, or an import path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lightning_compress.trainer.imports import imported
+from lightning_compress.trainer.packages import MisconfigurationException
+
+Schedule = Callable[[float], float]
+ScheduleSpec = str | Sequence[float] | Mapping[str, Mapping[str, Any] | None] | Schedule
+
+
+def one_shot(progress: float) -> float:
+    """Everything at the start, :math:`s(t) = 1`.
+
+    Example:
+        >>> one_shot(0.0)
+        1.0
+    """
+    return 1.0
+
+
+def linear(progress: float) -> float:
+    """The same amount each time, :math:`s(t) = t`.
+
+    Example:
+        >>> linear(0.25)
+        0.25
+    """
+    return progress
+
+
+def cubic(progress: float) -> float:
+    """Quickly at first, ever slower towards the end, :math:`s(t) = 1 - (1 - t)^3` (Zhu and Gupta, 2017, "AGP").
+
+    Example:
+        >>> cubic(0.5)
+        0.875
+    """
+    return 1.0 - (1.0 - progress) ** 3
+
+
+def exponential(rate: float = 5.0) -> Schedule:
+    r"""What is still to go shrinks by the same factor each time, :math:`s(t) = (1 - e^{-rt}) / (1 - e^{-r})`.
+
+    Args:
+        rate: r > 0; the larger, the more goes early.
+
+    Example:
+        >>> round(exponential(5.0)(0.5), 3)
+        0.924
+    """
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
+        raise MisconfigurationException(f"`rate` of the exponential schedule is a number above 0, got {rate!r}.")
+    return partial(_exponential, rate=rate)
+
+
+def _exponential(progress: float, rate: float) -> float:
+    return math.expm1(-rate * progress) / math.expm1(-rate)
+
+
+def iterative(rounds: int = 5, schedule: ScheduleSpec = "linear") -> Schedule:
+    """A few prunings, with training in between: n of them, the first at the start, the last at the end.
+
+    Args:
+        rounds: n, from 1 on.
+        schedule: how much each of them takes, read at t = 1/n, 2/n, …, 1.
+
+    Example:
+        >>> [iterative(2)(t) for t in (0.0, 0.5, 1.0)]
+        [0.5, 0.5, 1.0]
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise MisconfigurationException(f"`rounds` of the iterative schedule is a number from 1 on, got {rounds!r}.")
+    return partial(_iterative, rounds=rounds, schedule=resolve(schedule))
+
+
+def _iterative(progress: float, rounds: int, schedule: Schedule) -> float:
+    return schedule(min((math.floor(progress * (rounds - 1) + 1e-9) + 1) / rounds, 1.0))
+
+
+def listed(values: Sequence[float]) -> Schedule:
+    """Given fractions, one after the other, at equal distances; the first at the start, the last at the end.
+
+    Args:
+        values: fractions of the amount in [0, 1] that do not fall.
+
+    Example:
+        >>> [listed([0.1, 0.6, 1.0])(t) for t in (0.0, 0.4, 0.5, 1.0)]
+        [0.1, 0.1, 0.6, 1.0]
+    """
+    fits = not isinstance(values, (str, bytes)) and all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values
+    )
+    if not fits or not values or list(values) != sorted(values):
+        raise MisconfigurationException(f"A list as `schedule` holds rising fractions in [0, 1], got {values!r}.")
+    return partial(_listed, values=tuple(float(v) for v in values))
+
+
+def _listed(progress: float, values: Sequence[float]) -> float:
+    return values[math.floor(min(progress, 1.0) * (len(values) - 1) + 1e-9)]
+
+
+def warm_up(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
+    """Nothing in the first part of the time, then a schedule.
+
+    Args:
+        part: fraction of the time, in [0, 1).
+        schedule: what comes after.
+
+    Example:
+        >>> [warm_up(0.5, "linear")(t) for t in (0.0, 0.5, 0.75, 1.0)]
+        [0.0, 0.0, 0.5, 1.0]
+    """
+    return partial(_warm_up, part=_part("warm_up", part), schedule=resolve(schedule))
+
+
+def _warm_up(progress: float, part: float, schedule: Schedule) -> float:
+    return schedule((progress - part) / (1.0 - part)) if progress >= part and progress > 0 else 0.0
+
+
+def cool_down(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
+    """A schedule that is done early: nothing more goes in the last part of the time.
+
+    Args:
+        part: fraction of the time, in [0, 1).
+        schedule: what comes before.
+
+    Example:
+        >>> [cool_down(0.5, "linear")(t) for t in (0.0, 0.25, 0.5, 1.0)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
+    return partial(_cool_down, part=_part("cool_down", part), schedule=resolve(schedule))
+
+
+def _cool_down(progress: float, part: float, schedule: Schedule) -> float:
+    return schedule(min(progress / (1.0 - part), 1.0))
+
+
+def joined(first: ScheduleSpec, second: ScheduleSpec, at: float = 0.5, level: float = 0.5) -> Schedule:
+    """One schedule up to a level, then another one for the rest.
+
+    Args:
+        first: goes from 0 to ``level`` until ``at``.
+        second: goes from ``level`` to 1 from then on.
+        at: when, in (0, 1).
+        level: fraction of the amount, in [0, 1].
+
+    Example:
+        >>> [joined("one_shot", "linear", at=0.5, level=0.25)(t) for t in (0.0, 0.25, 0.75, 1.0)]
+        [0.25, 0.25, 0.625, 1.0]
+    """
+    if not 0 < at < 1 or not 0 <= level <= 1:
+        raise MisconfigurationException(f"`at` is in (0, 1) and `level` in [0, 1], got at={at!r}, level={level!r}.")
+    return partial(_joined, first=resolve(first), second=resolve(second), at=at, level=level)
+
+
+def _joined(progress: float, first: Schedule, second: Schedule, at: float, level: float) -> float:
+    if progress < at:
+        return level * first(progress / at)
+    return level + (1.0 - level) * second((progress - at) / (1.0 - at))
+
+
+def _part(name: str, part: float) -> float:
+    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 <= part < 1:
+        raise MisconfigurationException(f"`part` of {name} is a fraction of the time in [0, 1), got {part!r}.")
+    return float(part)
+
+
+SCHEDULES: dict[str, Schedule] = {"cubic": cubic, "linear": linear, "one_shot": one_shot}
+FACTORIES: dict[str, Callable[..., Schedule]] = {
+    "cool_down": cool_down,
+    "exponential": exponential,
+    "iterative": iterative,
+    "joined": joined,
+    "listed": listed,
+    "warm_up": warm_up,
+}
+
+
+def resolve(schedule: ScheduleSpec) -> Schedule:
+    """The function behind a specification.
+
+    Args:
+        schedule: a name, a list of fractions, ``{name: {argument: value}}`` for those that take arguments, an import
+            path, or a function of the progress.
+
+    Returns:
+        A function from [0, 1] to [0, 1].
+
+    Raises:
+        MisconfigurationException: if there is none, or its arguments do not fit.
+
+    Example:
+        >>> resolve("cubic") is cubic, resolve([0.5, 1.0])(0.2), resolve({"exponential": {"rate": 3}})(1.0)
+        (True, 0.5, 1.0)
+    """
+    if callable(schedule):
+        return schedule
+    if isinstance(schedule, Mapping):
+        return _schedule_from(schedule)
+    if not isinstance(schedule, str):
+        return listed(schedule)
+    if schedule in SCHEDULES:
+        return SCHEDULES[schedule]
+    if schedule in FACTORIES:
+        return _schedule_from({schedule: {}})
+    function: Schedule = imported(schedule, "schedule", [*SCHEDULES, *FACTORIES])
+    return function
+
+
+def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None]) -> Schedule:
+    choices = ", ".join(sorted(FACTORIES))
+    if len(schedule) != 1 or not set(schedule) <= set(FACTORIES):
+        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` does not name one of {choices}.")
+    (name, arguments), *_ = schedule.items()
+    try:
+        return FACTORIES[name](**(arguments or {}))
+    except TypeError as error:
+        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` does not fit: {error}.") from error
+
+
+def progress(position: int, start: int, end: int) -> float:
+    """How far ``position`` is on the way from ``start`` to ``end``, in [0, 1].
+
+    Example:
+        >>> progress(3, 2, 6), progress(9, 2, 6), progress(2, 2, 2), progress(0, 2, 2)
+        (0.25, 1.0, 1.0, 0.0)
+    """
+    if position >= end:
+        return 1.0
+    return 0.0 if position <= start else (position - start) / (end - start)

@@ -1,0 +1,182 @@
+"""Batches of the train dataloader that weights are fitted on, drawn so that training goes on as if they had not been.
+
+Samplers are copied before they are asked, and every random state that a loader or its dataset holds is put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from engine.program.trees import tensors_in
+from lightning_compress.trainer.packages import MisconfigurationException, isolate_rng
+from lightning_compress.trainer.target import batch_candidates, describe
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_LONGEST = 1000  # entries of a container that is searched for generators
+_NOT_SEARCHED = (Tensor, np.ndarray, str, bytes, int, float, complex, type(None), type, nn.Parameter)
+
+
+def train_batches(
+    trainer: Trainer, pl_module: LightningModule, model: nn.Module, example: Any, samples: int, seed: int = 0
+) -> list[Any]:
+    """Return batches of the train dataloader in the form of the example, with as many samples as are wanted.
+
+    Neither the loader's order nor a random state advances, and the draw is the same after a resumption.
+
+    Args:
+        trainer: fits the LightningModule.
+        pl_module: the LightningModule, whose hooks around the transfer of a batch are called.
+        model: the model inside it.
+        example: what the model takes.
+        samples: how many, or all that there are.
+        seed: of the order and of whatever the dataset draws.
+
+    Raises:
+        MisconfigurationException: where there is no single train dataloader, its order cannot be copied, or the model
+            does not take what it gives.
+    """
+    loader = trainer.train_dataloader
+    if loader is None or isinstance(loader, (Mapping, list, tuple)):
+        raise MisconfigurationException(
+            "There is no single train dataloader to take batches from. Train with one, or use "
+            "`lightning_compress.prune` or `engine.compensate`, which take batches."
+        )
+    batches: list[Any] = []
+    count = 0
+    with _reseeded(loader, seed):
+        for batch in _copied(loader, seed):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            batches.append(as_taken(batch, model, example))
+            count += len(next(tensors_in(batches[-1])))
+            if count >= samples:
+                break
+    return batches
+
+
+def as_taken(batch: Any, model: nn.Module, example: Any) -> Any:
+    """Return the part of a batch that the model takes, in the form of the example.
+
+    Raises:
+        MisconfigurationException: where no part is like the example.
+
+    Example:
+        >>> as_taken([torch.ones(4, 2), torch.zeros(4)], nn.Linear(2, 1), torch.zeros(1, 2)).shape
+        torch.Size([4, 2])
+    """
+    wanted = list(tensors_in(example))
+    for candidate in batch_candidates(batch, model):
+        tensors = list(tensors_in(candidate))
+        if len(tensors) == len(wanted) and all(map(_alike, tensors, wanted)):
+            return candidate
+    raise MisconfigurationException(
+        f"The train dataloader gives {describe(batch)}, of which `{type(model).__name__}` takes nothing: the example "
+        f"input is {describe(example)}. Let `forward` take what the loader gives, or compensate after the fit with "
+        "`engine.compensate`."
+    )
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.ndim == other.ndim and one.ndim > 0 and one.is_floating_point() == other.is_floating_point()
+
+
+@contextmanager
+def _reseeded(loader: Any, seed: int) -> Iterator[None]:
+    """Seed all random states that a loader may draw from, and put them back afterwards."""
+    generators = list(_generators(loader))
+    states = [(generator, _state(generator)) for generator in generators]
+    with isolate_rng():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        for generator in generators:
+            _seed(generator, seed)
+        try:
+            yield
+        finally:
+            for generator, state in states:
+                _restore(generator, state)
+
+
+def _generators(root: Any) -> Iterator[Any]:
+    """Yield the generators of random numbers that an object holds, directly or in what it holds."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, _NOT_SEARCHED) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, _GENERATORS):
+            yield thing
+        elif isinstance(thing, Mapping):
+            waiting += list(thing.values()) if len(thing) <= _LONGEST else []
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            waiting += list(thing) if len(thing) <= _LONGEST else []
+        else:
+            waiting += [*getattr(thing, "__dict__", {}).values(), getattr(thing, "__self__", None)]
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _restore(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _seed(generator: Any, seed: int) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state  # type: ignore[call-arg]
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed)
+
+
+def _copied(loader: Any, seed: int) -> Iterable[Any]:
+    """Return a loader of the same batches; the samplers, or what else has a place of its own, are copies."""
+    if not isinstance(loader, DataLoader):
+        return iter(_copy(loader, {}))
+    parts = {name: getattr(loader, name) for name in ("sampler", "batch_sampler", "generator")}
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        parts["dataset"] = dataset
+        copies = _copy(parts, {})
+    else:
+        copies = _copy(parts, {id(dataset): dataset})
+    for generator in _generators({name: part for name, part in copies.items() if name != "dataset"}):
+        _seed(generator, seed)
+    other = copy.copy(loader)
+    vars(other).update(copies, _iterator=None, persistent_workers=False)
+    return other
+
+
+def _copy(thing: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(thing, memo)
+    except (TypeError, RuntimeError) as error:
+        raise MisconfigurationException(
+            "The order of the train dataloader cannot be copied, so that drawing from it would advance it "
+            f"({error}). Use a `DataLoader` whose sampler, or iterable dataset, can be copied by `copy.deepcopy`."
+        ) from error

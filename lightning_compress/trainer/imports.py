@@ -1,0 +1,46 @@
+"""Functions of the user's own, named as strings, so that a YAML file can name them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from lightning_compress.trainer.packages import MisconfigurationException
+
+
+def imported(path: Any, argument: str, choices: Iterable[str]) -> Any:
+    """What an import path names.
+
+    Args:
+        path: ``"package.module:function"``, or with a point in place of the colon.
+        argument: name of the argument that holds it, for the error.
+        choices: names that the argument takes beside import paths, for the error.
+
+    Returns:
+        A callable.
+
+    Raises:
+        MisconfigurationException: if there is no such callable.
+
+    Example:
+        >>> imported("math:floor", "schedule", ["linear"])
+        <built-in function floor>
+    """
+    module, _, name = ("", "", "")
+    if isinstance(path, str):
+        module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    try:
+        target = operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        near = difflib.get_close_matches(str(path).lower(), choices, 1)
+        why = f": {error}." if module else "."
+        raise MisconfigurationException(
+            f"`{argument}={path!r}` is neither one of {', '.join(sorted(choices))} nor the import path of a function "
+            f"('package.module:function'){f'. Did you mean {near[0]!r}?' if near else why}"
+        ) from error
+    if not callable(target):
+        raise MisconfigurationException(f"`{argument}={path!r}` is no function but {type(target).__name__}.")
+    return target

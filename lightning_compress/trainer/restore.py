@@ -1,0 +1,196 @@
+"""Compacted checkpoints in Lightning's own ways of loading: ``ckpt_path=...`` and ``load_from_checkpoint``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from typing_extensions import override
+
+from engine.compaction.follow import follow
+from engine.compaction.history import KEY, is_compacted
+from engine.errors import CheckpointError
+from engine.files.archive import read_archive, read_bytes
+from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, stored_content, with_metadata
+from lightning_compress.trainer.packages import LIGHTNING_MODULES, classes
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+    _Base = LightningModule
+else:
+    _Base = object
+
+__all__ = ["Compactable", "follow_checkpoints"]
+
+_READ = "lightning_compress_read"  # stands in a checkpoint that Lightning restores, where we have read it
+
+
+class Compactable(_Base):
+    """Mixin of a LightningModule that loads compacted checkpoints like any others.
+
+    ``MyModule.load_from_checkpoint(path)`` and ``trainer.test(module, ckpt_path=path)`` then take compacted and
+    un-compacted checkpoints alike, every checkpoint that Lightning writes of the compacted module loads again, and so
+    do the weights that come back from the processes of ``ddp_spawn``, ``ddp_fork`` and notebooks.
+
+    Example:
+        >>> from pytorch_lightning import LightningModule
+        >>> class MyModule(Compactable, LightningModule):
+        ...     pass
+        >>> module = MyModule.load_from_checkpoint("compacted.ckpt")  # doctest: +SKIP
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        follow_checkpoints(self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if any(base in LIGHTNING_MODULES for base in cls.__mro__[: cls.__mro__.index(Compactable)]):
+            raise TypeError(f"`Compactable` comes first: `class {cls.__name__}(Compactable, LightningModule)`.")
+
+    @classmethod
+    @override
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load as Lightning does. A local file is checked first, its digests too, unless ``weights_only=False``.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
+        if kwargs.get("weights_only") is not False and isinstance(checkpoint_path, (str, os.PathLike)):
+            if Path(checkpoint_path).is_file():
+                checkpoint_path = _checked_bytes(checkpoint_path)
+        if "weights_only" not in inspect.signature(super().load_from_checkpoint).parameters:
+            kwargs.pop("weights_only", None)  # Lightning before 2.6 would hand it on to `__init__`
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Hand the plans on to where the weights are loaded."""
+        super().on_load_checkpoint(checkpoint)
+        if KEY in checkpoint:
+            checkpoint["state_dict"] = with_metadata(checkpoint["state_dict"], checkpoint[KEY])
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the plans under their own key."""
+        super().on_save_checkpoint(checkpoint)
+        if is_compacted(self):
+            checkpoint.setdefault(KEY, content_of(self))
+
+
+def follow_checkpoints(pl_module: LightningModule) -> LightningModule:
+    """Let a LightningModule take the shapes of the checkpoints that a Trainer restores.
+
+    ``ModelCompaction`` does this in ``setup``, the mixin `Compactable` when it is built. From then on, ``ckpt_path=``
+    takes local files of plain values and tensors only, on every version of Lightning: no code in them runs. What else
+    such a file is to hold is declared with ``torch.serialization.add_safe_globals``, or vouched for, in Lightning from
+    2.6 on, with ``weights_only=False``.
+
+    Args:
+        pl_module: the LightningModule.
+
+    Returns:
+        The LightningModule.
+    """
+    for connector in classes("tree.trainer.connectors.checkpoint_connector", "_CheckpointConnector"):
+        _check_first(connector)
+    if not _follows(pl_module):
+        pl_module.register_load_state_dict_pre_hook(_restore)
+    return pl_module
+
+
+def _follows(pl_module: LightningModule) -> bool:
+    return any(getattr(hook, "hook", None) is _restore for hook in pl_module._load_state_dict_pre_hooks.values())
+
+
+def _checked_bytes(path: str | os.PathLike[str]) -> BinaryIO:
+    """The content of a file, checked: what another process writes there from then on does not matter."""
+    content, file = read_bytes(path)
+    is_compacted_content(content, os.fspath(path), os.path.getsize(path))
+    return file
+
+
+@functools.cache
+def _check_first(connector: Any) -> None:
+    """Let Lightning read files as we do; its versions before 2.6 unpickle whatever a file holds."""
+    start = connector.resume_start
+
+    @functools.wraps(start)
+    def resume_start(self: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
+        vouched_for = False in (*args[:1], kwargs.get("weights_only"))
+        if checkpoint_path and not vouched_for and _follows(self.trainer.lightning_module):
+            if Path(checkpoint_path).is_file():
+                with _loading(self.trainer.strategy, _checked(checkpoint_path)):
+                    start(self, checkpoint_path, *args, **kwargs)
+                self._loaded_checkpoint[_READ] = True
+                return
+        start(self, checkpoint_path, *args, **kwargs)
+
+    connector.resume_start = resume_start
+
+
+def _checked(path: str | os.PathLike[str]) -> Any:
+    """What a file holds, its plans checked against their digests."""
+    content = read_archive(path)
+    is_compacted_content(content, os.fspath(path), os.path.getsize(path))
+    return content
+
+
+@contextlib.contextmanager
+def _loading(strategy: Any, content: Any) -> Iterator[None]:
+    """Let a strategy take what was read already, so that there is one reading of the file."""
+    strategy.load_checkpoint = lambda *args, **kwargs: content
+    try:
+        yield
+    finally:
+        del strategy.load_checkpoint
+
+
+def _restore(
+    module: LightningModule, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *rest: Any
+) -> None:
+    """Reshape a module for what it is about to load; a hook of ``load_state_dict``."""
+    restored = _restored(module)
+    content = None if restored is None else restored.get(KEY)
+    if content is not None:
+        if module.strict_loading and (odd := sorted(set(state_dict) ^ set(module.state_dict()))):
+            raise CheckpointError(f"The names of the weights differ: {', '.join(odd[:4])}.")
+        state_dict = with_metadata(state_dict, content)
+        local_metadata = {KEY: content}
+    follow(module, state_dict, prefix, local_metadata, **_advice(module))
+
+
+def _advice(module: LightningModule) -> dict[str, str]:
+    """What to do where a module grows back for the best checkpoint: how its Trainer tests the small one."""
+    trainer: Any = getattr(module, "_trainer", None)
+    kind, path = type(module).__name__, None if trainer is None else trainer.ckpt_path
+    if path is None or trainer.state.fn is None or trainer.state.fn.value == "fit":
+        return {}
+    run = trainer.state.fn.value
+    compactions = [callback for callback in trainer.callbacks if hasattr(callback, "certificate")]  # `ModelCompaction`
+    written = next((callback.checkpoint_path for callback in compactions if callback.checkpoint_path), None)
+    now = f"trainer.{run}(module, ckpt_path={written!r})" if written else f"trainer.{run}(load_compacted(...))"
+    return {
+        "advice": f"{os.path.basename(path)} is of before the compaction, so what runs now is not the small network. "
+        f"`{now}` runs the compacted checkpoint; `compact_checkpoint({os.fspath(path)!r}, {kind}, 'small.ckpt')` "
+        "makes a small one of this file."
+    }
+
+
+def _restored(module: LightningModule) -> Mapping[str, Any] | None:
+    """The checkpoint that the module's Trainer is restoring just now, checked where it is a local file."""
+    trainer: Any = getattr(module, "_trainer", None)
+    loaded: Mapping[str, Any] = {} if trainer is None else trainer._checkpoint_connector._loaded_checkpoint
+    content = stored_content(loaded)
+    if content is None:
+        return None
+    path = trainer.ckpt_path
+    if _READ in loaded or path is None or not Path(path).is_file():
+        return {**loaded, KEY: content}
+    return read_checkpoint(path)  # the user vouched for what else it holds

@@ -1,0 +1,350 @@
+"""The steps of a LightningModule as entries of the analysis: run on a real batch, with a Trainer that does nothing."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torchmetrics import Metric
+
+import engine
+from lightning_compress.trainer.packages import (
+    DUMMY_LOGGER,
+    LIGHTNING_MODULES,
+    MisconfigurationException,
+    isolate_rng,
+    takes_argument,
+)
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+__all__ = ["EVALUATING", "TRAINING", "Step", "cannot_follow", "forget_steps", "same_order", "step_entries"]
+
+TRAINING = "training_step"
+EVALUATING = ("validation_step", "test_step", "predict_step")
+_LOADERS = {
+    TRAINING: "train_dataloader",
+    "validation_step": "val_dataloader",
+    "test_step": "test_dataloader",
+    "predict_step": "predict_dataloader",
+}
+_AROUND = {
+    TRAINING: ("on_train_batch_start", "on_before_zero_grad", "on_train_batch_end"),
+    "validation_step": ("on_validation_batch_start", None, "on_validation_batch_end"),
+    "test_step": ("on_test_batch_start", None, "on_test_batch_end"),
+    "predict_step": ("on_predict_batch_start", None, "on_predict_batch_end"),
+}
+_CONTEXTS = {
+    TRAINING: "train_step_context",
+    "validation_step": "val_step_context",
+    "test_step": "test_step_context",
+    "predict_step": "predict_step_context",
+}
+
+Drawn = tuple[Any, ...]
+"""The arguments of a step: a batch, its number, and that of its loader where there are several."""
+
+_DRAWN: weakref.WeakKeyDictionary[nn.Module, dict[str, list[Drawn]]] = weakref.WeakKeyDictionary()
+
+
+def overrides(pl_module: LightningModule, name: str) -> bool:
+    """Whether a LightningModule has a method of its own of this name.
+
+    Example:
+        >>> from pytorch_lightning import LightningModule
+        >>> overrides(LightningModule(), "training_step")
+        False
+    """
+    own = getattr(type(pl_module), name, None)
+    return own is not None and all(own is not getattr(base, name, None) for base in LIGHTNING_MODULES)
+
+
+def forget_steps(pl_module: LightningModule) -> None:
+    """Forget the batches that were drawn for a LightningModule, as another fit begins."""
+    _DRAWN.pop(pl_module, None)
+
+
+def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str]) -> dict[str, engine.Entry]:
+    """The steps that the Trainer runs, each on the first batch of its loader.
+
+    Args:
+        trainer: fits the LightningModule.
+        pl_module: the LightningModule.
+        kinds: names of the steps; those that it does not override, or that have no loader, are left out.
+
+    Returns:
+        Entries for `engine.trace`, by the name of the step, and of the loader where there are several.
+    """
+    drawn = _DRAWN.setdefault(pl_module, {})
+    entries: dict[str, engine.Entry] = {}
+    for kind in kinds:
+        if not overrides(pl_module, kind):
+            continue
+        if kind not in drawn:
+            drawn[kind] = _draw(trainer, pl_module, kind)
+        for number, arguments in enumerate(drawn[kind]):
+            name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
+            placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
+            entries[name] = engine.Entry(Step(pl_module, kind), tuple(placed), training=kind == TRAINING, name=name)
+    return entries
+
+
+# ---------------------------------------------------------------- batches
+
+
+def _draw(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Drawn]:
+    """The first batch of each loader, as the step gets it; random states and loaders stay as they are."""
+    with isolate_rng():
+        loaders = _loaders(trainer, pl_module, kind)
+    arguments: list[Drawn] = []
+    for number, loader in enumerate(loaders):
+        with isolate_rng(), same_order(loader):
+            batch = _first(loader)
+            if batch is None:
+                continue
+            batch = trainer.precision_plugin.convert_input(_few(batch))
+            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=number)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=number)
+        arguments.append((batch, 0, number) if len(loaders) > 1 else (batch, 0))
+    return arguments
+
+
+def _loaders(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Any]:
+    name, have = _LOADERS[kind], None
+    if kind == TRAINING:
+        have = trainer.train_dataloader
+        return [] if have is None else [have]
+    if kind == "validation_step":
+        source = trainer.fit_loop.epoch_loop.val_loop._data_source
+        if trainer.limit_val_batches and source.instance is not None and source.is_defined():
+            have = trainer.val_dataloaders or source.dataloader()
+    else:
+        owner = trainer.datamodule if _has_loader(trainer.datamodule, name) else pl_module  # type: ignore[attr-defined]
+        have = getattr(owner, name)() if _has_loader(owner, name) else None
+    if have is None:
+        return []
+    return list(have) if isinstance(have, (list, tuple)) else [have]
+
+
+def _has_loader(source: Any, name: str) -> bool:
+    method = getattr(type(source), name, None)
+    return method is not None and not method.__module__.startswith(("pytorch_lightning.", "lightning."))
+
+
+def _first(loader: Any) -> Any:
+    """The first batch; of collections of loaders the first of each."""
+    if isinstance(loader, Mapping):
+        return {key: _first(part) for key, part in loader.items()}
+    if isinstance(loader, (list, tuple)):
+        return [_first(part) for part in loader]
+    return next(iter(loader), None)
+
+
+@contextmanager
+def same_order(loader: Any) -> Iterator[None]:
+    """Put the states of a loader's own generators back, so that it goes on in the order that it would have."""
+    parts = list(loader.values()) if isinstance(loader, Mapping) else loader if isinstance(loader, list) else [loader]
+    holders = [h for p in parts for h in (p, getattr(p, "sampler", None), getattr(p, "batch_sampler", None))]
+    holders += [getattr(h, "sampler", None) for h in holders]
+    generators = [g for g in (getattr(h, "generator", None) for h in holders) if isinstance(g, torch.Generator)]
+    states = [(generator, generator.get_state()) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def _few(batch: Any, most: int = 8) -> Any:
+    """At most so many samples: they say as much as the whole batch, and the verification runs on them."""
+    sizes: list[int] = []
+    apply_to_collection(batch, Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
+    size = max(sizes, default=0)
+    return apply_to_collection(batch, Tensor, lambda t: t[:most] if t.ndim and t.shape[0] == size else t)
+
+
+# ---------------------------------------------------------------- a step
+
+
+class Step:
+    """A step with the hooks around its batch; whatever it asks of the Trainer does nothing.
+
+    Args:
+        pl_module: the LightningModule; it is attached to a Trainer.
+        kind: name of the step.
+    """
+
+    def __init__(self, pl_module: LightningModule, kind: str) -> None:
+        self._module, self._kind = pl_module, kind
+        self.__name__ = kind
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it, and return all that it returns, logs and differentiates."""
+        module, kind = self._module, self._kind
+        trainer: Any = module._trainer
+        start, between, end = _AROUND[kind]
+        with _quiet(module, trainer) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
+            self._hook(start, *arguments)
+            out = getattr(module, kind)(*self._fitting(arguments))
+            if between is not None and module.automatic_optimization:
+                self._hook(between, *record.optimizers[:1])
+            left = out if isinstance(out, (Tensor, dict)) or out is None else {}
+            self._hook(end, left, *arguments)
+        return [out, record.values]
+
+    def _hook(self, name: str, *arguments: Any) -> None:
+        if overrides(self._module, name):
+            getattr(self._module, name)(*arguments)
+
+    def _fitting(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """The arguments that the step takes: without the number of the batch where it names none."""
+        takes = takes_argument(getattr(self._module, self._kind), "batch_idx", min_args=2)
+        return arguments if takes else (arguments[0], *arguments[2:])
+
+
+@dataclass
+class _Told:
+    """What a step tells the Trainer.
+
+    Attributes:
+        values: tensors and numbers that it logs.
+        optimizers: stand-ins for the optimizers.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep what is logged."""
+        if isinstance(value, Metric) and any(True for _ in value.parameters()):
+            value = value.compute()
+        if not isinstance(value, nn.Module):
+            self.values.append(value)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Keep what is logged."""
+        for name, value in dictionary.items():
+            self.log(name, value)
+
+
+class _Delegate:
+    """Reads from another object, and keeps for itself what is written."""
+
+    def __init__(self, other: Any, **own: Any) -> None:
+        vars(self).update(own, _other=other)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_other"], name)
+
+
+class _Still(_Delegate):
+    """Stands for an optimizer or a scheduler that does nothing."""
+
+    def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate the closure, and change nothing."""
+        return closure() if callable(closure) else None
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Change nothing."""
+
+    def toggle_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Change nothing."""
+        return nullcontext()
+
+
+def _still(optimizer: Any) -> _Still:
+    groups = getattr(optimizer, "param_groups", [])
+    return _Still(optimizer, param_groups=[copy.copy(group) for group in groups])
+
+
+def _one_or_all(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else parts
+
+
+@contextmanager
+def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
+    """Attach a LightningModule, and those inside, to a Trainer that does nothing; keep what it is told."""
+    record = _Told(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
+    schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
+    loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
+    still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
+    vars(still).update(save_checkpoint=_nothing, print=_nothing)
+    answers = {
+        "log": record.log,
+        "log_dict": record.log_dict,
+        "optimizers": lambda *args, **kwargs: _one_or_all(record.optimizers),
+        "lr_schedulers": lambda: _one_or_all(schedulers) if schedulers else None,
+        "manual_backward": lambda loss, *args, **kwargs: loss.backward(*args, **kwargs),
+        "toggle_optimizer": _nothing,
+        "untoggle_optimizer": _nothing,
+        "toggled_optimizer": lambda *args, **kwargs: nullcontext(),
+        "clip_gradients": _nothing,
+        "print": _nothing,
+        "all_gather": lambda data, *args, **kwargs: _gathered(data, trainer.world_size),
+        "_trainer": still,
+    }
+    modules = [module for module in pl_module.modules() if isinstance(module, LIGHTNING_MODULES)]
+    with ExitStack() as scope:
+        for module in modules:
+            scope.enter_context(_attached(vars(module), answers))
+        for module in pl_module.modules():
+            if isinstance(module, AveragedModel):  # it is cut along with the model, whatever it averages
+                averaged = {"update_parameters": _nothing, "forward": _not_read}
+                scope.enter_context(_attached(vars(module), averaged))
+        if trainer.world_size > 1:  # the other ranks do not run this
+            scope.enter_context(mock.patch("torch.distributed.is_initialized", lambda: False))
+        yield record
+
+
+@contextmanager
+def _attached(attributes: dict[str, Any], answers: Mapping[str, Any]) -> Iterator[None]:
+    """Put names into a module; what else is written there meanwhile stays."""
+    before = {name: attributes[name] for name in answers if name in attributes}
+    attributes.update(answers)
+    try:
+        yield
+    finally:
+        for name in answers.keys() - before.keys():
+            attributes.pop(name, None)
+        attributes.update(before)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
+
+
+def _not_read(*args: Any, **kwargs: Any) -> None:
+    """Refuse to run an average, whose channels are not masked."""
+    raise MisconfigurationException(
+        "It runs an `AveragedModel`, which loses the masked channels although its own are not zero there. Average with "
+        "a callback (`EMAWeightAveraging`), or keep a plain copy as teacher inside of the model that is compressed."
+    )
+
+
+def _gathered(data: Any, world_size: int) -> Any:
+    if world_size == 1:
+        return data
+    return apply_to_collection(data, Tensor, lambda tensor: torch.stack([tensor] * world_size))
+
+
+def cannot_follow(error: Exception) -> MisconfigurationException:
+    """The error of a step that cannot be recorded, with what to do about it.
+
+    Example:
+        >>> "validation_step" in str(cannot_follow(ValueError("The entry 'validation_step' does not run.")))
+        True
+    """
+    return MisconfigurationException(
+        f"What this LightningModule runs cannot be followed, so a compaction could break it: {error} Mend the step, or "
+        "pass `ModelCompaction(steps=False)`, which looks at the model's own forward alone."
+    )

@@ -1,0 +1,208 @@
+"""Which module of a LightningModule is compressed, and an example input for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+from torchmetrics import Metric, MetricCollection
+
+import engine
+from engine.errors import EngineError
+from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException, isolate_rng
+from lightning_compress.trainer.steps import same_order
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+
+__all__ = [
+    "batch_candidates",
+    "describe",
+    "find_example",
+    "find_model",
+    "first_batch",
+    "from_shape",
+    "place_example",
+    "to_device",
+]
+
+
+def find_model(pl_module: LightningModule, path: str | None = None) -> tuple[str, nn.Module]:
+    """The model to work on and its path inside the LightningModule.
+
+    Args:
+        pl_module: the LightningModule.
+        path: path of the submodule (``""`` is the LightningModule itself), or ``None``: the LightningModule where it
+            overrides ``forward``, else its only child with parameters that is neither a metric nor a loss.
+
+    Returns:
+        ``(path, model)``.
+
+    Raises:
+        MisconfigurationException: if there is no such submodule, or more than one candidate.
+    """
+    if path is not None:
+        return path, _submodule(pl_module, path)
+    if type(pl_module).forward not in [vars(cls).get("forward") for cls in LIGHTNING_MODULES]:
+        return "", pl_module
+    candidates = {name: child for name, child in pl_module.named_children() if _is_network(child)}
+    if len(candidates) != 1:
+        problem = f"has {len(candidates)} candidates ({', '.join(candidates)})" if candidates else "has none"
+        raise MisconfigurationException(
+            f"Which model is to be compressed? `{type(pl_module).__name__}` does not override `forward` and {problem} "
+            "among its attributes. Name one, as in `model='net'`."
+        )
+    return next(iter(candidates.items()))
+
+
+def _submodule(pl_module: nn.Module, path: str) -> nn.Module:
+    try:
+        return pl_module.get_submodule(path)
+    except AttributeError as error:
+        names = ", ".join(name for name, _ in pl_module.named_children())
+        raise MisconfigurationException(
+            f"`model={path!r}` is no module of `{type(pl_module).__name__}`, whose children are: {names}."
+        ) from error
+
+
+def _is_network(module: nn.Module) -> bool:
+    return not isinstance(module, (Metric, MetricCollection, _Loss)) and any(True for _ in module.parameters())
+
+
+def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module, example_input: Any = None) -> Any:
+    """An example input that ``model`` accepts, on its device and in the trainer's precision.
+
+    Args:
+        trainer: the Trainer that fits ``pl_module``.
+        pl_module: the LightningModule.
+        model: the model to be traced, ``pl_module`` or a part of it.
+        example_input: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping
+            keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first training batch.
+
+    Returns:
+        A tensor, tuple or mapping in the form that ``engine.trace`` takes.
+
+    Raises:
+        MisconfigurationException: if there is no example input, or the model rejects it.
+    """
+    if example_input is not None:
+        source, candidates = "the argument `example_input`", [from_shape(example_input)]
+    elif pl_module.example_input_array is not None:
+        source, candidates = "`example_input_array`", [pl_module.example_input_array]
+    else:
+        source, batch = "the first training batch", first_batch(trainer)
+        candidates = [c for part in (_head(batch), batch) for c in batch_candidates(part, model)]
+    return _accepted(model, [place_example(c, trainer, model) for c in candidates], source)
+
+
+def from_shape(example_input: Any) -> Any:
+    """Random numbers where a shape is given, else what is given.
+
+    Example:
+        >>> from_shape((1, 2)).shape
+        torch.Size([1, 2])
+    """
+    if isinstance(example_input, (tuple, list)) and example_input and all(type(n) is int for n in example_input):
+        return torch.randn(tuple(example_input), generator=torch.Generator().manual_seed(0))
+    return example_input
+
+
+def place_example(example: Any, trainer: Trainer, model: nn.Module) -> Any:
+    """Return an example input on the device of the model, in eval mode shapes."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return trainer.precision_plugin.convert_input(to_device(example, device))
+
+
+def to_device(data: Any, device: torch.device | str) -> Any:
+    """All tensors of a collection on ``device``.
+
+    Example:
+        >>> to_device((torch.ones(1), "label"), "cpu")
+        (tensor([1.]), 'label')
+    """
+    return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to(device))
+
+
+def _accepted(model: nn.Module, candidates: Sequence[Any], source: str) -> Any:
+    reason: EngineError | None = None
+    for candidate in candidates:
+        try:
+            engine.trace(model, candidate)
+        except EngineError as error:
+            reason = reason or error
+        else:
+            return candidate
+    tried = describe(candidates[0]) if candidates else "nothing"
+    raise MisconfigurationException(
+        f"`{type(model).__name__}` rejects the example input from {source} ({tried}): {reason} "
+        "Pass what its `forward` takes, as in `example_input=torch.ones(1, 3, 32, 32)` (a tuple for several arguments)."
+    ) from reason
+
+
+def first_batch(trainer: Trainer) -> Any:
+    """The first batch of the train dataloader; random states stay as they are.
+
+    Raises:
+        MisconfigurationException: if there is no single train dataloader or it is empty.
+    """
+    loader = trainer.train_dataloader
+    if loader is None or isinstance(loader, (Mapping, list, tuple)):
+        raise MisconfigurationException(
+            "There is no example input: the LightningModule has no `example_input_array`, and there is no single train "
+            "dataloader to take a batch from. Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`."
+        )
+    with isolate_rng(), same_order(loader):
+        for batch in loader:
+            return batch
+    raise MisconfigurationException("There is no example input: the train dataloader is empty.")
+
+
+def _head(batch: Any) -> Any:
+    # Two samples say as much as the whole batch, and the verification runs on them several times.
+    sizes: list[int] = []
+    apply_to_collection(batch, Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
+    return apply_to_collection(batch, Tensor, lambda t: t[:2] if t.ndim and t.shape[0] == sizes[0] else t)
+
+
+def batch_candidates(batch: Any, model: nn.Module) -> Iterator[Any]:
+    """The parts of a batch that ``model`` may take, likeliest first, in the form that ``engine.trace`` takes.
+
+    Example:
+        >>> [describe(c) for c in batch_candidates([torch.ones(2, 3), torch.zeros(2)], nn.Identity())]
+        ['Tensor[2, 3]', '(Tensor[2, 3], Tensor[2])', '([Tensor[2, 3], Tensor[2]])']
+    """
+    if isinstance(batch, Mapping):
+        names = inspect.signature(model.forward).parameters
+        yield {name: value for name, value in batch.items() if name in names}
+        yield batch
+        yield (batch,)
+    elif isinstance(batch, (tuple, list)):
+        if batch:
+            yield from batch_candidates(batch[0], model)
+        yield from (tuple(batch[:n]) for n in range(2, len(batch) + 1))
+        yield (batch,)
+    else:
+        yield batch
+
+
+def describe(value: Any) -> str:
+    """The kinds and shapes in an example input, for messages.
+
+    Example:
+        >>> describe({"x": torch.ones(2, 3), "flag": True})
+        '{x: Tensor[2, 3], flag: bool}'
+    """
+    if isinstance(value, Tensor):
+        return f"Tensor{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(describe(item) for item in value)
+        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+    return type(value).__name__

@@ -1,0 +1,96 @@
+"""What the report says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import engine
+from lightning_compress.report.content import Report, Section, costs, kept_channels, markdown, plain, sections
+from lightning_compress.report.page import html
+from tests.lightning_compress.reports import compacted, masked
+
+
+def by_title(report: Report) -> dict[str, Section]:
+    """The sections."""
+    return {section.title: section for section in sections(report)}
+
+
+def test_the_summary_has_the_costs_before_and_after() -> None:
+    """As counted; latency where it was measured both times."""
+    report = compacted()
+    rows = {row[0]: row[1:] for row in by_title(report)["Summary"].rows}
+    before, after = report.before, report.after
+    assert rows["MACs per sample"][:2] == (f"{before.macs}", f"{after.macs}")
+    assert rows["Parameters"][2] == f"−{100 * (before.params - after.params) / before.params:.1f} %"
+    assert "Forward pass, [1, 1, 2, 2]" in rows
+    long = dataclasses.replace(compacted(), example="({image: [2, 3, 48, 48], mask: [2, 48, 48], name: [str, str]})")
+    assert "Forward pass" in [row[0] for row in costs(long)] and "name: [str, str]" in html(long)
+    silent = dataclasses.replace(report, before=dataclasses.replace(before, latency=None))
+    assert not any("Forward" in row[0] for row in by_title(silent)["Summary"].rows)
+
+
+def test_every_layer_is_shown_before_and_after() -> None:
+    """What is coupled shrinks together, the reader's columns count in its parameters."""
+    rows = {row[0]: row[1:] for row in by_title(compacted())["Layers"].rows}
+    assert rows["first (Conv2d)"][0] == rows["back (Conv2d)"][0] == "8 → 4"
+    assert rows["last (Conv2d)"] == ("4", "36 → 20", "128 → 64")
+    assert rows["fc (Linear)"][0] == "2"
+
+
+def test_what_stays_whole_has_its_reason_and_source_line() -> None:
+    """The size that the author wrote down, with file and line."""
+    (row,) = [row for row in by_title(compacted())["What stays whole"].rows if row[0] == "last"]
+    assert row[2] == "4" and "reports.py:" in row[3] and "16" in row[3]
+
+
+def test_the_certificate_and_the_plan_are_tables() -> None:
+    """With what was compared, and each tensor that was cut."""
+    found = by_title(compacted())
+    verdict = dict(found["Certificate"].rows)
+    assert verdict["Verified by numbers"] == "yes" and "float64" in verdict["Largest relative error"]
+    assert ("first.weight", "8×1×1×1", "4×1×1×1") in found["Plan"].rows
+    assert found["Metrics"].rows == (("val_acc", "0.9375"),)
+    assert ("ChannelPruning", "amount", "0.5") in found["Settings"].rows
+
+
+def test_the_rest_of_the_plan_is_text() -> None:
+    """Folds and notes follow the table; nothing is said twice."""
+    report = compacted()
+    plan = dataclasses.replace(report.plan, notes=("a note",))
+    section = by_title(dataclasses.replace(report, plan=plan))["Plan"]
+    assert section.text == "Notes:\n  a note" and len(section.rows) == len(plan.slices)
+
+
+def test_the_verdict_says_what_happened() -> None:
+    """Compacted and verified, compacted only, not compacted and why."""
+    good, bad = compacted(), masked()
+    assert good.verdict[0] == "good" and "verified" in good.verdict[1]
+    assert bad.verdict == ("bad", "Not compacted. It differs at <node>.")
+    assert dataclasses.replace(bad, note="").verdict[0] == "fair"
+    unproven = dataclasses.replace(good, certificate=engine.Certificate())
+    assert unproven.verdict[0] == "fair" and "not compared" in unproven.verdict[1]
+
+
+def test_a_masked_model_shows_what_would_be_left() -> None:
+    """The prediction, and the channels that the masks keep; costs are those of now."""
+    found = by_title(masked())
+    assert found["After compaction"].rows[0][2] != found["Summary"].rows[0][1]
+    assert kept_channels(masked()) == {"first": (2, 8), "inner": (8, 8), "back": (2, 8), "last": (4, 4), "fc": (2, 2)}
+    assert "Certificate" not in found and "Plan" not in found
+    assert kept_channels(compacted())["first"] == (4, 8)
+
+
+def test_plain_text_holds_all_and_leaves_out_what_is_asked() -> None:
+    """In columns."""
+    text = plain(compacted())
+    assert all(section.title in text for section in sections(compacted()))
+    assert "Plan" not in plain(compacted(), leave_out=("Plan",))
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("layer "))
+    assert len({len(line) for line in lines[start : start + 6]}) == 1  # aligned right
+
+
+def test_markdown_escapes_the_bars_of_a_table() -> None:
+    """A cell stays a cell; text is shown as it stands."""
+    text = markdown(Section("T", "Lead.", ("a", "b"), (("x|y", "z"),), "one\n  two"))
+    assert text == "Lead.\n\n| a | b |\n|---|---|\n| x\\|y | z |\n\n    one\n      two"

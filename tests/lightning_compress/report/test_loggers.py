@@ -1,0 +1,74 @@
+"""Pictures, texts and settings in the loggers that can show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.plots import channels_figure
+from lightning_compress.report.loggers import log_figure, log_settings, log_text
+
+SETTINGS = {"ChannelPruning/amount": 0.5, "layers": ["a", "b"]}
+
+
+def events(logger: TensorBoardLogger) -> EventAccumulator:
+    """What was written."""
+    logger.experiment.flush()
+    return EventAccumulator(logger.log_dir).Reload()
+
+
+def test_tensorboard_shows_pictures_and_texts(tmp_path: Path) -> None:
+    """At the step that they are given."""
+    pytest.importorskip("matplotlib")
+    logger = TensorBoardLogger(tmp_path)
+    assert log_figure(logger, "compression/channels", channels_figure({"conv": (1, 2)}), 7)
+    assert log_text(logger, "compression/plan", "| a |", 7)
+    found = events(logger)
+    assert [image.step for image in found.Images("compression/channels")] == [7]
+    (text,) = found.Tensors("compression/plan/text_summary")
+    assert text.step == 7 and text.tensor_proto.string_val[0] == b"| a |"
+
+
+def test_tensorboard_compares_settings_with_metrics(tmp_path: Path) -> None:
+    """The first ones written count, so that what Lightning writes later does not hide them; no scalar is made up."""
+    logger = TensorBoardLogger(tmp_path)
+    log_settings(logger, SETTINGS, {"complexity/macs": 0.0})
+    logger.log_hyperparams({"width": 8})
+    logger.log_metrics({"complexity/macs": 5.0}, step=3)
+    found = events(logger)
+    metadata = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"ChannelPruning/amount" in metadata and b"['a', 'b']" in metadata
+    assert b"complexity/macs" in found.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    assert [scalar.step for scalar in found.Scalars("complexity/macs")] == [3]
+    logger.save()
+    assert "ChannelPruning/amount: 0.5" in Path(logger.log_dir, "hparams.yaml").read_text()
+
+
+def test_a_logger_of_numbers_only_is_passed_over(tmp_path: Path) -> None:
+    """It says so, and still gets the settings."""
+    logger = CSVLogger(tmp_path)
+    assert not log_figure(logger, "a", None, 0) and not log_text(logger, "a", "b", 0)
+    log_settings(logger, SETTINGS, {})
+    logger.save()
+    assert "ChannelPruning/amount: 0.5" in Path(logger.log_dir, "hparams.yaml").read_text()
+
+
+class Images(CSVLogger):
+    """A logger with W&B's method for pictures."""
+
+    shown: list[tuple[str, int]] = []
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
+        """Remember."""
+        self.shown = [*self.shown, (key, step or 0)]
+
+
+def test_a_logger_with_log_image_shows_pictures(tmp_path: Path) -> None:
+    """Under its key."""
+    logger = Images(tmp_path)
+    assert log_figure(logger, "channels", None, 4)
+    assert logger.shown == [("channels", 4)]

@@ -1,0 +1,39 @@
+"""Tests of decisions that all ranks share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.ranks import from_rank_zero
+
+
+def rank(number: int, sent: list[Any], world: int = 2) -> Any:
+    """A Trainer on one of several ranks; rank 0 sends, the others receive."""
+
+    def broadcast(value: Any) -> Any:
+        if number == 0:
+            sent.append(value)
+        return sent[-1]
+
+    return SimpleNamespace(world_size=world, is_global_zero=number == 0, strategy=SimpleNamespace(broadcast=broadcast))
+
+
+def test_rank_zero_decides() -> None:
+    """The others get its result and do not call the function."""
+    sent: list[Any] = []
+    assert from_rank_zero(rank(0, sent), lambda: 3) == 3
+    assert from_rank_zero(rank(1, sent), lambda: pytest.fail("called")) == 3
+    assert from_rank_zero(rank(0, sent, world=1), lambda: 4) == 4 and len(sent) == 1
+
+
+def test_failure_reaches_all() -> None:
+    """Rank 0 raises its own error, the others one with its message, and none waits for ever."""
+    sent: list[Any] = []
+    with pytest.raises(ZeroDivisionError):
+        from_rank_zero(rank(0, sent), lambda: 1 // 0)
+    with pytest.raises(MisconfigurationException, match="On rank 0: .*zero"):
+        from_rank_zero(rank(1, sent), lambda: 3)

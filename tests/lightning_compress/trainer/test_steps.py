@@ -1,0 +1,75 @@
+"""Steps as entries: which there are, on which batch, and what they ask of a Trainer that does nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_compress.trainer.steps import EVALUATING, TRAINING, step_entries
+from tests.lightning_compress.models import Wrapped, data, fit
+
+
+class Asking(Wrapped):
+    """Asks the Trainer for all that a step may ask for, and has two validation loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.hooks: list[str] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Run before the step."""
+        self.hooks.append("start")
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Step, as far as the Trainer knows."""
+        optimizer = self.optimizers()
+        with self.toggled_optimizer(optimizer):
+            loss = self.logits(batch[0]).mean()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=1.0)
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 7.0
+        self.log_dict({"loss": loss, "epoch": float(self.current_epoch + self.trainer.global_step)})
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int) -> None:
+        """Say which loader it is."""
+        self.log("which", dataloader_idx)
+
+    def val_dataloader(self) -> list[DataLoader]:
+        """Two of them."""
+        return [data(8), data(16)]
+
+
+class Try(Callback):
+    """Runs the entries once."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what they are and give."""
+        self.entries = step_entries(trainer, pl_module, (TRAINING, *EVALUATING))
+        before = [p.clone() for p in pl_module.parameters()]
+        self.results = {name: entry.run(entry.args, entry.kwargs) for name, entry in self.entries.items()}
+        self.same = all(torch.equal(a, b) for a, b in zip(before, pl_module.parameters(), strict=True))
+        self.rate = trainer.optimizers[0].param_groups[0]["lr"]
+        self.attached = pl_module.trainer is trainer and "log" not in vars(pl_module)
+        pl_module.zero_grad()
+        pl_module.on_train_batch_start = lambda batch, batch_idx: -1  # the fit itself is over
+
+
+def test_what_a_step_asks_for_does_nothing(tmp_path: Path) -> None:
+    """No weight, rate, or log changes; what is logged is returned, and each loader has an entry."""
+    attempt = Try()
+    module = Asking()
+    fit(module, tmp_path, attempt, max_epochs=1, limit_val_batches=1)
+    assert list(attempt.entries) == ["training_step", "validation_step (0)", "validation_step (1)"]
+    assert attempt.entries["training_step"].training and not attempt.entries["validation_step (0)"].training
+    out, (loss, epoch) = attempt.results["training_step"]
+    assert out is None and loss.ndim == 0 and epoch == 0.0
+    assert attempt.results["validation_step (1)"] == [None, [1]]
+    assert attempt.same and attempt.rate == 0.05 and attempt.attached and module.hooks == ["start"]
