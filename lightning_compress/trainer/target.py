@@ -83,7 +83,8 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
         pl_module: the LightningModule.
         model: the model to be traced, ``pl_module`` or a part of it.
         example_input: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping
-            keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first training batch.
+            keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first
+            training batch.
 
     Returns:
         A tensor, tuple or mapping in the form that ``engine.trace`` takes.

@@ -36,9 +36,9 @@ def main(folder: Path, rank: int) -> None:
     try:
         fit(seeded(Wrapped), folder, *callbacks, strategy="ddp", devices=2)
     except CheckpointError as error:
-        print(f"rank {own}: {error}", flush=True)
+        print(f"\nrank {own}: {error}", flush=True)
     else:
-        print(f"rank {own}: {compaction.checkpoint_path}", flush=True)
+        print(f"\nrank {own}: {compaction.checkpoint_path}", flush=True)
 
 
 if __name__ == "__main__":
