@@ -38,7 +38,7 @@ class Constants:
         repaired: treat the masks as repaired, so that they cover all parameters that produce a masked channel and a
             dead channel produces exactly 0.
         training: norms use batch statistics, as in train mode.
-        known: constants of the same graph, parameters and masks with another ``training``; whatever does not depend on
+        base: constants of the same graph, parameters and masks with another ``training``; whatever does not depend on
             it is reused.
         amounts: numeric arguments that change with the size of the input; none by default.
     """

@@ -142,7 +142,7 @@ class _Fitting:
             if group is None or live.all() or not live.any():
                 continue
             c = consumer.contraction
-            why = obstacle(consumer, len(self._graph.readers(c.weight)))
+            why = obstacle(consumer, self._graph)
             if why is not None:
                 self._skipped.setdefault(group, {})[consumer.node.module] = why
                 continue

@@ -116,8 +116,7 @@ class _Losses:
         users = structure.graph.users()
         for consumer in consumers(structure, constants, Use(structure, constants)):
             units = units_at(consumer.slots, self._groups)
-            calls = len(self._graph.readers(consumer.contraction.weight))
-            if consumer.node.path == "eval" and units and obstacle(consumer, calls) is None:
+            if consumer.node.path == "eval" and units and obstacle(consumer, self._graph) is None:
                 self._units[_key(consumer)] = units
                 self._sums[_key(consumer)] = sum_of(self._graph, consumer, users, self._stored)
                 yield consumer

@@ -67,14 +67,15 @@ class Reader:
         return self.consumer.contraction
 
 
-def obstacle(consumer: Consumer, calls: int) -> str | None:
+def obstacle(consumer: Consumer, graph: Graph) -> str | None:
     """Return why the weight of a call cannot be fitted, or None.
 
     Args:
         consumer: the call.
-        calls: how many nodes read its weight.
+        graph: the program; other recordings of it, such as a training step, read the weight for the same purpose.
     """
     c = consumer.contraction
+    calls = sum(node.path == consumer.node.path for node in graph.readers(c.weight))
     if not c.weight.stored:
         return "its weight is computed from others at each call"
     if calls > 1:

@@ -365,8 +365,8 @@ def _check_no_buffers(model: nn.Module) -> None:
     if masked_names:
         raise VerificationError(
             f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a "
-            "compaction while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are removed at "
-            "the end of the fit."
+            "compaction while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are "
+            "removed at the end of the fit."
         )
 
 

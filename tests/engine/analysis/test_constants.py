@@ -147,7 +147,7 @@ def test_train_mode_from_what_is_known(repaired: bool) -> None:
     canonical = {f"{m}.{p}": mask.bool() for m, own in masks.items() for p, mask in own.items()}
     make = partial(Constants, graph, engine.RULES, canonical_tensors(model, graph), canonical, repaired)
     known, anew = make(), make(training=True)
-    quick = make(training=True, known=known)
+    quick = make(training=True, base=known)
     differ = 0
     for value in graph.values:
         assert torch.equal(quick[value].nan_to_num(7.0), anew[value].nan_to_num(7.0)), value

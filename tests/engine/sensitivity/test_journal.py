@@ -26,7 +26,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     """To the last bit, infinities too."""
     journal = written(tmp_path / "new" / "results.jsonl")
     journal.add(KEYS[2]._replace(sparsity=0.2), float("inf"))
-    assert Journal(tmp_path / "new" / "results.jsonl").known == journal.metrics and len(journal.metrics) == 4
+    assert Journal(tmp_path / "new" / "results.jsonl").metrics == journal.metrics and len(journal.metrics) == 4
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
