@@ -19,7 +19,6 @@ if find_spec("hypothesis"):  # a CUDA machine on which nothing can be installed 
 
 REGRESSIONS = {
     "test_traps.py::test_without_a_mechanism_a_trap_catches[what enters an entry varies]": "another rule catches it",
-    "test_resume.py::test_killed_twice_and_resumed[steps]": "the training step is compared too strictly in float32",
 }
 """Tests that fail since what leaves or enters the recording counts as used and varying: each is a removal, or a claim,
 that has to come back by a cheaper sound rule. Take a line out when its test passes again."""

@@ -177,6 +177,7 @@ class EntryProof:
             scope.enter_context(headwise(model))
             scope.enter_context(torch.enable_grad() if way.gradients else torch.inference_mode())
             scope.enter_context(_seeded())
+            scope.enter_context(_creating(dtype))
             with torch.inference_mode(False):
                 stored = stored_tensors(model)
                 _exchange(model, {id(stored[name]): tensor for name, tensor in tensors.items()})
@@ -238,6 +239,17 @@ def _train(model: nn.Module, outer: Sequence[nn.Module], training: bool) -> None
     for root in (model, *outer):
         for module in distinct_modules(root).values():
             module.training = training and not isinstance(module, _DropoutNd)
+
+
+@contextmanager
+def _creating(dtype: torch.dtype | None) -> Iterator[None]:
+    """Create new tensors in a dtype, and let code that converts a batch to the default dtype convert to it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

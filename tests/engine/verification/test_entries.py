@@ -51,6 +51,20 @@ def test_an_entry_is_compared(training: bool) -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
+def test_a_step_that_converts_to_the_default_dtype_runs_in_float64() -> None:
+    """As Lightning's precision plugins convert batches, and as new tensors are created."""
+    net, dtypes = Net(), []
+
+    def step(x: Tensor) -> Tensor:
+        out = net.step(x.to(torch.get_default_dtype()) + torch.zeros(3))
+        dtypes.append(out.dtype)
+        return out
+
+    speedup = compact(net, step)
+    assert speedup.certificate.entries == ("step",) and dtypes[-1] is torch.float64
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_random_numbers_that_follow_the_channels() -> None:
     """They cannot be compared, and the certificate says so."""
     net = Net()
