@@ -61,6 +61,7 @@ _UNSEEN = {
     "train": "The train path was not recorded.",
     "other": "No larger resolution was recorded, which matters where the code takes another path there.",
 }
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -114,6 +115,12 @@ def check_model(model: Any) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"{name!r} is TorchScript, which cannot lose channels; put the module there that it was made from."
+            )
+        weight = module._parameters.get("weight") if isinstance(module, _LAYERS) else None
+        if weight is not None and not weight.numel():
+            raise InputError(
+                f"{name!r} is a layer without entries: its weight has the shape {tuple(weight.shape)}. Replace it with "
+                "`nn.Identity()`, or with what the model computes without it."
             )
 
 

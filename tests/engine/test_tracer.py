@@ -240,3 +240,12 @@ def test_a_layer_without_a_shape_is_named_and_left_alone() -> None:
     with pytest.raises(InputError, match="'1.weight' has no shape yet"):
         engine.trace(model, torch.zeros(1, 3, 4, 4))
     assert is_lazy(model[1].weight) and model(torch.zeros(1, 3, 4, 4)).shape == (1, 2, 4, 4)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("sizes", [(0, 8), (8, 0)])
+def test_layers_without_entries_are_refused(sizes: tuple[int, int]) -> None:
+    """By name, before anything is recorded: a head for no classes has no channels to analyse."""
+    model = nn.Sequential(nn.Linear(4, sizes[0]), nn.Linear(*sizes))
+    with pytest.raises(InputError, match=r"'[01]' is a layer without entries"):
+        engine.trace(model, torch.zeros(1, 4))
