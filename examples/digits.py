@@ -4,7 +4,7 @@ What this example teaches, on handwritten digits and within two minutes on two C
 
 1. An ordinary LightningModule is trained densely. Nothing in it knows of pruning.
 2. A second fit adds four callbacks. ``ChannelPruning`` masks more and more channels on a schedule,
-   ``MaskConflictRepair`` makes the masks of layers that hang together agree, ``ComplexityMonitor`` logs MACs,
+   ``MaskConflictRepair`` keeps the masks of coupled layers consistent, ``ComplexityMonitor`` logs MACs,
    parameters and sparsity over the epochs, and ``ModelCompaction`` removes at the end what the masks zeroed and
    writes a checkpoint.
 3. The compacted network is measured against the masked one (same function, so the same accuracy) and against the dense

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from lightning_compress.selection.amounts import Masks
 
-# Strategies that shard or flatten parameters: a channel is then no slice of any one tensor.
-
 
 class CompressionCallback(Callback):
     """A callback that works on one model inside the LightningModule.

@@ -171,7 +171,7 @@ def sections(report: Report) -> list[Section]:
         >>> from lightning_compress.report.survey import survey
         >>> found = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), ones(1, 1, 8, 8))
         >>> [section.title for section in sections(Report("Net", found, found))]
-        ['Summary', 'Layers', 'What hangs together', 'What stays whole']
+        ['Summary', 'Layers', 'Coupled layers', 'Not prunable, and why']
     """
     all_sections = [
         Section("Summary", report.verdict[1], ("", "before", "after", "change"), tuple(costs(report)), numbers=True),
@@ -232,7 +232,7 @@ def _axes(report: Report) -> Section:
         if axis.reason is None
     )
     lead = "The layers of a row put out the same channels (or heads), and lose the same ones."
-    return Section("What hangs together", lead, ("group", "layers", "kept"), rows)
+    return Section("Coupled layers", lead, ("group", "layers", "kept"), rows)
 
 
 def _frozen(report: Report) -> Section:
@@ -240,7 +240,7 @@ def _frozen(report: Report) -> Section:
         (axis.name, ", ".join(axis.layers), str(axis.size), axis.reason) for axis, _ in axes(report) if axis.reason
     )
     lead = "Channels that cannot be removed, with the reason and, where there is one, the line of the source."
-    return Section("What stays whole", lead, ("group", "layers", "channels", "reason"), rows)
+    return Section("Not prunable, and why", lead, ("group", "layers", "channels", "reason"), rows)
 
 
 def _certificate(report: Report) -> Section:

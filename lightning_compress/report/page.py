@@ -76,7 +76,7 @@ def html(report: Report) -> str:
         _charts(report),
         _picture(report),
         _layers(report),
-        *(_section(sections[name]) for name in ("What stays whole",) if name in sections),
+        *(_section(sections[name]) for name in ("Not prunable, and why",) if name in sections),
         *(_section(sections[name]) for name in ("Certificate", "Plan", "Settings") if name in sections),
         f"<footer>torch {escape(torch.__version__)}. One multiply-accumulate (MAC) is two FLOPs. {_timed(report)}"
         "</footer>",
@@ -130,7 +130,7 @@ def _chart(title: str, series: Mapping[str, svg.Points]) -> str:
 
 
 def _picture(report: Report) -> str:
-    """Rows of layers, with the lanes of what hangs together and a bar of what each keeps."""
+    """Rows of layers, with the lanes of coupled layers and a bar of what each keeps."""
     order = [layer.name for layer in report.before.layers if layer.channels]
     rails = svg.rails([axis.layers for axis in report.before.axes if axis.reason is None], order)
     rows = []
@@ -146,7 +146,7 @@ def _picture(report: Report) -> str:
     )
     key = '<span class="key keykept">kept</span><span class="key keygone">removed</span>'
     content = f'<p>{lead} <span class="keys">{key}</span></p><ul class="rows">{"".join(rows)}</ul>'
-    return _part("Channels and what hangs together", content, len(rows))
+    return _part("Channels and coupled layers", content, len(rows))
 
 
 def _layers(report: Report) -> str:

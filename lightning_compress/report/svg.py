@@ -69,7 +69,7 @@ def _part(x: float, first: float, last: float) -> float:
 
 
 def rails(sets: Sequence[Sequence[str]], order: Sequence[str]) -> dict[str, str]:
-    """A picture of what hangs together: per layer the piece of the lanes that pass its row.
+    """A picture of the coupled layers: per layer the piece of the lanes that pass its row.
 
     Args:
         sets: names of layers, set by set.

@@ -9,12 +9,10 @@ from lightning_compress.trainer.packages import MisconfigurationException
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
 
-
 __all__ = ["SHARDING", "SUPPORTED", "check_strategy"]
 
+# Strategies that shard or flatten parameters: a channel is then no slice of any one tensor.
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
-
-
 SUPPORTED = ("SingleDeviceStrategy", "DDPStrategy")
 
 

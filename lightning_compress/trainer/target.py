@@ -115,7 +115,7 @@ def from_shape(example_input: Any) -> Any:
 
 
 def place_example(example: Any, trainer: Trainer, model: nn.Module) -> Any:
-    """Return an example input on the device of the model, in eval mode shapes."""
+    """Return an example input on the device of the model, in the precision of the Trainer."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     return trainer.precision_plugin.convert_input(to_device(example, device))
 

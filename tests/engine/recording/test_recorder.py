@@ -76,7 +76,7 @@ def test_structured_outputs(kind: str) -> None:
 
 
 def test_a_module_called_twice() -> None:
-    """Its weight is one value with two calls; input and output hang together, and the result is exact."""
+    """Its weight is one value with two calls; input and output are coupled, and the result is exact."""
     model = randomised(
         Net(
             lambda m, x: m.head(m.conv(torch.relu(m.conv(m.stem(x)))).mean((2, 3))),

@@ -39,7 +39,7 @@ def test_every_layer_is_shown_before_and_after() -> None:
 
 def test_what_stays_whole_has_its_reason_and_source_line() -> None:
     """The size that the author wrote down, with file and line."""
-    (row,) = [row for row in by_title(compacted())["What stays whole"].rows if row[0] == "last"]
+    (row,) = [row for row in by_title(compacted())["Not prunable, and why"].rows if row[0] == "last"]
     assert row[2] == "4" and "reports.py:" in row[3] and "16" in row[3]
 
 

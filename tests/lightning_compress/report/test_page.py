@@ -69,7 +69,7 @@ def test_every_cell_of_every_section_is_on_the_page() -> None:
     """Names may break in a line, but are all there."""
     text = checked(compacted()).text
     for section in sections(compacted()):
-        if section.title not in ("Summary", "Layers", "What hangs together"):  # shown as cards, and in pictures
+        if section.title not in ("Summary", "Layers", "Coupled layers"):  # shown as cards, and in pictures
             assert all(cell in text for row in section.rows for cell in row), section.title
     for layer in compacted().before.layers:
         assert layer.name in text and layer.kind in text
