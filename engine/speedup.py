@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.compaction.build import Analysis, analyse, canonical_tensors, exact_in_train
 from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
-from engine.compaction.history import certify
+from engine.compaction.parts import certify
 from engine.compaction.plan import Plan
 from engine.compaction.replace import Replace, check_functions, opaque_names
 from engine.compaction.spreading import candidates

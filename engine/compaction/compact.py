@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engine.compaction.folds import Fold
-from engine.compaction.history import Step, changed, history, remember, snapshot
+from engine.compaction.history import Step, changed, history, snapshot
 from engine.compaction.optimizers import check_entrywise, follows, small_state
+from engine.compaction.parts import remember
 from engine.compaction.replace import Replace, Replacement, places, replaced_by
 from engine.compaction.slices import Slice
 from engine.errors import PlanError

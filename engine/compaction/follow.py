@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from engine.compaction.compact import Compaction
+from engine.compaction.digest import digest
 from engine.compaction.history import KEY, VERSION, Entry, history, is_compacted, same_steps
+from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Unpacked
 from engine.errors import CheckpointError, EngineError, PlanError
@@ -247,6 +249,8 @@ def _compactions(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
     unpacked = Unpacked()
     for path, entry in wanted.items():
         module = _submodule(model, path)
+        if _is_part_with(module, entry):
+            continue
         plans = [Plan.from_state_dict(state, unpacked).structure() for state in entry["plans"]]
         certificates = entry["certificates"]
         queues.append(
@@ -256,6 +260,12 @@ def _compactions(model: nn.Module, wanted: Mapping[str, Entry]) -> list[Queue]:
             ]
         )
     return queues
+
+
+def _is_part_with(module: nn.Module, entry: Entry) -> bool:
+    """Whether a module is part of a compacted model, and its share of the plans is the wanted one."""
+    share = None if history(module) else part_entry(module)
+    return share is not None and digest(share["plans"]) == digest(list(entry["plans"]))
 
 
 def _certified(plan: Plan, module: nn.Module, certificate: Mapping[str, Any] | None) -> Compaction:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from engine.compaction.digest import digest
 from engine.compaction.follow import compactable, entries, joined_entries, reshape, shapes_in
 from engine.compaction.history import KEY, VERSION, Entry, entry_of, history
+from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError
@@ -62,6 +63,9 @@ def content_of(model: nn.Module) -> dict[str, Any]:
         {'version': 2, 'compacted': {}, 'sha256': None}
     """
     entries_by_path = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
+    share = part_entry(model)
+    if share is not None:
+        entries_by_path.setdefault("", dict(share))
     return {"version": VERSION, "compacted": entries_by_path, "sha256": None}
 
 

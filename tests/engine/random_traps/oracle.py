@@ -233,7 +233,7 @@ def _buffers(model: nn.Module) -> Sized:
 
 # ---------------------------------------------------------------- what is observed
 
-_OWN = frozenset(vars(nn.Module())) | {"_compactions"}
+_OWN = frozenset(vars(nn.Module())) | {"_compactions", "_compacted_part"}
 """What is no result: torch's tables, and the engine's list of what was compacted."""
 
 

@@ -1,0 +1,141 @@
+"""What the parts of a compacted model carry of its history, so that a part cannot be saved without it.
+
+The history is stored in the module that was compacted, often a LightningModule, while what people save is a part of it:
+``torch.save(module.model.state_dict())``. Each part with narrowed tensors therefore writes its share of the plans to
+the metadata of its own state dict. ``save_pretrained``, which has no place for plans and writes the old configuration,
+raises an error instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch import nn
+
+from engine.compaction import history as whole
+from engine.compaction.history import KEY, VERSION, Entry, Step, history
+from engine.errors import CheckpointError
+from engine.program.stored import distinct_modules
+
+__all__ = ["certify", "part_entry", "refuse", "remember"]
+
+_PART = "_compacted_part"
+_SAVE = "save_pretrained"
+_DEEPEST = 12  # calls between `save_pretrained` and the hook of `state_dict`
+
+
+def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
+    """Set a model's history, and what its parts hold of it; returns a function that undoes it."""
+    undo = [whole.remember(model, steps), *_tell_parts(model, steps)]
+
+    def undo_all() -> None:
+        for one in reversed(undo):
+            one()
+
+    return undo_all
+
+
+def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
+    """Attach the state dict of a certificate to a model's last compaction, to be saved with it and with its parts."""
+    whole.certify(model, certificate)
+    _tell_parts(model, history(model))
+
+
+def part_entry(model: nn.Module) -> Entry | None:
+    """Return the share that a part of a compacted model has in its plans; None for anything else."""
+    prefix, steps = vars(model).get(_PART, ("", ()))
+    plans = [_within(step.plan, prefix) for step in steps]
+    if not any(plan["slices"] for plan in plans):
+        return None
+    return {"plans": plans, "certificates": [step.certificate for step in steps]}
+
+
+def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """Stand in for ``save_pretrained`` of a compacted model.
+
+    Raises:
+        CheckpointError: always; it says what to call instead.
+    """
+    raise CheckpointError(
+        "`save_pretrained` of a compacted model would write the old configuration, which does not describe the small "
+        "network. Call `lightning_compress.save_pretrained(model, directory)`, which derives the new one, or save "
+        "`model.state_dict()` with `torch.save`, which holds the plan."
+    )
+
+
+def _tell_parts(model: nn.Module, steps: tuple[Step, ...]) -> list[Callable[[], None]]:
+    undo = []
+    for name, module in distinct_modules(model).items():
+        if name:
+            undo.append(_set(module, _PART, (f"{name}.", steps) if steps else None))
+        undo += _hooked(module)
+        if callable(getattr(type(module), _SAVE, None)):
+            undo.append(_set(module, _SAVE, refuse if steps else None))
+    return undo
+
+
+def _set(module: nn.Module, key: str, value: Any) -> Callable[[], None]:
+    """Set an attribute of a module, or delete it where the value is None."""
+    old = vars(module).get(key)
+    if value is not None:
+        vars(module)[key] = value
+    else:
+        vars(module).pop(key, None)
+    return functools.partial(_set, module, key, old)  # type: ignore[return-value]
+
+
+def _hooked(module: nn.Module) -> list[Callable[[], None]]:
+    if _tell in module._state_dict_hooks.values():
+        return []
+    return [module.register_state_dict_post_hook(_tell).remove]
+
+
+def _tell(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    """Write a part's share of the plans to the metadata of its state dict, where that is not one of the whole model."""
+    if history(module) and _is_saving():
+        refuse()
+    if prefix or history(module):
+        return
+    entry = part_entry(module)
+    if entry is not None:
+        metadata[KEY] = {"version": VERSION, "compacted": {"": entry}, "sha256": None}
+
+
+def _is_saving() -> bool:
+    """Whether the state dict is one that ``save_pretrained`` of a model around the compacted one asks for."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_DEEPEST):
+        if frame is None or frame.f_code.co_name == _SAVE:
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
+def _within(plan: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the part of a plan's state dict that concerns a submodule, in its own names."""
+    return {key: value if key == "notes" else _share(value, prefix) for key, value in plan.items()}
+
+
+def _share(value: Any, prefix: str) -> Any:
+    if isinstance(value, Mapping):
+        return {_relative(name, prefix): item for name, item in value.items() if _is_inside(name, prefix)}
+    if not isinstance(value, list):
+        return value
+    names = [item if isinstance(item, str) else item.get("module", item.get("name")) for item in value]
+    return [
+        _relative(name, prefix) if isinstance(item, str) else {**item, "module": _relative(name, prefix)}
+        for item, name in zip(value, names, strict=True)
+        if _is_inside(name, prefix)
+    ]
+
+
+def _is_inside(name: str, prefix: str) -> bool:
+    return f"{name}.".startswith(prefix)
+
+
+def _relative(name: str, prefix: str) -> str:
+    return f"{name}.".removeprefix(prefix).removesuffix(".")
