@@ -52,6 +52,7 @@ from engine.recording.other_sizes import reads_sizes
 from engine.recording.process import EXCLUSIVE
 from engine.recording.recorder import Recorder
 from engine.recording.rehearsal import trained
+from engine.recording.substitutes import does_the_same, substitutes
 from engine.source.integers import tagged
 from engine.source.sizes import Size
 
@@ -293,6 +294,7 @@ def _record(
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
     _record_others(recorder, run, inputs, first, dynamic_dims)
     _record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
+    _record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)
     for guards, way in decisions:
         recorder.notes += _record_coefficients(
             recorder, functools.partial(run, *inputs[0], way.train, "train" if way.train else "other"), guards
@@ -354,6 +356,24 @@ def _record_settings(
             f"Code sets {', '.join(missing)} later: only what runs at the present value was recorded. "
             "Name what stays in `constants`, or compact once it has its last value."
         )
+
+
+def _record_substitutes(
+    recorder: ClosedRecorder, run: Callable[..., None], model: nn.Module, first: Any, outputs: Any
+) -> None:
+    """Record methods that may run in place of forward, where they compute the same over the same layers."""
+    for setting in substitutes(model, first[0]):
+        mark = recorder.mark()
+        try:
+            run(setting)
+        except (*_NEEDS_DATA, TraceError):
+            recorder.drop(mark)
+            continue
+        nodes, guards = recorder.since(mark)
+        if does_the_same(first[0], nodes, outputs, recorder.left(mark)):
+            recorder.others.add(nodes, guards, kept=True)
+        else:
+            recorder.drop(mark)
 
 
 def _record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:

@@ -17,6 +17,7 @@ from engine.compaction.folds import folds_of
 from engine.compaction.plan import Plan
 from engine.compaction.replace import Replacement, shapes_of
 from engine.compaction.slices import Slice, slice_from_mask, slice_from_rows
+from engine.compaction.stale import stale
 from engine.ops.spread import Spread
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Value
@@ -117,11 +118,13 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
     replaced = tuple(_replacements(kept, masks))
     notes = [f"{r.module!r} ({r.kind}) is replaced; a fresh model needs the same replacement." for r in replaced]
     notes += [f"{name!r} is masked as a whole: what it puts out is constant." for name in _dead_layers(kept)]
+    attributes = kept.shrunk.attributes()
+    notes += stale(graph, slices, attributes)
     return Plan(
         slices=slices,
         masks=_inner_masks(_outside(masks, graph, replaced), slices),
         folds=tuple(folds_of(kept, slices)),
-        attributes=kept.shrunk.attributes(),
+        attributes=attributes,
         headwise=tuple(n for n in sorted(graph.headwise) if any(s.startswith(f"{n}." if n else "") for s in slices)),
         widened=kept.widened,
         spread=tuple(_spread(kept)),

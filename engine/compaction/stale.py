@@ -1,0 +1,72 @@
+"""Attributes that keep a size which a compaction has changed, and that methods beside forward read.
+
+Nothing ties such an attribute to the size but that both are the same number, so it is left as it is and named.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from engine.compaction.slices import Slice
+from engine.program.graph import Graph
+
+__all__ = ["stale"]
+
+
+def stale(graph: Graph, slices: Mapping[str, Slice], attributes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a note for each attribute that was a size and is read by a method that did not run.
+
+    Args:
+        graph: what was recorded.
+        slices: of parameters and buffers.
+        attributes: those that follow, by module.
+    """
+    sites = [node.site for node in graph.nodes if node.site is not None]
+    ran = {code for site in sites for code in (site.code, site.caller)}
+    notes: dict[str, None] = {}
+    for module, numbers in graph.attributes.items():
+        kind = graph.types[module]
+        plain = {
+            key: n for key, n in numbers.items() if key[0] != "_" and n > 1 and key not in attributes.get(module, ())
+        }
+        if plain and not kind.__module__.startswith("torch."):
+            notes.update(dict.fromkeys(_of_module(module, kind, plain, slices, ran)))
+    return list(notes)
+
+
+def _of_module(
+    module: str, kind: type, numbers: Mapping[str, int], slices: Mapping[str, Slice], ran: Collection[Any]
+) -> Iterator[str]:
+    """Yield a note for each of a module's attributes that is as large as a parameter under it was."""
+    prefix = f"{module}." if module else ""
+    inside = {name.removeprefix(prefix): cut for name, cut in slices.items() if name.startswith(prefix)}
+    readers = list(_methods(kind, {name.partition(".")[0] for name in inside}, ran))
+    for key, number in numbers.items():
+        sizes = {size for cut in inside.values() for size in _narrowed(cut, number)}
+        for method, names in readers if sizes else ():
+            if key.partition("[")[0] in names:
+                now = " or ".join(map(str, sorted(sizes)))
+                yield (
+                    f"`{kind.__name__}.{method}` did not run and reads `{key}`, which stays {number} where a layer of "
+                    f"the module has {now} channels now; set it before you call that."
+                )
+
+
+def _narrowed(cut: Slice, number: int) -> Iterator[int]:
+    """Yield what dimensions of a size have become."""
+    yield from (new for old, new in zip(cut.before, cut.shape, strict=True) if old == number != new)
+
+
+def _methods(kind: type, parts: set[str], ran: Collection[Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the methods that did not run, take arguments and read layers, with all the names that they read."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch.") or base is object:
+            continue
+        for name, member in vars(base).items():
+            function: Any = member
+            if isinstance(function, types.FunctionType) and name != "forward" and name[:2] != "__":
+                names = frozenset(function.__code__.co_names)
+                if function.__code__ not in ran and function.__code__.co_argcount > 1 and names & parts:
+                    yield name, names

@@ -1,0 +1,113 @@
+"""Methods that may run in place of forward: of the same arguments, over the same layers, with sizes of their own.
+
+An exporter may bind another method as a module's forward, one that splits by a number where forward takes equal parts.
+Such a method is recorded too, so that the attributes that only it reads follow. A method that calls other layers than
+forward does is another function, and is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from engine.program.expressions import AttributeOf, leaves
+from engine.program.graph import Node, Value
+from engine.program.stored import distinct_modules
+from engine.recording.attributes import Attribute, Setting
+from engine.source.integers import integers
+
+__all__ = ["does_the_same", "substitutes"]
+
+
+def substitutes(model: nn.Module, nodes: Iterable[Node]) -> list[Setting]:
+    """Return the settings in which methods stand in for forward, one for each name of a method.
+
+    Args:
+        model: whose modules' classes are looked at.
+        nodes: of the run on the example; attributes that it reads follow anyway.
+
+    Example:
+        >>> class Halves(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.width, self.body = 2, nn.Linear(3, 4)
+        ...
+        ...     def forward(self, x):
+        ...         return self.body(x).chunk(2, 1)
+        ...
+        ...     def forward_split(self, x):
+        ...         return self.body(x).split((self.width, self.width), 1)
+        >>> [[(str(attribute), f.__name__) for attribute, f in setting] for setting in substitutes(Halves(), [])]
+        [[('forward', 'forward_split')]]
+    """
+    read = {(e.module, e.name) for node in nodes for expr in node.sizes.values() for e in leaves(expr) if _is_own(e)}
+    settings: dict[str, list[tuple[Attribute, Any]]] = {}
+    for owner, module in distinct_modules(model).items():
+        if "forward" in vars(module):  # code has put another one there already
+            continue
+        numbers = {name.partition("[")[0] for name in integers(module) if (owner, name) not in read}
+        for name, function in _candidates(type(module)).items():
+            if not numbers.isdisjoint(function.__code__.co_names):
+                bound = types.MethodType(function, module)
+                settings.setdefault(name, []).append((Attribute(owner, module, "forward"), bound))
+    return list(settings.values())
+
+
+def _is_own(leaf: Any) -> bool:
+    return isinstance(leaf, AttributeOf)
+
+
+@functools.cache
+def _candidates(kind: type[nn.Module]) -> Mapping[str, types.FunctionType]:
+    """Return the methods of a class that take what forward takes, and that forward does not call."""
+    forward = kind.forward
+    if not isinstance(forward, types.FunctionType) or forward.__module__.startswith("torch."):
+        return {}
+    names = {name for base in kind.__mro__ if not base.__module__.startswith("torch.") for name in vars(base)}
+    methods = {name: inspect.getattr_static(kind, name) for name in names - {"forward"} if not name.startswith("__")}
+    called = set(_called(forward, methods))
+    return {
+        name: method
+        for name, method in sorted(methods.items())
+        if isinstance(method, types.FunctionType) and name not in called and _arguments(method) == _arguments(forward)
+    }
+
+
+def _called(function: types.FunctionType, methods: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the methods that a function calls, also through others."""
+    waiting, seen = [function], set[str]()
+    while waiting:
+        names = set(waiting.pop().__code__.co_names) - seen
+        seen |= names
+        waiting += [methods[name] for name in names if isinstance(methods.get(name), types.FunctionType)]
+    yield from seen
+
+
+def _arguments(function: types.FunctionType) -> list[tuple[str, Any]]:
+    return [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]
+
+
+def does_the_same(
+    one: Sequence[Node], other: Sequence[Node], outputs: Sequence[Value], others: Sequence[Value]
+) -> bool:
+    """Whether two runs read the same parameters by the same ops, on tensors of the same shapes.
+
+    Args:
+        one, other: their calls.
+        outputs, others: what leaves them.
+    """
+    same = [v.shape for v in outputs] == [v.shape for v in others]
+    return same and _readers(one) == _readers(other)
+
+
+def _readers(nodes: Iterable[Node]) -> list[tuple[Any, ...]]:
+    return [
+        (node.op, [(v.name, v.shape) for v in node.inputs], [v.shape for v in node.outputs])
+        for node in nodes
+        if any(v.stored for v in node.inputs)
+    ]
