@@ -18,7 +18,8 @@ demo: $(VENV)/.stamp-demo  ## train, prune, compact and reload a small ResNet on
 	$(BIN)/python examples/digits.py
 
 example: $(VENV)/.stamp-demo  ## one of the examples: make example NAME=vit ARGS="--epochs 4"
-	@test -f "examples/$(NAME).py" || { echo "make example NAME=x, where x is one of:"; ls examples | sed -n 's/\.py$$//p'; exit 2; }
+	@grep -qs "make example\|make demo" "examples/$(NAME).py" || { echo "make example NAME=x, where x is one of:"; \
+		grep -l "make example\|make demo" examples/*.py | sed 's|examples/||; s|\.py$$||'; exit 2; }
 	$(BIN)/python examples/$(NAME).py $(ARGS)
 
 docs: $(VENV)/.stamp-docs  ## the pages of docs/ as a web site in site/

@@ -17,7 +17,7 @@ from engine.analysis.constraints import Constraint, Equal, Grouped
 from engine.analysis.propagate import Structure
 from engine.analysis.slots import FROZEN
 from engine.errors import InputError
-from engine.groups import Group, Member, groups_of, producers_of
+from engine.groups import Group, Member, groups_of, output_channels, producers_of
 from engine.plots import dependency_figure, show
 from engine.program.arrays import support
 from engine.program.graph import Graph
@@ -43,7 +43,7 @@ class ChannelDependency:
     Attributes:
         dependency_sets: the sets, by first use.
         dependency: layer -> its set.
-        channels: layer -> number of its output channels, for all layers with a weight, by first use.
+        channels: layer -> number of its output channels, for all layers with a weight (embeddings too), by first use.
 
     Raises:
         TraceError: if the model rejects the input.
@@ -65,8 +65,9 @@ class ChannelDependency:
         self.dependency_sets: list[set[str]] = [set(layers) for layers in self._ordered]
         self.dependency: dict[str, set[str]] = {name: s for s in self.dependency_sets for name in s}
         self.channels: dict[str, int] = {}
-        for node, c in self._structure.contractions():
-            self.channels.setdefault(node.module, c.output.shape[c.output_dim])
+        for node in self._structure.graph.nodes:
+            for value, dim in output_channels(self._structure, node):
+                self.channels.setdefault(node.module, value.shape[dim])
 
     def _sets(self) -> list[list[str]]:
         return _coupled(self._structure)

@@ -13,7 +13,7 @@ from engine.analysis.propagate import Structure
 from engine.errors import InputError
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
-from engine.program.graph import Graph, Value
+from engine.program.graph import Graph, Node, Value
 from engine.removal.clusters import clusters
 from engine.removal.structure import structure_for
 from engine.rule import Registry
@@ -133,13 +133,17 @@ def producers_of(structure: Structure) -> list[tuple[str, Tensor]]:
     """Return (module, slots that it produces) per contraction or table, in order of execution."""
     producers = []
     for node in structure.graph.nodes:
-        places = [(c.output, c.output_dim) for c in structure.rules.contractions(node)]
-        places += [(p.input, p.dim) for p in structure.rules.rule(node.op).produces(node)]
-        for value, dim in places:
+        for value, dim in output_channels(structure, node):
             output_slots = structure.along(value, dim)
             if output_slots is not None:
                 producers.append((node.module, output_slots))
     return producers
+
+
+def output_channels(structure: Structure, node: Node) -> list[tuple[Value, int]]:
+    """Return (value, dimension) along which a node produces channels: outputs of contractions, columns of tables."""
+    contractions = [(c.output, c.output_dim) for c in structure.rules.contractions(node)]
+    return contractions + [(p.input, p.dim) for p in structure.rules.rule(node.op).produces(node)]
 
 
 def _by_number(numbered: Tensor) -> list[Tensor]:

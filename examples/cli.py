@@ -6,11 +6,13 @@ What this example teaches:
    them; no line of Python changes from one experiment to the next.
 2. Another experiment is another file, or options behind it (``--trainer.max_epochs=20 --data.batch_size=64``).
 
-    make example NAME=cli ARGS="fit --config examples/cli.yaml"
+    make example NAME=cli
+    make example NAME=cli ARGS="fit --config examples/cli.yaml --trainer.max_epochs=20"
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -47,8 +49,10 @@ class Digits(pl.LightningDataModule):
 
 
 def main() -> LightningCLI:
-    """Run LightningCLI with what the command line says."""
-    return LightningCLI(Classifier, Digits, seed_everything_default=0, save_config_kwargs={"overwrite": True})
+    """Run LightningCLI with what the command line says, by default with the file beside this one."""
+    arguments = None if sys.argv[1:] else ["fit", "--config", str(Path(__file__).with_suffix(".yaml"))]
+    options = {"seed_everything_default": 0, "save_config_kwargs": {"overwrite": True}}
+    return LightningCLI(Classifier, Digits, args=arguments, **options)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from lightning_compress.checkpoints.export import (
     export_torchscript,
 )
 from lightning_compress.checkpoints.offline import compact_checkpoint, example_of, load_masked
+from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
 __all__ = ["main"]
@@ -48,6 +50,10 @@ CLASS is the LightningModule that was trained, as package.module:Class, found fr
 come from the hyper-parameters in the checkpoint; give what is missing with --arg, as in --arg width=8. What the model
 takes is its example_input_array, a random tensor of the shape given by --example, or what is in the file --input.
 """
+
+_NOT_COMPACTED = (  # what readers in Python are told to do with another checkpoint
+    "Load it with `load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
+)
 
 _COMMANDS = "{inspect,compact,export,verify} --help says more about each, with examples.\n"
 
@@ -107,9 +113,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
             return run(options)
-    except (EngineError, OSError) as error:
-        sys.stderr.write(f"lightning_compress: {error}\n")
+    except (EngineError, MisconfigurationException, OSError) as error:
+        sys.stderr.write(f"lightning_compress: {as_options(str(error))}\n")
         return 2
+
+
+def as_options(message: str) -> str:
+    """An error of the Python API, with the options of the command line in the place of arguments.
+
+    Example:
+        >>> as_options("Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`; name one, as in `model='net'`.")
+        'Pass one, as in `--example 1,3,32,32`; name one, as in `--model net`.'
+    """
+    message = re.sub(r"`example_input=torch\.\w+\(([\d, ]+)\)`", _example_option, message)
+    message = re.sub(r"`(model|masks)='?([^'`]*)'?`", r"`--\1 \2`", message)
+    message = message.replace(_NOT_COMPACTED, "`compact` writes a compacted checkpoint.")
+    return message.replace("give `masks`", "give `--masks`").replace("`example_input`", "`--example`")
+
+
+def _example_option(shape: re.Match[str]) -> str:
+    return f"`--example {shape[1].replace(' ', '')}`"
 
 
 def _parser() -> argparse.ArgumentParser:

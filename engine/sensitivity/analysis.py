@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from engine.errors import InputError
 from engine.groups import Group, dependency_groups
+from engine.progress import bar as progress_bar
 from engine.sensitivity.importance import CRITERIA, Masking, mask_groups, mask_layer, masked
 from engine.sensitivity.journal import Journal, Key, fingerprint
 from engine.sensitivity.metric import Metric
@@ -78,7 +76,7 @@ class SensitivityAnalysis:
         dummy_input: input of the model; required for ``group``.
         results_path: file to which each metric is appended immediately, one JSON object per line. A later analysis with
             the same weights and settings reuses them. Use one file per ``val_func`` and its data.
-        progress: show a progress bar if tqdm is installed and the output is a terminal.
+        progress: show the progress of what takes more than two seconds, on rank 0.
 
     Attributes:
         sensitivities: the table of all results.
@@ -92,7 +90,7 @@ class SensitivityAnalysis:
     Example:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
         >>> analyzer = SensitivityAnalysis(net, lambda model: float(model[0].weight.count_nonzero()), [0.25, 0.5])
-        >>> analyzer.analysis(val_args=[net], specified_layers=["0"])
+        >>> dict(analyzer.analysis(val_args=[net], specified_layers=["0"]))
         {'0': {0.25: 27.0, 0.5: 18.0}}
 
     NNI: ``nni.compression.pytorch.utils.SensitivityAnalysis``.
@@ -169,7 +167,7 @@ class SensitivityAnalysis:
         targets = _share(self._targets(specified_layers), shard)
         metric = Metric(self.val_func, val_args or (), val_kwargs or {})
         self._recognise()
-        with _progress(len(targets) * len(self.sparsities), self.progress) as bar:
+        with progress_bar(len(targets) * len(self.sparsities), "Sensitivity", "evaluations", self.progress) as bar:
             self.ori_metric = self._evaluate(None, 0.0, dict, metric)
             for target in targets:
                 row = self._sweep(target, metric, self.ori_metric, bar)
@@ -380,11 +378,3 @@ def _share(targets: list[_Target], shard: tuple[int, int] | None) -> list[_Targe
     if not 0 <= index < count:
         raise InputError(f"`shard` is (index, count) with 0 <= index < count; got {shard!r}.")
     return targets[index::count]
-
-
-def _progress(total: int, wanted: bool) -> AbstractContextManager[Any]:
-    """A tqdm bar if tqdm is installed, shown on terminals only; otherwise yields None."""
-    if not wanted or importlib.util.find_spec("tqdm") is None:
-        return nullcontext()
-    tqdm: Callable[..., AbstractContextManager[Any]] = importlib.import_module("tqdm").tqdm
-    return tqdm(total=total, desc="Sensitivity", unit="eval", disable=None, leave=False)

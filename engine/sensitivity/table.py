@@ -31,6 +31,11 @@ class SensitivityTable(dict[str, dict[float, float]]):
 
     Example:
         >>> table = SensitivityTable({"a": {0.5: 0.8}, "b": {0.5: 0.2}}, [0.5], baseline=0.9)
+        >>> table
+        metric with one layer pruned (0.9 with none)
+        layer  50%
+        a      0.8
+        b      0.2
         >>> table.suggest(0.2)
         {'a': 0.5, 'b': 0.0}
     """
@@ -44,6 +49,18 @@ class SensitivityTable(dict[str, dict[float, float]]):
     ) -> None:
         super().__init__({layer: dict(row) for layer, row in rows.items()})
         self.sparsities, self.baseline, self.better = list(sparsities), baseline, better
+
+    def __str__(self) -> str:
+        head = ["layer", *(f"{s:.0%}" for s in self.sparsities)]
+        lines = [head, *([layer, *self._cells(row)] for layer, row in self.items())]
+        widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
+        texts = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+        return "\n".join([f"metric with one layer pruned ({self.baseline:.4g} with none)", *texts])
+
+    __repr__ = __str__
+
+    def _cells(self, row: Mapping[float, float]) -> list[str]:
+        return [f"{row[s]:.4g}" if s in row else "-" for s in self.sparsities]
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
         """Write the table as CSV: the header ``layername,0.1,0.2…``, then a row per layer.

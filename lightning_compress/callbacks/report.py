@@ -142,7 +142,7 @@ class CompressionReport(CompressionCallback):
         if self._before is None:
             self._before = survey(model, example, runs=self.latency_runs)
         dependency = engine.ChannelDependency(model, example)
-        sets = [sorted(layer_set, key=list(dependency.channels).index) for layer_set in dependency.dependency_sets]
+        sets = [[name for name in dependency.channels if name in names] for names in dependency.dependency_sets]
         if self.figures and sets:
             self._show("dependency", dependency_figure(sets, dependency.channels), trainer)
 
@@ -172,7 +172,7 @@ class CompressionReport(CompressionCallback):
             pl_module.to(was)
         self.path = page.write(self.report, self._folder / f"{self.filename}.html")
         self._log(trainer, self.report)
-        terminal.show(self.report, self.terminal)
+        terminal.show(self.report, self.terminal, where=str(self.path))
         rank_zero_info(f"CompressionReport: {self.path}")
 
     def _collect(self, trainer: Trainer, pl_module: LightningModule, before: Survey) -> Report:

@@ -166,7 +166,7 @@ def example_of(module: LightningModule, example_input: Any) -> Any:
     example = module.example_input_array if example_input is None else from_shape(example_input)
     if example is None:
         raise InputError(
-            f"There is no example input: `{type(module).__name__}` has no `example_input_array`. Pass one, as in "
-            "`example_input=torch.ones(1, 3, 32, 32)`, or its shape."
+            f"There is no example input: `{type(module).__name__}` has no `example_input_array`. Pass one or its "
+            "shape, as in `example_input=torch.ones(1, 3, 32, 32)`."
         )
     return example

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -308,12 +308,12 @@ def markdown(section: Section) -> str:
     return "\n\n".join(parts)
 
 
-def plain(report: Report, leave_out: Collection[str] = ()) -> str:
+def plain(report: Report, shown: Sequence[Section] | None = None) -> str:
     """The report as plain text.
 
     Args:
         report: the report.
-        leave_out: titles of sections that are left out.
+        shown: its sections; None: all.
 
     Example:
         >>> from torch import nn, ones
@@ -322,7 +322,7 @@ def plain(report: Report, leave_out: Collection[str] = ()) -> str:
         >>> print(plain(Report("Net", found, found)).splitlines()[0])
         Compression of Net
     """
-    texts = [_plain(section) for section in sections(report) if section.title not in leave_out]
+    texts = [_plain(section) for section in (sections(report) if shown is None else shown)]
     return "\n\n".join([f"Compression of {report.model}", *texts])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +123,28 @@ def survey(model: nn.Module, example: Any, masks: Masks | None = None, runs: int
     channels = engine.ChannelDependency(model, example, graph=graph).channels
     groups = engine.dependency_groups(model, example, graph=graph)
     kept = kept_units(groups, masks or {})
-    layers = (
-        Layer(name, row["module_type"][0], channels.get(name, 0), max(row["params"]), sum(row["flops"]))
-        for name, row in table.items()
-    )
+    layers = _layers(model, graph, channels, table)
     axes = (Axis(g.name, g.layers, g.size, int(kept[g.name].sum()), g.reason) for g in groups)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     duration = latency(model, example, runs) if runs else None
     return Survey(tuple(layers), tuple(axes), int(macs), int(params), size, duration)
+
+
+def _layers(
+    model: nn.Module, graph: engine.Graph, channels: Mapping[str, int], table: Mapping[str, Any]
+) -> Iterator[Layer]:
+    """Layers by first use: those that compute, and embeddings, which have channels and cost nothing."""
+    first: dict[str, int] = {}
+    for node in graph.nodes:
+        first.setdefault(node.module, len(first))
+    for name in sorted({**table, **channels}, key=lambda name: first.get(name, len(first))):
+        if name in table:
+            row = table[name]
+            yield Layer(name, row["module_type"][0], channels.get(name, 0), max(row["params"]), sum(row["flops"]))
+        else:
+            module = model.get_submodule(name)
+            params = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            yield Layer(name, type(module).__name__, channels[name], params, 0)
 
 
 def latency(model: nn.Module, example: Any, runs: int) -> float:

@@ -7,10 +7,10 @@ import importlib.util
 import sys
 from typing import Any
 
-from lightning_compress.report.content import Report, Section, plain, sections
+from lightning_compress.report.brief import ROWS, brief, rest
+from lightning_compress.report.content import Report, Section, plain
 from lightning_compress.trainer.packages import MisconfigurationException
 
-LONG = ("Plan", "Settings")  # on the page only
 KINDS = ("rich", "plain", "none")
 _STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red"}
 
@@ -33,25 +33,27 @@ def check(kind: str) -> None:
         )
 
 
-def show(report: Report, kind: str, console: Any = None) -> None:
-    """Write the report to the terminal, all but the plan of each tensor and the settings.
+def show(report: Report, kind: str, console: Any = None, where: str = "") -> None:
+    """Write the report to the terminal: the costs, and the layers that matter most.
 
     Args:
         report: the report.
         kind: ``"rich"``, ``"plain"``, or ``"none"``.
         console: a ``rich`` console; None: standard output.
+        where: the page that has the rest.
     """
     check(kind)
+    last = rest(report, where) if where else ""
     if kind == "plain":
-        sys.stdout.write(plain(report, leave_out=LONG) + "\n")
+        sys.stdout.write("\n\n".join(filter(None, (plain(report, brief(report)), last))) + "\n")
     elif kind == "rich":
         console = importlib.import_module("rich.console").Console() if console is None else console
         console.rule(f"Compression of {report.model}")
         mark, verdict = report.verdict
         console.print(verdict, style=_STYLES[mark], markup=False, highlight=False)
-        for section in sections(report):
-            if section.title not in LONG:
-                console.print(table(section))
+        for section in brief(report):
+            console.print(table(section))
+        console.print(last, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(section: Section) -> Any:
@@ -62,7 +64,11 @@ def table(section: Section) -> Any:
     """
     text = importlib.import_module("rich.text").Text
     rich_table = importlib.import_module("rich.table").Table(
-        title=section.title, title_justify="left", title_style="bold"
+        title=section.title,
+        title_justify="left",
+        title_style="bold",
+        caption=section.lead if len(section.rows) == ROWS else None,
+        caption_justify="left",
     )
     for number, head in enumerate(section.columns):
         rich_table.add_column(head, justify="right" if section.numbers and number else "left", overflow="fold")

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import engine
+from engine import progress
 from engine.cost.predict import Predictor
 from engine.sensitivity.importance import masked
 from lightning_compress.selection import amounts as selection
@@ -301,8 +302,11 @@ def anneal_amounts(
     limits = Limits(round_to, minimum, max_amount)
     allocator = Allocator(model, example_input, amount, target, criterion, limits, layers, exclude)
     walk = _Walk(allocator, model, evaluate, 1.0 if better == "higher" else -1.0, random.Random(seed))
-    for step in range(steps):
-        walk.step(0.01 ** (step / steps), perturbation)
+    with progress.bar(steps, "Annealing", "candidates") as bar:
+        for step in range(steps):
+            walk.step(0.01 ** (step / steps), perturbation)
+            if bar is not None:
+                bar.update(1)
     return Annealing(patterns(walk.best, allocator.groups), walk.metric(walk.best), tuple(walk.history))
 
 

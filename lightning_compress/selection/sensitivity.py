@@ -60,7 +60,8 @@ def analyze_sensitivity(
         specified_layers: names of layers inside the model; all by default.
         group: prune coupled layers together.
         model: path of the model inside the LightningModule; ``None``: as for the callbacks.
-        example_input: what the model takes, for ``group``; by default the module's ``example_input_array``.
+        example_input: what the model takes, for ``group``; by default the module's ``example_input_array``, else the
+            first batch of the data.
         results_path: file that keeps the results as they come, so that an analysis that was interrupted goes on; rank r
             above 0 has ``<name>.rank<r>.<ending>`` beside it.
 
@@ -81,8 +82,12 @@ def analyze_sensitivity(
         >>> trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=1)
         >>> model = Model()
         >>> table = analyze_sensitivity(trainer, model, metric="val_zeros", sparsities=[0.5])
-        >>> table, table.suggest(0.1)
-        ({'layer': {0.5: 0.5}}, {'layer': 0.0})
+        >>> table
+        metric with one layer pruned (0 with none)
+        layer  50%
+        layer  0.5
+        >>> table.suggest(0.1)
+        {'layer': 0.0}
     """
     check_strategy(trainer)
     task = _Task(
@@ -130,7 +135,8 @@ def validation_metric(
         dataloaders: validation dataloaders, in place of a datamodule.
         metric: name of the logged metric.
         model: path of the model inside the LightningModule; ``None``: as for the callbacks.
-        example_input: what the model takes; by default the module's ``example_input_array``.
+        example_input: what the model takes; by default the module's ``example_input_array``, else the first batch of
+            the data.
 
     Returns:
         ``(network, example input, evaluate)``.
@@ -149,7 +155,8 @@ def validation_metric(
     network = find_model(replica, model)[1]
     data = _data(trainer, datamodule, dataloaders)
     evaluate = partial(_validate, own, replica, data, metric)
-    return network, find_example(own, replica, network, example_input), lambda _: evaluate()
+    example = _example(trainer, replica, network, data, example_input)
+    return network, example, lambda _: evaluate()
 
 
 def _data(trainer: Trainer, datamodule: LightningDataModule | None, dataloaders: Any) -> dict[str, Any]:
@@ -216,7 +223,8 @@ class _Task:
         replica = _replica(self.trainer, self.module)
         model = find_model(replica, self.path)[1]
         own = _own_trainer(self.trainer)
-        example = find_example(own, replica, model, self.example_input) if self.settings["group"] else None
+        grouped = self.settings["group"]
+        example = _example(self.trainer, replica, model, self.data, self.example_input) if grouped else None
         rank = self._shard()[0]
         analyzer = engine.SensitivityAnalysis(
             model,
@@ -231,6 +239,18 @@ class _Task:
             paths = [self.results_path, *sorted(self.results_path.parent.glob(pattern))]
             analyzer.load_results(*(path for path in paths if path.is_file()), required=False)
         return analyzer
+
+
+def _example(
+    trainer: Trainer, replica: LightningModule, model: nn.Module, data: dict[str, Any], example_input: Any
+) -> Any:
+    """What the model takes: as asked for, else the first validation batch."""
+    own, loader = _own_trainer(trainer, limit_val_batches=1), None
+    if example_input is None and replica.example_input_array is None:
+        _run_validation(own, replica, data)  # which sets the data up, and says so where there are none
+        loader = own.val_dataloaders
+        loader = loader[0] if isinstance(loader, (list, tuple)) else loader
+    return find_example(own, replica, model, example_input, loader)
 
 
 def _replica(trainer: Trainer, module: LightningModule) -> LightningModule:
@@ -249,7 +269,7 @@ def _of_rank(path: Path | None, rank: int) -> Path | None:
     return path if path is None or rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
-def _own_trainer(trainer: Trainer) -> Trainer:
+def _own_trainer(trainer: Trainer, limit_val_batches: int | None = None) -> Trainer:
     """A Trainer on this process's device alone: that of the run would hand rank 0's weights to all."""
     origins = [cls.__module__ for cls in type(trainer).__mro__]
     tree = importlib.import_module(next(t for t, _ in reversed(TREES) if any(o.startswith(f"{t}.") for o in origins)))
@@ -259,7 +279,7 @@ def _own_trainer(trainer: Trainer) -> Trainer:
         devices=1,
         strategy=tree.strategies.SingleDeviceStrategy(device=device),
         precision=trainer.precision,
-        limit_val_batches=trainer.limit_val_batches,
+        limit_val_batches=trainer.limit_val_batches if limit_val_batches is None else limit_val_batches,
         default_root_dir=trainer.default_root_dir,
         use_distributed_sampler=False,
         inference_mode=False,  # tensors that are made there could not be restored
@@ -271,7 +291,7 @@ def _own_trainer(trainer: Trainer) -> Trainer:
     return own_trainer
 
 
-def _validate(own: Trainer, replica: LightningModule, data: dict[str, Any], metric: str) -> float:
+def _run_validation(own: Trainer, replica: LightningModule, data: dict[str, Any]) -> None:
     datamodule = data.get("datamodule")
     before = getattr(datamodule, "trainer", None)
     try:
@@ -279,6 +299,10 @@ def _validate(own: Trainer, replica: LightningModule, data: dict[str, Any], metr
     finally:
         if datamodule is not None:
             datamodule.trainer = before
+
+
+def _validate(own: Trainer, replica: LightningModule, data: dict[str, Any], metric: str) -> float:
+    _run_validation(own, replica, data)
     if metric not in own.callback_metrics:
         logged = ", ".join(own.callback_metrics) or "nothing"
         raise MisconfigurationException(

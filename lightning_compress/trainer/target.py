@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "batch_candidates",
+    "batch_of",
     "describe",
     "find_example",
     "find_model",
@@ -75,7 +76,9 @@ def _is_network(module: nn.Module) -> bool:
     return not isinstance(module, (Metric, MetricCollection, _Loss)) and any(True for _ in module.parameters())
 
 
-def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module, example_input: Any = None) -> Any:
+def find_example(
+    trainer: Trainer, pl_module: LightningModule, model: nn.Module, example_input: Any = None, loader: Any = None
+) -> Any:
     """An example input that ``model`` accepts, on its device and in the trainer's precision.
 
     Args:
@@ -85,6 +88,7 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
         example_input: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping
             keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first
             training batch.
+        loader: dataloader whose first batch is used in place of the first training batch.
 
     Returns:
         A tensor, tuple or mapping in the form that ``engine.trace`` takes.
@@ -97,7 +101,8 @@ def find_example(trainer: Trainer, pl_module: LightningModule, model: nn.Module,
     elif pl_module.example_input_array is not None:
         source, candidates = "`example_input_array`", [pl_module.example_input_array]
     else:
-        source, batch = "the first training batch", first_batch(trainer)
+        source = "the first training batch" if loader is None else "the first validation batch"
+        batch = first_batch(trainer) if loader is None else batch_of(loader)
         candidates = [c for part in (_head(batch), batch) for c in batch_candidates(part, model)]
     return _accepted(model, [place_example(c, trainer, model) for c in candidates], source)
 
@@ -158,10 +163,23 @@ def first_batch(trainer: Trainer) -> Any:
             "There is no example input: the LightningModule has no `example_input_array`, and there is no single train "
             "dataloader to take a batch from. Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`."
         )
+    return batch_of(loader)
+
+
+def batch_of(loader: Any) -> Any:
+    """The first batch of a dataloader; random states stay as they are.
+
+    Raises:
+        MisconfigurationException: if it is empty.
+
+    Example:
+        >>> batch_of([torch.zeros(2)])
+        tensor([0., 0.])
+    """
     with isolate_rng(), same_order(loader):
         for batch in loader:
             return batch
-    raise MisconfigurationException("There is no example input: the train dataloader is empty.")
+    raise MisconfigurationException("There is no example input: the dataloader is empty.")
 
 
 def _head(batch: Any) -> Any:

@@ -99,6 +99,19 @@ def test_a_view_to_1024_is_found(view: str) -> None:
         assert f"test_dependency.py:{line}" in found.reasons["conv"] and "1024" in found.reasons["conv"]
 
 
+def test_every_layer_of_a_set_has_its_channels() -> None:
+    """An embedding that feeds a residual sum is coupled with linear layers, and has a number of channels as they do."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        h = m.table(x)
+        return m.head(h + m.back(m.inner(h).relu()))
+
+    layers = {"table": nn.Embedding(5, 8), "inner": nn.Linear(8, 6), "back": nn.Linear(6, 8), "head": nn.Linear(8, 2)}
+    dependency = engine.ChannelDependency(Net(forward, **layers), torch.zeros(1, 3, dtype=torch.long))
+    assert {"table", "back"} in dependency.dependency_sets
+    assert dependency.channels == {"table": 8, "inner": 6, "back": 8, "head": 2}
+
+
 def test_a_rejected_input() -> None:
     """The error of the trace, whichever table is asked for."""
     for call in (engine.ChannelDependency, engine.not_safe_to_prune, engine.dependency_groups):

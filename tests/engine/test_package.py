@@ -20,7 +20,7 @@ ROOT = Path(engine.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
-    errors program source rule recording analysis ops tracer removal groups masks plots dependency sensitivity
+    errors progress program source rule recording analysis ops tracer removal groups masks plots dependency sensitivity
     compaction compensation verification cost speedup repair checking files
 """.split()
 

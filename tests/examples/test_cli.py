@@ -15,6 +15,15 @@ from lightning_compress import CompressionReport, ModelCompaction
 from tests.examples.small import one_thread
 
 
+def test_without_arguments_it_runs_the_file_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make example NAME=cli` is enough."""
+    seen: list[object] = []
+    monkeypatch.setattr(cli, "LightningCLI", lambda *_, args, **__: seen.append(args))
+    monkeypatch.setattr("sys.argv", ["cli.py"])
+    cli.main()
+    assert seen == [["fit", "--config", str(Path(cli.__file__).with_suffix(".yaml"))]] and Path(seen[0][2]).is_file()
+
+
 @pytest.mark.filterwarnings(r"ignore:[\s\S]*(Jsonargparse|was deprecated in v)")
 def test_the_file_configures_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the MACs go, in widths that are multiples of four; the stem stays; page and checkpoint are written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import fitting
@@ -69,3 +70,11 @@ def test_results_are_shown_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     fitting.show({"MACs": (1_234_567, 1000), "error": 1.23456e-15, "same": True, "file": Path("a")})
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["MACs   1,234,567 -> 1,000", "error  1.23e-15", "same   True", "file   a"]
+
+
+def test_make_lists_the_examples_alone() -> None:
+    """Helpers beside them are no examples; a name that is none gets the list."""
+    command = ["make", "--old-file=.venv/.stamp-demo", "example", "NAME=fitting"]
+    made = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True)
+    assert made.returncode == 2 and "one of" in made.stdout
+    assert made.stdout.split(":\n")[1].split() == [path.stem for path in EXAMPLES]

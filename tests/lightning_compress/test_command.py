@@ -112,3 +112,28 @@ def test_the_entry_point() -> None:
     """What is installed as a command is this one."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert resolve_name(re.search(r'^lightning-compress = "(.*)"$', text, re.MULTILINE)[1]) is main
+
+
+@pytest.mark.parametrize("command", ["compact {masked} {cls} --out x", "verify {masked} {small} {cls}"])
+def test_errors_speak_of_options(
+    masked: Path, capsys: pytest.CaptureFixture[str], command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever types a command reads an option, not Python code."""
+    monkeypatch.chdir(tmp_path)
+    main(shlex.split(f"compact {masked} {CLASS} --out small.ckpt --example {SHAPE}"))
+    capsys.readouterr()
+    code, shown = run(command.format(masked=masked, small="small.ckpt", cls=CLASS), capsys)
+    assert code == 2 and "`--example 1,3,32,32`" in shown and "torch." not in shown and "example_input=" not in shown
+
+
+def test_errors_of_lightning_are_sentences(masked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is raised for a choice among models has no traceback, and names the option."""
+    code, shown = run(f"export {masked} {CLASS} --model nothing --example {SHAPE} --onnx x.onnx", capsys)
+    assert code == 2 and "`--model nothing` is no module of `Wrapped`" in shown
+
+
+def test_a_checkpoint_that_is_not_compacted(masked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer names the command that compacts, and no methods of Python."""
+    for command in (f"inspect {masked}", f"verify {masked} {masked} {CLASS} --example {SHAPE}"):
+        code, shown = run(command, capsys)
+        assert code == 2 and "`compact` writes a compacted checkpoint" in shown and "load_from" not in shown

@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning import Callback
 from pytorch_lightning.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 import engine
 from engine.errors import VerificationError
@@ -24,7 +25,7 @@ from lightning_compress import (
 from lightning_compress.callbacks.report import arguments, settings
 from lightning_compress.report.content import sections
 from lightning_compress.trainer.packages import MisconfigurationException
-from tests.lightning_compress.models import Root, Wrapped, fit, seeded, trainer
+from tests.lightning_compress.models import Base, Root, Wrapped, fit, seeded, trainer
 
 
 def quiet(**options: Any) -> CompressionReport:
@@ -170,3 +171,36 @@ def test_a_missing_package_is_an_error_before_training(
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n in missing else found(n, *a))
     with pytest.raises(MisconfigurationException, match=message):
         fit(seeded(Wrapped), tmp_path, CompressionReport(**options))
+
+
+class Tokens(Base):
+    """Embeddings that feed a residual sum, as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner, self.back = nn.Embedding(7, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.head, self.example_input_array = nn.Linear(8, 3), torch.zeros(1, 4, dtype=torch.long)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of sentences of tokens."""
+        x = self.table(tokens)
+        return self.head((x + self.back(self.inner(x).relu())).mean(1))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Tokens made of images."""
+        return self((x.flatten(1)[:, :4].abs() * 3).long().clamp(max=6))
+
+
+def test_an_embedding_that_feeds_a_residual(tmp_path: Path) -> None:
+    """It is coupled with linear layers, and drawn with them, in the figures and on the page."""
+    pytest.importorskip("matplotlib")
+    report, logger = quiet(figures=True), TensorBoardLogger(tmp_path)
+    callbacks = [ChannelPruning(amount=0.5), MaskConflictRepair(), ModelCompaction(confidence=1)]
+    fit(seeded(Tokens), tmp_path, report, *callbacks, logger=logger)
+    assert report.report is not None and report.report.verdict[0] == "good"
+    axis = next(axis for axis in report.report.before.axes if "table" in axis.layers)
+    assert (
+        axis.layers == ("table", "back")
+        and {layer.name: layer.channels for layer in report.report.before.layers}["table"] == 8
+    )
+    assert "compression/dependency" in EventAccumulator(logger.log_dir).Reload().Tags()["images"]

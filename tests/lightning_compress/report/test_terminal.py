@@ -8,7 +8,7 @@ import io
 import pytest
 
 from lightning_compress.report import terminal
-from lightning_compress.report.content import sections
+from lightning_compress.report.brief import brief
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.reports import compacted, masked
 
@@ -20,7 +20,7 @@ def test_rich_shows_each_table_whole(width: int) -> None:
     console = rich.Console(file=io.StringIO(), width=width)
     terminal.show(compacted(), "rich", console)
     text = console.file.getvalue()
-    shown = [section.title for section in sections(compacted()) if section.title not in terminal.LONG]
+    shown = [section.title for section in brief(compacted())]
     assert all(title in text for title in shown) and "…" not in text and "first.weight" not in text
     assert all(len(line) <= width for line in text.splitlines())
 

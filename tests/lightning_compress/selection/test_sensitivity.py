@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from engine.errors import InputError
-from lightning_compress import ChannelPruning, analyze_sensitivity
+from lightning_compress import ChannelPruning, analyze_sensitivity, validation_metric
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.models import Wrapped, data, fit, seeded, trainer
 
@@ -174,3 +174,27 @@ def test_metrics_do_not_wait_for_other_ranks(tmp_path: Path) -> None:
     own = MulticlassAccuracy(3).distributed_available_fn
     analyze_sensitivity(quiet(tmp_path), module, specified_layers=["fc"], **OPTIONS)
     assert module.accuracy.distributed_available_fn is own
+
+
+class FromData(LightningDataModule):
+    """Sets its data up when Lightning asks for it."""
+
+    def setup(self, stage: str) -> None:
+        """The images."""
+        self.images = data(40)
+
+    def val_dataloader(self) -> DataLoader:
+        """Five batches."""
+        return self.images
+
+
+@pytest.mark.parametrize("source", ["datamodule", "dataloaders", "module"])
+def test_coupled_layers_without_an_example(tmp_path: Path, source: str) -> None:
+    """What the model takes comes from the validation data, wherever they are, as nothing has been trained on yet."""
+    given = {"datamodule": {"datamodule": FromData()}, "dataloaders": {"dataloaders": data(40)}, "module": {}}[source]
+    module = seeded(Measured)
+    assert module.example_input_array is None
+    table = analyze_sensitivity(quiet(tmp_path), module, **given, sparsities=[0.5], group=True)
+    assert list(table) == ["stem", "wide", "back"] and table["stem"] == table["back"]
+    net, example, evaluate = validation_metric(quiet(tmp_path), module, **given)
+    assert example.shape == (2, 3, 8, 8) and evaluate(net) == pytest.approx(by_hand(module), rel=1e-5)
