@@ -63,7 +63,9 @@ def parameter_name(module: str, parameter: str, parameters: Mapping[str, Any]) -
 
 
 def narrowed(mask: Tensor) -> Tensor:
-    """Return a view of size 1 along dimensions that an expanded tensor only repeats."""
+    """Return a view of size 1 along dimensions that an expanded tensor only repeats; a sparse mask becomes dense."""
+    if mask.layout is not torch.strided:
+        return mask.to_dense()
     for dim, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
         if stride == 0 and size > 1:
             mask = mask.narrow(dim, 0, 1)
@@ -114,11 +116,9 @@ def _checked(name: str, mask: Any, shape: tuple[int, ...]) -> Tensor:
     if mask.is_meta:
         raise MaskError(f"The mask of {name!r} is on the meta device and has no entries; make it on a real one.")
     mask = mask.detach()
-    if mask.layout is not torch.strided:
-        mask = mask.to_dense()
+    mask = narrowed(mask)
     if mask.is_floating_point() and mask.dtype.itemsize == 1:  # few ops support such floats
         mask = mask.float()
-    mask = narrowed(mask)
     mask = next(_uniform(mask), mask).cpu()
     numbers = (mask.float() if mask.is_floating_point() and mask.dtype not in _NUMPY else mask).numpy()
     kept = np.asarray(numbers != 0)

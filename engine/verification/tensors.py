@@ -16,7 +16,7 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.recording.standin import StandIn
 
-__all__ = ["Recipe", "run_tensors", "masked_recipes", "same_entries", "small_recipes"]
+__all__ = ["Recipe", "masked_recipes", "plain", "run_tensors", "same_entries", "small_recipes"]
 
 _SMALL = 4096
 """Elements below which a tensor is not worth a stand-in."""
@@ -80,6 +80,18 @@ def small_recipes(masked: Mapping[str, Recipe], plan: Plan) -> dict[str, Recipe]
     }
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """Return the entries of a quantised or sparse tensor as an ordinary one; others as they are.
+
+    Example:
+        >>> plain(torch.eye(2).to_sparse()).layout
+        torch.strided
+    """
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
 def same_entries(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same entries, NaN included, whatever their layout is.
 
@@ -88,8 +100,7 @@ def same_entries(one: Tensor, other: Tensor) -> bool:
         >>> same_entries(holes, holes.clone()), same_entries(torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse())
         (True, False)
     """
-    if one.layout is not torch.strided or one.is_quantized:
-        one, other = (t.dequantize() if t.is_quantized else t.to_dense() for t in (one, other))
+    one, other = plain(one), plain(other)
     if torch.equal(one, other):
         return True
     return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())

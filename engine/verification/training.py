@@ -33,7 +33,7 @@ from engine.tracer import call_model
 from engine.verification.certify import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
-from engine.verification.tensors import Recipe, masked_recipes, small_recipes
+from engine.verification.tensors import Recipe, masked_recipes, plain, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs
 
 __all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]
@@ -242,6 +242,7 @@ def largest_difference(
 
 def _state_gap(name: str, before: Tensor, after: Tensor, plan: Plan, used: Tensor | None) -> float:
     """Return the difference of what a step leaves in a buffer, where that has a part in anything."""
+    before, after = plain(before), plain(after)
     whole = torch.ones_like(before, dtype=torch.bool) if used is None else used.to(before.device).expand_as(before)
     if name in plan.slices:
         before, whole = plan.slices[name].apply(before), plan.slices[name].apply(whole)

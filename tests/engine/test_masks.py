@@ -225,5 +225,7 @@ def test_masks_in_forms_that_few_ops_take() -> None:
     for form in (mask.to_sparse(), mask.to(torch.float8_e4m3fn)):
         [canonical] = canonical_masks({"": {"weight": form}}, net).values()
         assert torch.equal(canonical.expand(2, 3), mask.bool())
+        repaired = engine.fix_mask_conflict({"": {"weight": form}}, net, torch.rand(1, 3))
+        assert torch.equal(repaired[""]["weight"].float(), mask)
     with pytest.raises(MaskError, match="meta device"):
         canonical_masks({"": {"weight": mask.to("meta")}}, net)

@@ -170,3 +170,13 @@ def test_a_backward_that_fails_names_itself() -> None:
     tensors = {name: t.detach() for name, t in model.state_dict().items()}
     with pytest.raises(TraceError, match="The backward of Sequential fails: ZeroDivisionError"):
         training_step(model, tensors, ((torch.rand(2, 3, 6, 6).double(),), {}))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("form", ["sparse", "quantised"])
+def test_buffers_in_other_layouts_are_compared(form: str) -> None:
+    """A training step leaves them as they were, which is compared by their entries."""
+    model, table = net(), torch.eye(4)
+    stored = table.to_sparse() if form == "sparse" else torch.quantize_per_tensor(table, 0.1, 0, torch.qint8)
+    model.register_buffer("table", stored)
+    assert compacted(model).exact_in_train
