@@ -29,6 +29,10 @@ from engine.verification.witness import Witness
 __all__ = ["Proof"]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Relative errors up to which two runs agree. For half precision it is the most that `Proof._calibrated` may allow."""
+
+_SLACK = 3.0
+"""How often the model's own rounding, measured by one run, two runs in half precision may differ by."""
 
 _FREE = 20 * 2**20
 """Bytes that one run may take, however small the model is; else it is as many as the weights take."""
@@ -86,7 +90,8 @@ class Proof:
         self._resolution: tuple[Any, ...] = (False, False, ())  # of the run before
         self._masked = masked_recipes(model, self._graph, masks)
         self._dtype: torch.dtype | None
-        for dtype in (torch.float64, None):
+        own = _own_dtype(model)
+        for dtype in (torch.float64, *([torch.float32] if own.itemsize < torch.float32.itemsize else []), None):
             tensors = run_tensors(model, self._graph, self._masked, dtype)
             # a list of pictures is no batch: it runs as it is, if not with more of them
             self._dtype = dtype
@@ -96,6 +101,9 @@ class Proof:
             raise VerificationError(
                 "The masked model runs on no random input. " + " ".join(not_compared(self._rejected))
             )
+        self._limit = _TOLERANCE.get(dtype or own, 1e-4)
+        if self._exact and (dtype or own).itemsize < torch.float32.itemsize:
+            self._limit = self._calibrated(self._runs[0], tensors)
         together = any(run.trial.batch is not None for run in self._runs)
         sizes = Sizes.of(self._graph, analysis.structure.rules, batch_dim, together)
         if self._graph.dynamic_dims is None:
@@ -145,7 +153,8 @@ class Proof:
         if not self._attempt(trial, tensors):
             del self._rejected[reject_count:]  # so all of them run at once
             return False
-        if agree(before, self._runs[-1].observation.outputs, trial.first, self._batch_dim, self._tolerance()):
+        limit = _TOLERANCE.get(self._dtype or _own_dtype(self._model), 1e-4)
+        if agree(before, self._runs[-1].observation.outputs, trial.first, self._batch_dim, limit):
             return True
         self._runs.pop()
         return False
@@ -218,9 +227,25 @@ class Proof:
             give_back()
         self._resolution = resolution
 
-    def _tolerance(self) -> float:
-        own = next((p.dtype for p in self._model.parameters()), torch.float32)
-        return _TOLERANCE.get(self._dtype or own, 1e-4)
+    def _calibrated(self, run: _Run, tensors: Mapping[str, Tensor]) -> float:
+        """Return the tolerance for half precision, from how much the model amplifies rounding.
+
+        The masked model runs once more with each weight moved by up to half a unit in its last place, which is what
+        rounding does to every sum. What this changes, relative to what is compared, is the model's own rounding.
+        """
+        generator = torch.Generator().manual_seed(0)
+
+        def moved(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            noise = torch.rand(tensor.shape, generator=generator).sub_(0.5).mul_(torch.finfo(tensor.dtype).eps)
+            return (tensor.float() * noise.add_(1).to(tensor.device)).to(tensor.dtype)
+
+        look = (self._witness, self._witness.looks[0])
+        rounded = {name: moved(tensor) for name, tensor in tensors.items()}
+        observation = observe(self._model, rounded, self._inputs(run.trial)[0], *look, None, 0.0)
+        rounding, _ = compare(run.observation, observation, self._witness, self._limit)
+        return min(self._limit, max(_SLACK * rounding, _TOLERANCE[torch.float32]))
 
     def conclude(self, certificate: Certificate) -> Certificate:
         """Run the compacted model on the same inputs, and return the certificate with the verdict.
@@ -230,20 +255,19 @@ class Proof:
         """
         check_shapes(self._model, self._analysis)
         tensors = run_tensors(self._model, self._graph, self._stored(), self._dtype)
-        tolerance = self._tolerance()
+        tolerance = self._limit
         worst, where = max((self._error(run, tensors, tolerance) for run in self._runs), key=lambda error: error[0])
         if self._exact and not worst <= tolerance:
             raise VerificationError(
                 f"The compacted model differs from the masked one: relative error {worst:.1e} at {where} (tolerance "
                 f"{tolerance:.0e}). The model was left as it was; exclude that layer from pruning, and report this."
             )
-        own = next((p.dtype for p in self._model.parameters()), torch.float32)
         return replace(
             certificate,
             verified=self._exact,
             max_error=worst,
             tolerance=tolerance,
-            dtype=str(self._dtype or own).removeprefix("torch."),
+            dtype=str(self._dtype or _own_dtype(self._model)).removeprefix("torch."),
             samples=self._samples(),
             shapes=tuple(run.shape for run in self._runs),
             compared=sum(dim >= 0 for dim in self._witness.dims),
@@ -305,6 +329,10 @@ class Proof:
             if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
                 recipes[name] = Recipe(tensor.detach())
         return recipes
+
+
+def _own_dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters()), torch.float32)
 
 
 def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 
 import pytest
@@ -59,6 +60,45 @@ def test_a_model_that_needs_its_own_dtype() -> None:
     found = verdict(model, image(dtype=torch.float32), {"conv": [0, 1]})
     assert found.verified and found.dtype == "float32" and found.tolerance == 1e-4
     assert any("float64" in note for note in found.notes)
+
+
+class OnlyIn(nn.Module):
+    """A network that refuses all dtypes but some."""
+
+    def __init__(self, *dtypes: torch.dtype) -> None:
+        super().__init__()
+        self.dtypes, self.conv, self.norm = dtypes, nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)
+        self.head = nn.Linear(6, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return two numbers per image."""
+        if x.dtype not in self.dtypes:
+            raise TypeError(f"{x.dtype} does not run here.")
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+def test_half_precision_without_float64_is_verified_in_float32() -> None:
+    """Which is sharper than the model's own dtype."""
+    model = randomised(OnlyIn(torch.float32, torch.bfloat16)).bfloat16()
+    result = verdict(model, image(dtype=torch.bfloat16), {"conv": [0, 1], "norm": [0, 1]})
+    assert result.verified and result.dtype == "float32" and result.tolerance == 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_tolerance_of_half_precision_is_measured(dtype: torch.dtype) -> None:
+    """It is a few times the model's own rounding: a replacement that is 6 % off is refused, a faithful one is not."""
+    x, rows = image(dtype=dtype), {"conv": [0, 1], "norm": [0, 1]}
+    result = verdict(randomised(OnlyIn(dtype)).to(dtype), x, rows)
+    assert result.verified and result.dtype == str(dtype).removeprefix("torch.")
+    assert result.max_error <= result.tolerance < 0.06
+
+    def wrong(module: nn.Linear, *_: object) -> nn.Module:
+        replaced = copy.deepcopy(module)
+        replaced.weight = nn.Parameter(1.06 * module.weight.detach()[:, 2:])
+        return replaced
+
+    with pytest.raises(VerificationError, match="differs from the masked one"):
+        verdict(randomised(OnlyIn(dtype)).to(dtype), x, rows, customized_replace_func={"Linear": wrong})
 
 
 def test_a_model_of_one_size_only() -> None:
