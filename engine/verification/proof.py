@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
 from engine.errors import TraceError, VerificationError
-from engine.program.graph import Graph, Node
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
-from engine.tracer import trace
 from engine.verification.certify import Certificate, Observation, observe
 from engine.verification.comparison import compare
 from engine.verification.memory import give_back
 from engine.verification.remains import writes
 from engine.verification.resizing import Sizes
+from engine.verification.shapes import check_run, check_shapes, replacement_hint
 from engine.verification.tensors import Recipe, masked_recipes, run_tensors, same_entries, small_recipes
 from engine.verification.trials import Inputs, Trial, agree, not_compared, random_inputs, sample_bytes
 from engine.verification.witness import Witness
@@ -301,7 +300,7 @@ class Proof:
             observation = observe(self._model, tensors, inputs, *look, run.observation, tolerance, *further)
         except TraceError as error:
             raise VerificationError(
-                f"The compacted model does not run where the masked one does: {error}{_hint(self._analysis)}"
+                f"The compacted model does not run where the masked one does: {error}{replacement_hint(self._analysis)}"
             ) from error
         if not any(run.trial.place):
             check_run(self._witness, run.observation, observation)
@@ -333,87 +332,3 @@ class Proof:
 
 def _own_dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters()), torch.float32)
-
-
-def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:
-    """Hold the shape of what each norm and contraction puts out against the predicted one, at any batch size.
-
-    Raises:
-        VerificationError: naming the first node that differs.
-    """
-    rows = zip(witness.nodes, witness.sizes, reference.shapes, compacted.shapes, strict=True)
-    for node, sizes, shape, have in rows:
-        if sizes is None or shape is None or len(sizes) != len(shape):
-            continue
-        want = tuple(n * small // full if full else n for n, (full, small) in zip(shape, sizes, strict=True))
-        if have is None:
-            raise VerificationError("The compacted model takes another path through its code than the masked one.")
-        if have != want:
-            raise VerificationError(f"After compaction {node!r} gives the shape {have}; {want} was predicted.")
-
-
-def _hint(analysis: Analysis) -> str:
-    replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
-    return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
-
-
-def check_shapes(model: nn.Module, analysis: Analysis) -> None:
-    """Record the compacted model and hold what each norm and contraction puts out against the predicted shapes.
-
-    Ops that only move entries are left out: a slice that has become the whole tensor is another op, or none.
-
-    Raises:
-        VerificationError: naming the first node that differs.
-    """
-    graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
-    try:
-        ways: Any = {"constants": graph.constants, "dynamic_dims": (), "entries": graph.entries}
-        small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque, **ways)
-    except TraceError as error:
-        raise VerificationError(f"The compacted model does not run: {error}{_hint(analysis)}") from error
-    if graph.decided:
-        _check_channels(graph, small, analysis)
-        return
-    paths = ("eval", "train", *(entry.name for entry in graph.entries if entry.name not in graph.on_data))
-    runs = [{path: _run_of(g, path, analysis) for path in paths} for g in (graph, small)]
-    if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
-        raise VerificationError("The compacted model takes another path through its code than the masked one.")
-    for old, new in (pair for path in runs[0] for pair in zip(runs[0][path], runs[1][path], strict=True)):
-        want = [shrunk.shape(v) for v in old.outputs]
-        have = [v.shape for v in new.outputs]
-        if old.op != new.op or want != have:
-            raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
-
-
-def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
-    """Hold the channels alone, call by call in the source: how much runs there, and on what, is up to the data.
-
-    Raises:
-        VerificationError: naming the first call that differs.
-    """
-    structure, shrunk = analysis.structure, analysis.kept.shrunk
-    wanted: dict[Any, tuple[Node, list[int], set[tuple[int, ...]]]] = {}
-    for node in graph.nodes:
-        if _computes(node, analysis):
-            dims = [d for d in range(node.output.ndim) if structure.along(node.output, d) is not None]
-            _, _, sizes = wanted.setdefault((node.op, node.module, node.site), (node, dims, set()))
-            sizes.add(tuple(shrunk.shape(node.output)[d] for d in dims))
-    for node in small.nodes:
-        old, dims, sizes = wanted.get((node.op, node.module, node.site), (node, [], set()))
-        if dims and tuple(node.output.shape[d] for d in dims) not in sizes:
-            raise VerificationError(
-                f"After compaction {old!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
-            )
-
-
-def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
-    """Return the norms and contractions of a run; one that is not recorded was no other than the first."""
-    recorded = {node.path for node in graph.nodes} | {entry.name for entry in graph.entries}
-    return [n for n in graph.nodes if n.path == (path if path in recorded else "eval") and _computes(n, analysis)]
-
-
-def _computes(node: Node, analysis: Analysis) -> bool:
-    rules = analysis.structure.rules
-    wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
-    computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
-    return computes and node.module not in wide

@@ -7,16 +7,14 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
 from engine.compaction import compact
 from engine.errors import VerificationError
 from engine.recording.standin import StandIn
-from engine.verification.proof import check_shapes
 from tests.engine.exactness import masked, randomised, run
-from tests.engine.nets import Mean, Net, analysis_of, dead, image, plain, snapshot, unchanged
+from tests.engine.nets import Mean, Net, dead, image, plain, snapshot, unchanged
 
 
 def verdict(model: nn.Module, example: object, rows: dict[str, list[int]], **arguments: object) -> engine.Certificate:
@@ -178,37 +176,6 @@ def test_a_list_of_pictures_is_compared_as_it_is() -> None:
     assert model.conv.out_channels == 4 and speedup.certificate.dtype == "float64"
     assert speedup.certificate.shapes == ((3, 64, 64), (3, 64, 96), (3, 41, 43), (3, 41, 65))
     assert speedup.certificate.max_error < 1e-12
-
-
-class Trains(nn.Module):
-    """Takes another way while it trains; ``extra`` says what it does there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.head, self.extra = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 3), ""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores, (batch, 2)."""
-        x = self.stem(x)
-        if self.training and self.extra == "copy":
-            x = x.clone()
-        if self.training and self.extra == "layer":
-            x = x + self.stem(F.pad(x[:, :3], (1, 1, 1, 1)))
-        return self.head(x.relu()).mean((2, 3))
-
-
-@pytest.mark.parametrize(("before", "after"), [("", "copy"), ("copy", ""), ("", "layer"), ("layer", "")])
-def test_what_runs_while_training(before: str, after: str) -> None:
-    """A copy more or less in train mode is the same way through the layers; a layer more or less is not."""
-    model = Trains()
-    model.extra = before
-    analysis = analysis_of(model, torch.randn(2, 3, 8, 8), {})
-    model.extra = after
-    if "layer" in (before, after):
-        with pytest.raises(VerificationError, match="another path"):
-            check_shapes(model, analysis)
-    else:
-        check_shapes(model, analysis)
 
 
 def large() -> nn.Module:

@@ -1,0 +1,101 @@
+"""Compare the shapes inside a compacted model with those that were predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from engine.compaction.build import Analysis
+from engine.errors import TraceError, VerificationError
+from engine.program.graph import Graph, Node
+from engine.tracer import trace
+from engine.verification.certify import Observation
+from engine.verification.witness import Witness
+
+__all__ = ["check_run", "check_shapes", "replacement_hint"]
+
+
+def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:
+    """Hold the shape of what each norm and contraction puts out against the predicted one, at any batch size.
+
+    Raises:
+        VerificationError: naming the first node that differs.
+    """
+    rows = zip(witness.nodes, witness.sizes, reference.shapes, compacted.shapes, strict=True)
+    for node, sizes, shape, have in rows:
+        if sizes is None or shape is None or len(sizes) != len(shape):
+            continue
+        want = tuple(n * small // full if full else n for n, (full, small) in zip(shape, sizes, strict=True))
+        if have is None:
+            raise VerificationError("The compacted model takes another path through its code than the masked one.")
+        if have != want:
+            raise VerificationError(f"After compaction {node!r} gives the shape {have}; {want} was predicted.")
+
+
+def replacement_hint(analysis: Analysis) -> str:
+    """Name the modules that the user replaced, for an error that may come from them."""
+    replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
+    return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
+
+
+def check_shapes(model: nn.Module, analysis: Analysis) -> None:
+    """Record the compacted model and hold what each norm and contraction puts out against the predicted shapes.
+
+    Ops that only move entries are left out: a slice that has become the whole tensor is another op, or none.
+
+    Raises:
+        VerificationError: naming the first node that differs.
+    """
+    graph, shrunk = analysis.structure.graph, analysis.kept.shrunk
+    try:
+        ways: Any = {"constants": graph.constants, "dynamic_dims": (), "entries": graph.entries}
+        small = trace(model, graph.kwargs or graph.args, opaque=graph.opaque, **ways)
+    except TraceError as error:
+        raise VerificationError(f"The compacted model does not run: {error}{replacement_hint(analysis)}") from error
+    if graph.decided:
+        _check_channels(graph, small, analysis)
+        return
+    paths = ("eval", "train", *(entry.name for entry in graph.entries if entry.name not in graph.on_data))
+    runs = [{path: _run_of(g, path, analysis) for path in paths} for g in (graph, small)]
+    if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
+        raise VerificationError("The compacted model takes another path through its code than the masked one.")
+    for old, new in (pair for path in runs[0] for pair in zip(runs[0][path], runs[1][path], strict=True)):
+        want = [shrunk.shape(v) for v in old.outputs]
+        have = [v.shape for v in new.outputs]
+        if old.op != new.op or want != have:
+            raise VerificationError(f"After compaction {old!r} gives shapes {have}; {want} were predicted.")
+
+
+def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
+    """Hold the channels alone, call by call in the source: how much runs there, and on what, is up to the data.
+
+    Raises:
+        VerificationError: naming the first call that differs.
+    """
+    structure, shrunk = analysis.structure, analysis.kept.shrunk
+    wanted: dict[Any, tuple[Node, list[int], set[tuple[int, ...]]]] = {}
+    for node in graph.nodes:
+        if _computes(node, analysis):
+            dims = [d for d in range(node.output.ndim) if structure.along(node.output, d) is not None]
+            _, _, sizes = wanted.setdefault((node.op, node.module, node.site), (node, dims, set()))
+            sizes.add(tuple(shrunk.shape(node.output)[d] for d in dims))
+    for node in small.nodes:
+        old, dims, sizes = wanted.get((node.op, node.module, node.site), (node, [], set()))
+        if dims and tuple(node.output.shape[d] for d in dims) not in sizes:
+            raise VerificationError(
+                f"After compaction {old!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
+            )
+
+
+def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
+    """Return the norms and contractions of a run; one that is not recorded was no other than the first."""
+    recorded = {node.path for node in graph.nodes} | {entry.name for entry in graph.entries}
+    return [n for n in graph.nodes if n.path == (path if path in recorded else "eval") and _computes(n, analysis)]
+
+
+def _computes(node: Node, analysis: Analysis) -> bool:
+    rules = analysis.structure.rules
+    wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
+    computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
+    return computes and node.module not in wide
