@@ -92,6 +92,10 @@ class CompressionCallback(Callback):
             path: path of the model inside it.
         """
 
+    def timed_runs(self) -> int:
+        """How many forward passes of the masked and the compacted network this callback wants timed, in turns."""
+        return 0
+
     def steps(self) -> Sequence[str]:
         """Names of the LightningModule's steps that what this callback does must not change."""
         return ()

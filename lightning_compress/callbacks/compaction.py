@@ -25,7 +25,7 @@ from lightning_compress.callbacks.shrinking import shrink
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.checkpoints.saving import bytes_of, check_room, save
 from lightning_compress.report.content import change
-from lightning_compress.report.survey import check_runs, latency
+from lightning_compress.report.latency import Comparison, check_runs, compare, replica
 from lightning_compress.trainer.launchers import bring_results_back
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import EVALUATING, TRAINING
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
 _NOTES = 10  # of a plan that are shown where it is not asked for
-NOISE = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
 
 
 class ModelCompaction(CompressionCallback):
@@ -68,8 +67,9 @@ class ModelCompaction(CompressionCallback):
         when: when to compact while training goes on: before the first batch of an epoch, or of several, or (a fraction)
             as soon as at least that part of the model's parameters would be removed. By default at the end only; at the
             end it compacts in any case.
-        latency_runs: number of timed forward passes, right before and right after a compaction, which warns where the
-            smaller network is slower; 0: nothing is timed.
+        latency_runs: number of timed forward passes of the masked and of the compacted network, in turns, right after
+            a compaction, which warns where the smaller network is slower; 0: nothing is timed, unless another
+            callback, as `CompressionReport`, asks for it. A copy of the masked network is kept until then.
         reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
             contradict each other. What `ComplexityMonitor` predicts is without.
         steps: whether what the LightningModule's steps read stays, or follows, and is verified, beside the model's
@@ -82,6 +82,8 @@ class ModelCompaction(CompressionCallback):
         plan: what was removed, once compacted; of several compactions, what they removed together.
         certificate: the verdict of the (last) verification, once compacted.
         failure: why the model was not compacted, where that was tried and failed.
+        latency: the times of both, in milliseconds, where they were measured.
+        not_timed: why they were not, where that was asked for.
 
     Raises:
         MisconfigurationException: for an argument that is none of these.
@@ -130,6 +132,8 @@ class ModelCompaction(CompressionCallback):
         self.plan: engine.Plan | None = None
         self.certificate: engine.Certificate | None = None
         self.failure: str | None = None
+        self.latency: Comparison | None = None
+        self.not_timed = ""
         self._folder: Path | None = None
         self._training = False
         self._epoch = -1
@@ -212,7 +216,9 @@ class ModelCompaction(CompressionCallback):
 
     def results(self) -> dict[str, Any]:
         """What the process that stays behind is to know, where the fit runs in another."""
-        return {**self.state_dict(), "checkpoint_path": self.checkpoint_path, "failure": self.failure}
+        times = self.latency and self.latency.state_dict()
+        own = {"checkpoint_path": self.checkpoint_path, "failure": self.failure, "latency": times}
+        return {**self.state_dict(), **own, "not_timed": self.not_timed}
 
     def take_results(self, results: dict[str, Any]) -> None:
         """Take the results of a fit that ran in another process.
@@ -222,6 +228,8 @@ class ModelCompaction(CompressionCallback):
         """
         self.load_state_dict(results)
         self.checkpoint_path, self.failure = results["checkpoint_path"], results["failure"]
+        self.latency = results["latency"] and Comparison.from_state_dict(results["latency"])
+        self.not_timed = results["not_timed"]
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -288,7 +296,7 @@ class ModelCompaction(CompressionCallback):
         else:
             _make_permanent(model)
         example = self.example(trainer, pl_module)
-        before = self._time(trainer, model, example)
+        masked = self._masked(trainer, model)
         plan, certificate = shrink(
             trainer,
             pl_module,
@@ -302,7 +310,7 @@ class ModelCompaction(CompressionCallback):
         )
         if plan.is_empty:
             return False
-        _warn_if_slower(before, self._time(trainer, model, example))
+        self._time(trainer, masked, model, example)
         self.plan = plan if self.plan is None else self.plan.then(plan)
         self.certificate = certificate
         for holder in () if training else holders(trainer):
@@ -311,10 +319,29 @@ class ModelCompaction(CompressionCallback):
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
         return True
 
-    def _time(self, trainer: Trainer, model: nn.Module, example: Any) -> float | None:
-        """Milliseconds of a forward pass, where they are asked for; one rank is enough."""
-        timed = self.latency_runs and trainer.is_global_zero
-        return latency(model, example, self.latency_runs) if timed else None
+    @override
+    def timed_runs(self) -> int:
+        return self.latency_runs
+
+    def _masked(self, trainer: Trainer, model: nn.Module) -> nn.Module | None:
+        """A copy of the masked network, where times are asked for; one rank is enough."""
+        self.latency, self.not_timed = None, ""
+        if not _timed_runs(trainer) or not trainer.is_global_zero:
+            return None
+        masked, self.not_timed = replica(model)
+        return masked
+
+    def _time(self, trainer: Trainer, masked: nn.Module | None, model: nn.Module, example: Any) -> None:
+        if masked is None:
+            return
+        with trainer.precision_plugin.forward_context():
+            self.latency = compare(masked, model, example, _timed_runs(trainer))
+        if self.latency_runs and self.latency.is_slower:
+            rank_zero_warn(
+                f"The compacted network is slower than the masked one ({self.latency}): these widths do not suit this "
+                "device. Prune to multiples of 8 (`round_to=8`), or to widths that were measured "
+                "(`widths=engine.paying_widths(...)`)."
+            )
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
@@ -351,13 +378,9 @@ def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _warn_if_slower(before: float | None, after: float | None) -> None:
-    if before is not None and after is not None and after > NOISE * before:
-        rank_zero_warn(
-            f"The compacted network takes {after:.2f} ms for a forward pass of the example input, the masked one took "
-            f"{before:.2f} ms: these widths do not suit this device. Prune to multiples of 8 (`round_to=8`), or to "
-            "widths that were measured (`widths=engine.paying_widths(...)`)."
-        )
+def _timed_runs(trainer: Trainer) -> int:
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return max((c.timed_runs() for c in callbacks if isinstance(c, CompressionCallback)), default=0)
 
 
 def _check_no_buffers(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 import engine
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import active_masks, holders
-from lightning_compress.report.survey import check_runs, latency
+from lightning_compress.report.latency import check_runs, latency
 from lightning_compress.selection.amounts import kept_units
 
 if TYPE_CHECKING:

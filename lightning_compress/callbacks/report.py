@@ -20,9 +20,9 @@ from lightning_compress.callbacks.masking import active_masks
 from lightning_compress.checkpoints.saving import check_room
 from lightning_compress.report import loggers, page, terminal
 from lightning_compress.report.content import Report, kept_channels, markdown, sections
-from lightning_compress.report.survey import Survey, check_runs, survey
+from lightning_compress.report.latency import check_runs
+from lightning_compress.report.survey import Survey, survey
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.target import describe
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -54,7 +54,8 @@ class CompressionReport(CompressionCallback):
         filename: its name, without ``.html``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
         terminal: ``"rich"``, ``"plain"`` (which needs no other package), or ``"none"``.
         figures: whether to draw pictures for the loggers; that needs matplotlib.
-        latency_runs: number of timed forward passes, before and after; 0: latency is not measured.
+        latency_runs: number of timed forward passes of the masked and of the compacted network, in turns, when
+            `ModelCompaction` compacts; 0: latency is not measured.
         model: path of the model inside the LightningModule.
         example_input: what the model takes.
 
@@ -120,6 +121,10 @@ class CompressionReport(CompressionCallback):
         check_room(trainer, self._folder / f"{self.filename}.html")
 
     @override
+    def timed_runs(self) -> int:
+        return self.latency_runs
+
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
@@ -140,7 +145,7 @@ class CompressionReport(CompressionCallback):
             return
         model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
         if self._before is None:
-            self._before = survey(model, example, runs=self.latency_runs)
+            self._before = survey(model, example)
         dependency = engine.ChannelDependency(model, example)
         sets = [[name for name in dependency.channels if name in names] for names in dependency.dependency_sets]
         if self.figures and sets:
@@ -188,15 +193,16 @@ class CompressionReport(CompressionCallback):
         return Report(
             model=type(model if path else pl_module).__name__,
             before=before,
-            after=survey(model, example, masks, self.latency_runs),
+            after=survey(model, example, masks),
             plan=None if done is None else done.plan,
             certificate=None if done is None else done.certificate,
             predicted=None if small is None else (int(small[0]), int(small[1])),
+            latency=None if done is None else done.latency,
+            not_timed="" if done is None else done.not_timed,
             note=next((c.failure for c in mine if c.failure), ""),
             history=() if monitor is None else tuple(monitor.history),
             metrics=self._metrics,
             settings=settings(trainer),
-            example=describe(example).replace("Tensor", ""),
             part=mine[done].removeprefix(path).lstrip(".") if done and _inside(mine[done], path) else "",
         )
 

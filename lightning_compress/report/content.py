@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import engine
+from lightning_compress.report.latency import Comparison
 from lightning_compress.report.survey import Axis, Layer, Survey
-
-_SHORT = 28  # characters of an input's description that a heading has room for
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class Report:
         history: what was measured over time, as ``ComplexityMonitor.history``.
         metrics: what the model logged last, by name.
         settings: arguments by callback.
-        example: shape of the example input, for the latency.
+        latency: forward passes of the masked and the compacted network, where they were timed.
+        not_timed: why they were not, where that was asked for.
         part: path of the part of the model that plan and certificate speak of; ``""`` is all of it.
     """
 
@@ -41,7 +41,8 @@ class Report:
     history: Sequence[Mapping[str, float]] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    example: str = ""
+    latency: Comparison | None = None
+    not_timed: str = ""
     part: str = ""
 
     @property
@@ -105,18 +106,25 @@ def change(before: float, after: float) -> str:
 
 
 def costs(report: Report) -> list[tuple[str, str, str, str]]:
-    """Rows (quantity, before, after, change) of the summary; latency where it was measured both times."""
+    """Rows (quantity, before, after, change) of the summary; latency where it was measured."""
     one, two = report.before, report.after
     rows = [
         ("MACs per sample", human(one.macs), human(two.macs), change(one.macs, two.macs)),
         ("Parameters", human(one.params), human(two.params), change(one.params, two.params)),
         ("Size in memory", _bytes(one.size), _bytes(two.size), change(one.size, two.size)),
     ]
-    if one.latency and two.latency:
-        speed = change(one.latency, two.latency)
-        shown = f"Forward pass, {report.example}" if len(report.example) <= _SHORT else "Forward pass"
-        rows.append((shown, _ms(one.latency), _ms(two.latency), speed))
+    if report.latency is not None:
+        masked, compacted = report.latency.masked.median, report.latency.compacted.median
+        slower = ", slower" if report.latency.is_slower else ""
+        rows.append(("Forward pass", _ms(masked), _ms(compacted), change(masked, compacted) + slower))
     return rows
+
+
+def timed(report: Report) -> str:
+    """How the forward passes were timed, or why they were not; ``""`` where nobody asked."""
+    if report.latency is not None:
+        return f"Timed right after the compaction: {report.latency}."
+    return f"Not timed: {report.not_timed}." if report.not_timed else ""
 
 
 def _bytes(size: int) -> str:
@@ -174,7 +182,13 @@ def sections(report: Report) -> list[Section]:
         ['Summary', 'Layers', 'Coupled layers', 'Not prunable, and why']
     """
     all_sections = [
-        Section("Summary", report.verdict[1], ("", "before", "after", "change"), tuple(costs(report)), numbers=True),
+        Section(
+            "Summary",
+            " ".join(filter(None, (report.verdict[1], timed(report)))),
+            ("", "before", "after", "change"),
+            tuple(costs(report)),
+            numbers=True,
+        ),
         _predicted(report),
         _metrics(report),
         _layers(report),

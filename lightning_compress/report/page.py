@@ -18,8 +18,8 @@ _CHARTS = (
     ("MACs per sample", {"now": "complexity/macs", "after compaction": "complexity/macs_compacted"}),
     ("Parameters", {"now": "complexity/params", "after compaction": "complexity/params_compacted"}),
     ("Masked channels", {"share": "sparsity/channels"}),
-    ("Forward pass, ms", {"measured": "latency/forward_ms"}),
 )
+_MARKS = {"−": "better", "+": "worse"}  # a cost that rose is a loss
 _MANY = 40  # rows, from which on a part of the page is closed until it is asked for
 
 
@@ -78,8 +78,8 @@ def html(report: Report) -> str:
         _layers(report),
         *(_section(sections[name]) for name in ("Not prunable, and why",) if name in sections),
         *(_section(sections[name]) for name in ("Certificate", "Plan", "Settings") if name in sections),
-        f"<footer>torch {escape(torch.__version__)}. One multiply-accumulate (MAC) is two FLOPs. {_timed(report)}"
-        "</footer>",
+        f"<footer>torch {escape(torch.__version__)}. One multiply-accumulate (MAC) is two FLOPs. "
+        f"{escape(reports.timed(report))}</footer>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -92,14 +92,10 @@ def html(report: Report) -> str:
 def _cards(report: Report) -> str:
     cards = "".join(
         f'<div class="card"><h3>{escape(name)}</h3><p class="figure">{escape(after)}</p>'
-        f'<p class="was">was {escape(before)} <b>{escape(change)}</b></p></div>'
+        f'<p class="was">was {escape(before)} <b class="{_MARKS.get(change[0], "same")}">{escape(change)}</b></p></div>'
         for name, before, after, change in reports.costs(report)
     )
     return f'<div class="cards">{cards}</div>'
-
-
-def _timed(report: Report) -> str:
-    return f"Timed with the input {escape(report.example)}." if report.before.latency and report.example else ""
 
 
 def _charts(report: Report) -> str:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 import engine
-from engine.recording.evaluation import evaluation
-from engine.tracer import call_model, resolve_inputs
 from lightning_compress.selection.amounts import kept_units
-from lightning_compress.trainer.packages import MisconfigurationException
 
 if TYPE_CHECKING:
     from lightning_compress.selection.amounts import Masks
@@ -69,7 +63,6 @@ class Survey:
         macs: multiply-accumulates per sample.
         params: number of parameters.
         size: bytes of all parameters and buffers.
-        latency: median time of a forward pass of the example input in milliseconds, or None.
     """
 
     layers: tuple[Layer, ...]
@@ -77,7 +70,6 @@ class Survey:
     macs: int
     params: int
     size: int
-    latency: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The survey as primitives."""
@@ -88,24 +80,24 @@ class Survey:
         """What `state_dict` wrote.
 
         Example:
+            >>> from torch import ones
             >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3))
-            >>> found = survey(model, torch.ones(1, 1, 8, 8))
+            >>> found = survey(model, ones(1, 1, 8, 8))
             >>> Survey.from_state_dict(found.state_dict()) == found
             True
         """
         layers = tuple(Layer(**layer) for layer in state["layers"])
         axes = tuple(Axis(**{**axis, "layers": tuple(axis["layers"])}) for axis in state["axes"])
-        return cls(**{**state, "layers": layers, "axes": axes})
+        return cls(layers, axes, state["macs"], state["params"], state["size"])
 
 
-def survey(model: nn.Module, example: Any, masks: Masks | None = None, runs: int = 0) -> Survey:
+def survey(model: nn.Module, example: Any, masks: Masks | None = None) -> Survey:
     """Look at a model.
 
     Args:
         model: the model; it is only read.
         example: what it takes, in the form that ``engine.trace`` takes.
         masks: masks relative to the model, of which the axes say how much they keep.
-        runs: number of timed forward passes; 0: no latency.
 
     Returns:
         Its survey; costs are those of the model as it is, masked or not.
@@ -114,7 +106,8 @@ def survey(model: nn.Module, example: Any, masks: Masks | None = None, runs: int
         TraceError: where the model rejects the example.
 
     Example:
-        >>> found = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), torch.ones(1, 1, 8, 8))
+        >>> from torch import ones
+        >>> found = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), ones(1, 1, 8, 8))
         >>> [(layer.name, layer.channels, layer.macs) for layer in found.layers], found.params
         ([('0', 4, 1296), ('1', 2, 1152)], 114)
     """
@@ -126,8 +119,7 @@ def survey(model: nn.Module, example: Any, masks: Masks | None = None, runs: int
     layers = _layers(model, graph, channels, table)
     axes = (Axis(g.name, g.layers, g.size, int(kept[g.name].sum()), g.reason) for g in groups)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-    duration = latency(model, example, runs) if runs else None
-    return Survey(tuple(layers), tuple(axes), int(macs), int(params), size, duration)
+    return Survey(tuple(layers), tuple(axes), int(macs), int(params), size)
 
 
 def _layers(
@@ -145,51 +137,3 @@ def _layers(
             module = model.get_submodule(name)
             params = sum(parameter.numel() for parameter in module.parameters(recurse=False))
             yield Layer(name, type(module).__name__, channels[name], params, 0)
-
-
-def latency(model: nn.Module, example: Any, runs: int) -> float:
-    """Median time of a forward pass in eval mode, in milliseconds; one more pass warms up.
-
-    Args:
-        model: the model; its mode and the random state stay as they are.
-        example: what it takes, in the form that ``engine.trace`` takes.
-        runs: number of timed passes, 1 or more.
-
-    Raises:
-        TraceError: where the model rejects the example.
-
-    Example:
-        >>> latency(nn.Linear(2, 2), torch.ones(1, 2), runs=3) > 0
-        True
-    """
-    args, kwargs = resolve_inputs(example)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    times = []
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with evaluation(model), torch.no_grad():
-        torch.backends.mha.set_fastpath_enabled(fast_path)  # off while tracing, but what is timed is what users run
-        for _ in range(runs + 1):
-            _wait(device)
-            start = time.perf_counter()
-            call_model(model, args, kwargs)
-            _wait(device)
-            times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def check_runs(runs: int) -> None:
-    """Refuse what is no number of timed runs.
-
-    Raises:
-        MisconfigurationException: unless it is an integer from 0 on.
-
-    Example:
-        >>> check_runs(3)
-    """
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
-        raise MisconfigurationException(f"`latency_runs` is a number of forward passes from 0 on, got {runs!r}.")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from lightning_compress.report.brief import ROWS, brief, rest
-from lightning_compress.report.content import Report, Section, plain
+from lightning_compress.report.content import Report, Section, plain, timed
 from lightning_compress.trainer.packages import MisconfigurationException
 
 KINDS = ("rich", "plain", "none")
@@ -51,6 +51,8 @@ def show(report: Report, kind: str, console: Any = None, where: str = "") -> Non
         console.rule(f"Compression of {report.model}")
         mark, verdict = report.verdict
         console.print(verdict, style=_STYLES[mark], markup=False, highlight=False)
+        slower = report.latency is not None and report.latency.is_slower
+        console.print(timed(report), style=_STYLES["bad"] if slower else "", markup=False, highlight=False)
         for section in brief(report):
             console.print(table(section))
         console.print(last, markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import engine
 from lightning_compress.report.content import Report
+from lightning_compress.report.latency import compare
 from lightning_compress.report.survey import survey
 
 
@@ -32,11 +34,12 @@ def compacted() -> Report:
     """Half of the channels of the residual sum removed."""
     torch.manual_seed(0)
     net, x = Sized(), torch.rand(1, 1, 2, 2)
-    before = survey(net, x, runs=1)
+    before = survey(net, x)
     masks = {name: {"weight": torch.ones(net.get_submodule(name).weight.shape)} for name in ("first", "back")}
     for own in masks.values():
         own["weight"][::2] = 0
     masks = engine.fix_mask_conflict(masks, net, x)
+    masked_net = copy.deepcopy(net)
     speedup = engine.ModelSpeedup(net, x, masks, confidence=1)
     speedup.speedup_model()
     history = [
@@ -46,13 +49,13 @@ def compacted() -> Report:
     return Report(
         "Sized",
         before,
-        survey(net, x, runs=1),
+        survey(net, x),
         speedup.plan,
         speedup.certificate,
         history=history,
         metrics={"val_acc": 0.9375},
         settings={"ChannelPruning": {"criterion": "l1", "amount": 0.5}},
-        example="[1, 1, 2, 2]",
+        latency=compare(masked_net, net, x, runs=3),
     )
 
 

@@ -27,12 +27,13 @@ from engine.errors import VerificationError
 from lightning_compress import (
     ChannelPruning,
     ComplexityMonitor,
+    CompressionReport,
     MaskConflictRepair,
     ModelCompaction,
     load_compacted,
 )
 from lightning_compress.callbacks.compaction import brief
-from lightning_compress.report.survey import latency
+from lightning_compress.report.latency import Comparison, Spread, compare
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.callbacks.test_repair import structured
 from tests.lightning_compress.models import Base, Reference, Root, Wrapped, data, difference, fit, seeded, trainer
@@ -323,30 +324,43 @@ def test_example_input_from_anywhere(tmp_path: Path, source: str) -> None:
 def test_a_network_that_became_slower_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float, warns: bool
 ) -> None:
-    """Timed right before and right after; what is within the noise is no loss."""
-    times = iter([1.0, after])  # in milliseconds
-    monkeypatch.setattr("lightning_compress.callbacks.compaction.latency", lambda model, example, runs: next(times))
-    module = seeded(Wrapped)
-    expected = pytest.warns(UserWarning, match=r"takes 1\.20 ms.*took 1\.00 ms") if warns else nullcontext()
+    """Timed in turns right after; what is within the noise is no loss."""
+
+    def times(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) -> Comparison:
+        return Comparison(Spread(1.0, 1.0, 1.0), Spread(after, after, after), runs, "[2, 3, 8, 8]", "CPU, 1 thread")
+
+    monkeypatch.setattr("lightning_compress.callbacks.compaction.compare", times)
+    expected = pytest.warns(UserWarning, match=r"slower.*masked 1 ms.*compacted 1\.2 ms") if warns else nullcontext()
     with expected:
-        fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=2))
-    assert next(times, None) is None
+        fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=5))
 
 
 def test_nothing_is_timed_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default no forward pass is spent on it; where it is asked for, the real clock is read twice."""
-    seen: list[int] = []
+    """By default no forward pass is spent on it; where this or another callback asks, the real clock is read."""
+    silent = ModelCompaction()
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), silent)
+    assert silent.latency is None and silent.not_timed == ""
+    asked = ModelCompaction(latency_runs=2)
+    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), asked)
+    assert asked.latency is not None and asked.latency.runs == 2 and asked.latency.example == "2×3×8×8"
+    report = CompressionReport(terminal="none", figures=False, latency_runs=3)
+    fit(seeded(Wrapped), tmp_path, report, ChannelPruning(amount=0.5), silent)
+    assert silent.latency is not None and silent.latency.runs == 3
+    assert report.report is not None and report.report.latency == silent.latency
 
-    def watched(model: nn.Module, example: Any, runs: int) -> float:
-        seen.append(runs)
-        return latency(model, example, runs)
 
-    monkeypatch.setattr("lightning_compress.callbacks.compaction.NOISE", float("inf"))
-    monkeypatch.setattr("lightning_compress.callbacks.compaction.latency", watched)
-    fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction())
-    assert seen == []
+def test_the_masked_network_is_timed_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared are the wide network with its zeros and the narrow one, with the same outputs."""
+    seen: list[tuple[int, int, bool]] = []
+
+    def watched(masked: Any, compacted: Any, example: Any, runs: int) -> Comparison:
+        same = torch.allclose(masked.eval()(example), compacted.eval()(example), atol=1e-5)
+        seen.append((masked.stem.out_channels, compacted.stem.out_channels, same))
+        return compare(masked, compacted, example, runs)
+
+    monkeypatch.setattr("lightning_compress.callbacks.compaction.compare", watched)
     fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=2))
-    assert seen == [2, 2]
+    assert seen == [(8, 4, True)]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import engine
 from lightning_compress.report.content import Report, Section, costs, kept_channels, markdown, plain, sections
+from lightning_compress.report.latency import Comparison, Spread
 from lightning_compress.report.page import html
 from tests.lightning_compress.reports import compacted, masked
 
@@ -16,17 +17,26 @@ def by_title(report: Report) -> dict[str, Section]:
 
 
 def test_the_summary_has_the_costs_before_and_after() -> None:
-    """As counted; latency where it was measured both times."""
+    """As counted; latency where it was measured, with how."""
     report = compacted()
     rows = {row[0]: row[1:] for row in by_title(report)["Summary"].rows}
     before, after = report.before, report.after
     assert rows["MACs per sample"][:2] == (f"{before.macs}", f"{after.macs}")
     assert rows["Parameters"][2] == f"−{100 * (before.params - after.params) / before.params:.1f} %"
-    assert "Forward pass, [1, 1, 2, 2]" in rows
-    long = dataclasses.replace(compacted(), example="({image: [2, 3, 48, 48], mask: [2, 48, 48], name: [str, str]})")
-    assert "Forward pass" in [row[0] for row in costs(long)] and "name: [str, str]" in html(long)
-    silent = dataclasses.replace(report, before=dataclasses.replace(before, latency=None))
+    assert "Forward pass" in rows and report.latency is not None
+    lead = by_title(report)["Summary"].lead
+    assert "input 1×1×2×2" in lead and report.latency.device in lead and "3 forward passes each, in turns" in lead
+    silent = dataclasses.replace(report, latency=None, not_timed="the memory has no room")
     assert not any("Forward" in row[0] for row in by_title(silent)["Summary"].rows)
+    assert "Not timed: the memory has no room." in by_title(silent)["Summary"].lead
+
+
+def test_a_slowdown_looks_like_one() -> None:
+    """With its sign and the word, and in the colour of a loss; a gain has the other colour."""
+    times = Comparison(Spread(1.0, 0.9, 1.1), Spread(1.4, 1.3, 1.5), 9, "[1, 1, 2, 2]", "CPU, 1 thread")
+    slow = dataclasses.replace(compacted(), latency=times)
+    assert costs(slow)[-1] == ("Forward pass", "1 ms", "1.4 ms", "+40.0 %, slower")
+    assert '<b class="worse">+40.0 %, slower</b>' in html(slow) and '<b class="better">−' in html(slow)
 
 
 def test_every_layer_is_shown_before_and_after() -> None:

@@ -1,0 +1,238 @@
+"""How long forward passes take: the masked and the compacted network in turns, on one device, at one time."""
+
+from __future__ import annotations
+
+import copy
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from engine.program.sharded import why_sharded
+from engine.recording.evaluation import evaluation
+from engine.tracer import call_model, resolve_inputs
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.target import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SLOWER = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
+_WARM_UP = 2
+_ENOUGH = 5  # passes, below which quartiles mean little
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Times of one network, in milliseconds.
+
+    Attributes:
+        median: the middle one.
+        low: the lower quartile.
+        high: the upper quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Spread:
+        """The spread of times in milliseconds.
+
+        Example:
+            >>> Spread.of([1.0, 2.0, 3.0, 4.0, 10.0])
+            Spread(median=3.0, low=2.0, high=4.0)
+        """
+        quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
+        return cls(quartiles[1], quartiles[0], quartiles[2])
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ms ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Forward passes of the masked and the compacted network, timed in turns.
+
+    Attributes:
+        masked: times of the masked network.
+        compacted: times of the compacted one.
+        runs: number of passes of each.
+        example: shapes of what they took.
+        device: where they ran.
+    """
+
+    masked: Spread
+    compacted: Spread
+    runs: int
+    example: str
+    device: str
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the compacted network takes longer by more than the times scatter; of few passes nothing is said."""
+        beyond = self.compacted.low > self.masked.high and self.compacted.median > SLOWER * self.masked.median
+        return beyond and self.runs >= _ENOUGH
+
+    def __str__(self) -> str:
+        return (
+            f"masked {self.masked}, compacted {self.compacted}: median (and quartiles) of {self.runs} forward passes "
+            f"each, in turns, on {self.device}, input {self.example}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The comparison as primitives."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Comparison:
+        """What `state_dict` wrote.
+
+        Example:
+            >>> comparison = Comparison(Spread(2.0, 1.9, 2.1), Spread(1.0, 0.9, 1.1), 5, "1×3", "CPU")
+            >>> Comparison.from_state_dict(comparison.state_dict()) == comparison
+            True
+        """
+        spreads = {name: Spread(**state[name]) for name in ("masked", "compacted")}
+        return cls(**{**state, **spreads})
+
+
+def compare(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) -> Comparison:
+    """Time forward passes of two networks in turns, so that whatever else the machine does slows both.
+
+    Args:
+        masked: the network as it was.
+        compacted: the network as it is, on the same device.
+        example: what they take, in the form that ``engine.trace`` takes.
+        runs: number of timed passes of each, 1 or more.
+
+    Raises:
+        TraceError: where one rejects the example.
+
+    Example:
+        >>> comparison = compare(nn.Linear(512, 512), nn.Linear(512, 2), torch.ones(1, 512), runs=3)
+        >>> comparison.runs, comparison.example, comparison.masked.median > 0
+        (3, '1×512', True)
+    """
+    one, two = (_Timed(model, example) for model in (masked, compacted))
+    with one.ready(), two.ready():
+        for number in range(runs):
+            for timed in (one, two) if number % 2 else (two, one):  # no advantage for coming second
+                timed.run()
+    shapes = re.sub(r"Tensor\[([\d, ]*)\]", lambda match: match[1].replace(", ", "×"), describe(example))
+    return Comparison(Spread.of(one.times), Spread.of(two.times), runs, shapes, device_name(compacted))
+
+
+def latency(model: nn.Module, example: Any, runs: int) -> float:
+    """Median time of a forward pass in eval mode, in milliseconds; passes before it warm up.
+
+    Args:
+        model: the model; its mode and the random state stay as they are.
+        example: what it takes, in the form that ``engine.trace`` takes.
+        runs: number of timed passes, 1 or more.
+
+    Raises:
+        TraceError: where the model rejects the example.
+
+    Example:
+        >>> latency(nn.Linear(2, 2), torch.ones(1, 2), runs=3) > 0
+        True
+    """
+    timed = _Timed(model, example)
+    with timed.ready():
+        for _ in range(runs):
+            timed.run()
+    return statistics.median(timed.times)
+
+
+class _Timed:
+    """A network whose forward passes are timed."""
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self.model, (self.args, self.kwargs) = model, resolve_inputs(example)
+        self.times: list[float] = []
+        self._wait = torch.get_device_module(_device(model)).synchronize
+        self._fast_path = torch.backends.mha.get_fastpath_enabled()
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Eval mode, without gradients, warmed up."""
+        with evaluation(self.model), torch.no_grad():
+            # off while tracing, but what is timed is what users run
+            torch.backends.mha.set_fastpath_enabled(self._fast_path)
+            for _ in range(_WARM_UP):
+                call_model(self.model, self.args, self.kwargs)
+            yield
+
+    def run(self) -> None:
+        """Time one pass."""
+        self._wait()
+        start = time.perf_counter()
+        call_model(self.model, self.args, self.kwargs)
+        self._wait()
+        self.times.append(1e3 * (time.perf_counter() - start))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def device_name(model: nn.Module) -> str:
+    """The device of a model, as people call it, with the number of threads of a CPU.
+
+    Example:
+        >>> device_name(nn.Linear(1, 1)).partition(",")[0]
+        'CPU'
+    """
+    device = _device(model)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}" if device.type == "cpu" else str(device)
+
+
+def replica(model: nn.Module) -> tuple[nn.Module | None, str]:
+    """A copy of a model on its device, for the comparison after the model has changed.
+
+    Args:
+        model: the model.
+
+    Returns:
+        The copy and ``""``; or None and why there is none.
+
+    Example:
+        >>> replica(nn.Linear(1, 1))
+        (Linear(in_features=1, out_features=1, bias=True), '')
+    """
+    if why_sharded(model) is not None:
+        return None, "its parameters are spread over several processes"
+    device = _device(model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
+        return None, "the memory of the device has no room for the masked network beside the compacted one"
+    try:
+        return copy.deepcopy(model), ""
+    except (torch.OutOfMemoryError, MemoryError):
+        return None, "the memory has no room for the masked network beside the compacted one"
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        return None, f"the network cannot be copied ({error})"
+
+
+def check_runs(runs: int) -> None:
+    """Refuse what is no number of timed runs.
+
+    Raises:
+        MisconfigurationException: unless it is an integer from 0 on.
+
+    Example:
+        >>> check_runs(3)
+    """
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
+        raise MisconfigurationException(f"`latency_runs` is a number of forward passes from 0 on, got {runs!r}.")
