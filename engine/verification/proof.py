@@ -58,9 +58,10 @@ class Proof:
     What is compared is the plan itself, evaluated in float64 where the model runs in it, so that rounding to the
     model's dtype cannot hide a wrong step; that the stored weights are those numbers, rounded, is checked separately.
 
-    Samples run in groups, or one after the other, where all of them at once would take more memory than the
-    weights do. At least two run together in any case, if need be at half the resolution, and one of them runs again in
-    other company: if its outputs depend on the samples beside it (statistics of the batch), all run at once after all.
+    Samples run in groups where all of them at once would take more memory than the weights do: at half the resolution
+    where the model accepts that, and one of them at the example's. At least two run together in any case, and one of
+    them runs again in other company: if its outputs depend on the samples beside it (statistics of the batch), all run
+    at once after all.
 
     Args:
         model: the model before the change.
@@ -130,17 +131,19 @@ class Proof:
         self._independent = self._repeats(replace(group, batch=min(most, count - last), first=last), tensors)
         if not self._independent:
             return self._attempt(Trial(count, False, dtype), tensors) or not group.smaller
-        starts = range(0 if group.smaller else last + min(most, count - last), count, most)
-        ran = [self._attempt(Trial(min(most, count - n), False, dtype, n), tensors) for n in starts]
-        return any(ran) or not group.smaller
+        ran = self._attempt(Trial(1, False, dtype), tensors) if group.smaller else True
+        most = self._at_once(group)
+        for n in range(last + min(most, count - last), count, most):
+            self._attempt(replace(group, batch=min(most, count - n), first=n), tensors)
+        return ran or not group.smaller
 
     def _company(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
-        """Run samples in company: at half the resolution, where the model accepts that, if they are too large."""
+        """Run samples in company: at half the resolution where the model accepts that, which takes a quarter."""
         half, reject_count = replace(group, smaller=True), len(self._rejected)
         resolutions = any(
             t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))
         )
-        if resolutions and self._at_once(group) < 2:
+        if resolutions:
             if self._attempt(half, tensors):
                 return half
             del self._rejected[reject_count:]
@@ -159,15 +162,12 @@ class Proof:
         return False
 
     def _run_larger(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
-        """Run two samples at a larger resolution, where the model accepts it."""
-        count = min(self._confidence, 2)
-        # what runs apart is large, and a picture that is larger along one side is of another resolution as well
+        """Run up to two samples at a larger resolution, where the model accepts it."""
+        # what runs apart is large: one sample will do, and a picture that is larger along one side is larger as well
         trials = [Trial(1, True, dtype, wider=True)] if self._independent else []
-        for trial in (*trials, Trial(count, True, dtype), Trial(None, True, dtype)):
+        for trial in (*trials, Trial(min(self._confidence, 2), True, dtype), Trial(None, True, dtype)):
             reject_count = len(self._rejected)
             if self._attempt(trial, tensors):
-                for start in range(trial.batch or count, count):
-                    self._attempt(replace(trial, first=start), tensors)
                 return
             if trial.wider:
                 del self._rejected[reject_count:]

@@ -191,11 +191,11 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("little")
 def test_samples_run_apart_where_they_are_large() -> None:
-    """Two together at half the resolution, one of them again, all one after the other, and four at other sizes."""
+    """Two together at half the resolution, one of them again, one as large as the example, and three at other sizes."""
     found = verdict(large(), image(12), {"0": range(8)}, confidence=3)
-    other = *[(1, 3, 12, 24)] * 2, (1, 3, 7, 9), (1, 3, 7, 13)
-    assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), *[(1, 3, 12, 12)] * 3, *other)
-    assert found.verified and found.samples == 9 and not found.notes
+    other = (1, 3, 12, 24), (1, 3, 7, 9), (1, 3, 7, 13)
+    assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), (1, 3, 12, 12), (1, 3, 6, 6), *other)
+    assert found.verified and found.samples == 7 and not found.notes
 
 
 @pytest.mark.usefixtures("little")
