@@ -13,6 +13,7 @@ from lightning_compress.callbacks.sparse import SparseTraining
 from lightning_compress.checkpoints.compacted import load_compacted
 from lightning_compress.checkpoints.offline import compact_checkpoint
 from lightning_compress.one_shot import prune
+from lightning_compress.report.summary import summarize
 from lightning_compress.selection.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.selection.sensitivity import analyze_sensitivity, validation_metric
 from lightning_compress.trainer.restore import Compactable
@@ -34,5 +35,6 @@ __all__ = [
     "compact_checkpoint",
     "load_compacted",
     "prune",
+    "summarize",
     "validation_metric",
 ]

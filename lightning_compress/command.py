@@ -1,4 +1,4 @@
-"""The command ``python -m lightning_compress``: look into checkpoints, compact, export and verify them."""
+"""The command ``python -m lightning_compress``: summarize models; inspect, compact, export and verify checkpoints."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from lightning_compress.checkpoints.export import (
     export_torchscript,
 )
 from lightning_compress.checkpoints.offline import compact_checkpoint, example_of, load_masked
+from lightning_compress.report.summary import summarize
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
@@ -37,6 +38,7 @@ __all__ = ["main"]
 _ABOUT = """\
 Compacted checkpoints of Lightning: what was pruned is not zero in them, it is gone.
 
+  summarize what pruning can do for a model, before anybody trains
   inspect   what was removed, the certificate, and sizes before and after
   compact   remove from a masked or pruned checkpoint what is zero in it, and verify the result
   export    write ONNX, an exported program, TorchScript or safetensors, run it, and compare it
@@ -51,13 +53,23 @@ come from the hyper-parameters in the checkpoint; give what is missing with --ar
 takes is its example_input_array, a random tensor of the shape given by --example, or what is in the file --input.
 """
 
+_MODEL = """\
+CLASS is a LightningModule, another module, or a function that returns one, as package.module:Class, found from the
+current folder too. Give its arguments with --arg, as in --arg width=8. What the model takes is its example_input_array,
+a random tensor of the shape given by --example, or what is in the file --input.
+"""
+
 _NOT_COMPACTED = (  # what readers in Python are told to do with another checkpoint
     "Load it with `load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
 )
 
-_COMMANDS = "{inspect,compact,export,verify} --help says more about each, with examples.\n"
+_COMMANDS = "{summarize,inspect,compact,export,verify} --help says more about each, with examples.\n"
 
 _EXAMPLES = {
+    "summarize": """\
+  python -m lightning_compress summarize train:Classifier --arg width=8 --example 1,3,224,224
+  python -m lightning_compress summarize torchvision.models:resnet18 --example 1,3,224,224 --html summary.html
+""",
     "inspect": "  python -m lightning_compress inspect compacted.ckpt\n",
     "compact": """\
   python -m lightning_compress compact last.ckpt train:Classifier --out compacted.ckpt --example 1,3,224,224
@@ -76,6 +88,11 @@ _EXAMPLES = {
 }
 
 _ABOUT_EACH = {
+    "summarize": """\
+Say what pruning can do for a model, before anybody trains: which channels are coupled, which cannot be removed and why
+(the reasons that cost most first), and the predicted multiply-accumulates and parameters at 25, 50 and 75 % of the
+channels. No checkpoint is needed: the costs depend on the shapes alone.
+""",
     "inspect": """\
 What was removed from which tensor, what the constants went into, the certificate of the verification, and how many
 numbers and bytes there were before and after. Needs nothing but the file. An error means that it is damaged.
@@ -141,16 +158,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m lightning_compress", description=_ABOUT, epilog=examples, **form)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, about, fill, run in (
+        ("summarize", "what pruning can do for a model", _add_summarize, _summarize),
         ("inspect", "what was removed, the certificate, and sizes", _add_inspect, _inspect),
         ("compact", "remove from a checkpoint what is zero in it", _add_compact, _compact),
         ("export", "write ONNX and other forms, run and compare them", _add_export, _export),
         ("verify", "compare a masked and a compacted checkpoint", _add_verify, _verify),
     ):
-        more = ("" if name == "inspect" else f"{_CLASS}\n") + f"examples:\n{_EXAMPLES[name]}"
+        more = {"inspect": "", "summarize": f"{_MODEL}\n"}.get(name, f"{_CLASS}\n") + f"examples:\n{_EXAMPLES[name]}"
         command = commands.add_parser(name, help=about, description=_ABOUT_EACH[name], epilog=more, **form)
         fill(command)
         command.set_defaults(run=run)
     return parser
+
+
+def _add_summarize(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    command.add_argument(
+        "--amounts", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="fractions of the channels"
+    )
+    command.add_argument("--html", metavar="FILE", help="write the summary as HTML, too")
 
 
 def _add_inspect(command: argparse.ArgumentParser) -> None:
@@ -195,6 +221,23 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _say(*lines: Any) -> None:
     sys.stdout.write("\n".join(str(line) for line in lines) + "\n")
+
+
+def _summarize(options: argparse.Namespace) -> int:
+    make, arguments = _class(options.cls), _arguments(options)
+    try:
+        model = make(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"{options.cls} cannot be built: {error}. Give what it takes with --arg NAME=VALUE."
+        ) from error
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"{options.cls} is no module and returns none, but a {type(model).__name__}.")
+    summary = summarize(model, _example(options), amounts=options.amounts, path=options.model)
+    _say(summary)
+    if options.html:
+        Path(options.html).write_text(f'<!doctype html>\n<meta charset="utf-8">\n{summary._repr_html_()}\n', "utf-8")
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -336,11 +336,20 @@ def plain(report: Report, shown: Sequence[Section] | None = None) -> str:
         >>> print(plain(Report("Net", found, found)).splitlines()[0])
         Compression of Net
     """
-    texts = [_plain(section) for section in (sections(report) if shown is None else shown)]
+    texts = [plain_section(section) for section in (sections(report) if shown is None else shown)]
     return "\n\n".join([f"Compression of {report.model}", *texts])
 
 
-def _plain(section: Section) -> str:
+def plain_section(section: Section) -> str:
+    """A section as plain text, its table in columns.
+
+    Example:
+        >>> print(plain_section(Section("Sizes", columns=("layer", "size"), rows=(("conv", "3"),), numbers=True)))
+        Sizes
+        =====
+        layer  size
+        conv      3
+    """
     rows = [section.columns, *section.rows] if section.rows else []
     widths = [max(len(row[n]) for row in rows) for n in range(len(section.columns))] if rows else []
     lines = ["  ".join(_cell(cell, n, widths, section) for n, cell in enumerate(row)).rstrip() for row in rows]

@@ -96,7 +96,7 @@ def test_errors(
     assert code == 2 and message in shown and not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("command", ["", "inspect", "compact", "export", "verify"])
+@pytest.mark.parametrize("command", ["", "summarize", "inspect", "compact", "export", "verify"])
 def test_help_teaches(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """The help of each command shows commands that can be copied: they are read as they stand; and explains itself."""
     with pytest.raises(SystemExit, match="0"):
@@ -137,3 +137,26 @@ def test_a_checkpoint_that_is_not_compacted(masked: Path, capsys: pytest.Capture
     for command in (f"inspect {masked}", f"verify {masked} {masked} {CLASS} --example {SHAPE}"):
         code, shown = run(command, capsys)
         assert code == 2 and "`compact` writes a compacted checkpoint" in shown and "load_from" not in shown
+
+
+def test_summarize(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a LightningModule, or of a function that returns a network; as text, and as HTML where asked for."""
+    code, shown = run(f"summarize {CLASS} --arg width=4 --example {SHAPE} --html {tmp_path}/s.html", capsys)
+    assert code == 0 and shown.startswith("Net: ") and "50%" in shown and "Frozen, and why" in shown
+    assert "<table>" in (tmp_path / "s.html").read_text()
+    code, shown = run("summarize tests.lightning_compress.models:Net --example 1,3,8,8 --amounts 0.1", capsys)
+    assert code == 0 and "10%" in shown and "50%" not in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("summarize torch.nn:Linear --example 1,3", "Give what it takes with --arg"),
+        ("summarize builtins:dict --example 1,3", "is no module"),
+        (f"summarize {CLASS}", "`--example 1,3,32,32`"),
+    ],
+)
+def test_summarize_says_what_is_missing(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, exit code 2."""
+    code, shown = run(command, capsys)
+    assert code == 2 and message in shown

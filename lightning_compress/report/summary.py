@@ -1,0 +1,269 @@
+"""What pruning can do for a model, before anybody trains: groups, frozen channels with reasons, predicted costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import engine
+from engine.cost.predict import Predictor
+from engine.progress import notice
+from lightning_compress.report.content import Section, change, human, plain_section
+from lightning_compress.report.templating import render
+from lightning_compress.selection.ladders import ladder
+from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException
+from lightning_compress.trainer.target import find_model, from_shape, to_device
+
+__all__ = ["Frozen", "Prediction", "Summary", "summarize"]
+
+_SHOWN = 15  # groups and reasons that are shown; all are attributes
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Channels that cannot be removed, for one reason.
+
+    Attributes:
+        reason: why, with the line of the source where there is one.
+        layers: layers that produce them.
+        channels: how many.
+        macs: multiply-accumulates per sample of these layers.
+        params: their parameters.
+    """
+
+    reason: str
+    layers: tuple[str, ...]
+    channels: int
+    macs: int
+    params: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model costs without a part of the channels of each group.
+
+    Attributes:
+        amount: fraction of each group that is removed.
+        macs: multiply-accumulates per sample.
+        params: number of parameters.
+    """
+
+    amount: float
+    macs: int
+    params: int
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """What pruning can do for a model.
+
+    Attributes:
+        model: its class.
+        macs: multiply-accumulates per sample.
+        params: number of parameters.
+        groups: ``(name, layers, channels)`` of each prunable group, by first use.
+        frozen: what cannot be removed, the most expensive reason first.
+        predictions: costs by the fraction of channels that is removed of each group.
+        notes: what else is known, as about a configuration that could describe the small model.
+    """
+
+    model: str
+    macs: int
+    params: int
+    groups: tuple[tuple[str, tuple[str, ...], int], ...]
+    frozen: tuple[Frozen, ...]
+    predictions: tuple[Prediction, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join([self._title(), *map(plain_section, self._sections()), *self.notes])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return render("summary.html", title=self._title(), sections=self._sections(), notes=self.notes)
+
+    def _title(self) -> str:
+        channels = sum(size for _, _, size in self.groups)
+        frozen = sum(entry.channels for entry in self.frozen)
+        return (
+            f"{self.model}: {human(self.macs)} MACs per sample, {human(self.params)} parameters; "
+            f"{channels:,} prunable channels in {len(self.groups)} groups, {frozen:,} frozen"
+        )
+
+    def _sections(self) -> list[Section]:
+        sections = (self._predicted(), self._prunable(), self._reasons())
+        return [section for section in sections if section.rows]
+
+    def _predicted(self) -> Section:
+        rows = tuple(
+            (
+                f"{p.amount:.0%}",
+                human(p.macs),
+                change(self.macs, p.macs),
+                human(p.params),
+                change(self.params, p.params),
+            )
+            for p in self.predictions
+        )
+        heads = ("removed", "MACs", "change", "parameters", "change")
+        lead = "What is left without a part of the channels of each group."
+        return Section("Predicted", lead, heads, rows if self.groups else (), numbers=True)
+
+    def _prunable(self) -> Section:
+        rows = tuple((name, str(size), ", ".join(layers)) for name, layers, size in self.groups[:_SHOWN])
+        more = _more(len(self.groups), "groups")
+        lead = f"The layers of a group produce the same channels, and lose the same ones.{more}"
+        return Section("Groups", lead, ("group", "channels", "layers"), rows)
+
+    def _reasons(self) -> Section:
+        rows = tuple(
+            (
+                f"{entry.macs / max(self.macs, 1):.0%}",
+                f"{entry.params / max(self.params, 1):.0%}",
+                str(entry.channels),
+                _listed(entry.layers),
+                entry.reason,
+            )
+            for entry in self.frozen[:_SHOWN]
+        )
+        more = _more(len(self.frozen), "frozen")
+        lead = f"Channels that stay, by the share of the costs of the layers that produce them.{more}"
+        return Section("Frozen, and why", lead, ("MACs", "parameters", "channels", "layers", "reason"), rows)
+
+
+def summarize(
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    amounts: Sequence[float] = (0.25, 0.5, 0.75),
+    path: str | None = None,
+) -> Summary:
+    """Return what pruning can do for a model, before anybody trains it.
+
+    Args:
+        model: a network or a LightningModule; it is only read, and may be on ``meta``.
+        example_input: what it takes: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a
+            shape; None: the ``example_input_array`` of a LightningModule.
+        amounts: fractions of the channels of each group for which to predict the costs.
+        path: path of the model inside a LightningModule; None: as for the callbacks.
+
+    Returns:
+        A summary that prints as text and shows as a table in notebooks.
+
+    Raises:
+        MisconfigurationException: without an example input, or for an amount outside [0, 1].
+        TraceError: if the model rejects the example input.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
+        >>> summary = summarize(net, (1, 3, 16, 16))
+        >>> print(summary)
+        Sequential: 140 k MACs per sample, 954 parameters; 16 prunable channels in 2 groups, 2 frozen
+        <BLANKLINE>
+        Predicted
+        =========
+        What is left without a part of the channels of each group.
+        removed    MACs   change  parameters   change
+        25%      89.2 k  −36.1 %         608  −36.3 %
+        50%      49.1 k  −64.8 %         334  −65.0 %
+        75%      19.4 k  −86.1 %         132  −86.2 %
+        <BLANKLINE>
+        Groups
+        ======
+        The layers of a group produce the same channels, and lose the same ones.
+        group  channels  layers
+        0      8         0
+        2      8         2
+        <BLANKLINE>
+        Frozen, and why
+        ===============
+        Channels that stay, by the share of the costs of the layers that produce them.
+        MACs  parameters  channels  layers  reason
+        10%   15%         2         4       is an output of the model
+    """
+    for amount in amounts:
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount <= 1:
+            raise MisconfigurationException(f"`amounts` are fractions in [0, 1], got {amount!r}.")
+    network, example = _network(model, example_input, path)
+    with notice(f"Analysing {type(network).__name__}"):
+        return _summary(network, example, amounts)
+
+
+def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn.Module, Any]:
+    network, example = model, example_input
+    if isinstance(model, LIGHTNING_MODULES):
+        network = find_model(model, path)[1]  # type: ignore[arg-type]
+        example = model.example_input_array if example is None else example
+    if example is None:
+        raise MisconfigurationException(
+            f"There is no example input: `{type(model).__name__}` has no `example_input_array`. Pass one or its shape, "
+            "as in `example_input=torch.ones(1, 3, 32, 32)`."
+        )
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    return network, to_device(from_shape(example), device)
+
+
+def _summary(network: nn.Module, example: Any, amounts: Iterable[float]) -> Summary:
+    graph = engine.trace(network, example)
+    groups = engine.dependency_groups(network, example, graph=graph)
+    macs, params, table = engine.count_flops_params(network, example, verbose=False, masks={}, graph=graph)
+    return Summary(
+        type(network).__name__,
+        int(macs),
+        int(params),
+        tuple((group.name, group.layers, group.size) for group in groups if group.reason is None),
+        _frozen([group for group in groups if group.reason is not None], network, table),
+        tuple(_predictions(groups, Predictor(network, graph, groups), amounts)),
+        _notes(network),
+    )
+
+
+def _frozen(groups: Sequence[engine.Group], network: nn.Module, table: Mapping[str, Any]) -> tuple[Frozen, ...]:
+    by_reason: dict[str, list[engine.Group]] = {}
+    for group in groups:
+        by_reason.setdefault(group.reason or "", []).append(group)
+    entries = []
+    for reason, own in by_reason.items():
+        layers = tuple(dict.fromkeys(layer for group in own for layer in group.layers))
+        macs = sum(sum(table[layer]["flops"]) for layer in layers if layer in table)
+        modules = [network.get_submodule(layer) for layer in layers]
+        params = sum(p.numel() for module in modules for p in module.parameters(recurse=False))
+        entries.append(Frozen(reason, layers, sum(group.size for group in own), int(macs), params))
+    return tuple(sorted(entries, key=lambda entry: (-entry.macs, -entry.params)))
+
+
+def _predictions(groups: Sequence[engine.Group], predict: Predictor, amounts: Iterable[float]) -> Iterable[Prediction]:
+    scores = {group.name: torch.arange(float(group.size)) for group in groups if group.reason is None}
+    ladders = {group.name: ladder(group, scores[group.name]) for group in groups if group.name in scores}
+    for amount in amounts:
+        keep = {}
+        for name, steps in ladders.items():
+            stops = range(1, len(steps.stops))
+            keep[name] = steps.keep(sum(steps.removed(stop) <= amount * steps.dense + 1e-9 for stop in stops))
+        yield Prediction(float(amount), *predict(keep))
+
+
+def _notes(network: nn.Module) -> tuple[str, ...]:
+    config = getattr(network, "config", None)
+    origin = type(network).__module__.partition(".")[0]
+    if config is None or origin not in ("transformers", "diffusers"):
+        return ()
+    kind = type(config).__name__ if origin == "transformers" else "config"
+    return (
+        f"Whether a {kind} can describe the small model depends on the widths that pruning leaves: it has one number "
+        "for all blocks. The compacted checkpoint holds the plan and loads in any case.",
+    )
+
+
+def _listed(layers: Sequence[str]) -> str:
+    rest = f" and {len(layers) - 3} more" if len(layers) > 4 else ""
+    return ", ".join(layers if not rest else layers[:3]) + rest
+
+
+def _more(count: int, attribute: str) -> str:
+    return f" The first {_SHOWN} of {count}; all are in `.{attribute}`." if count > _SHOWN else ""
