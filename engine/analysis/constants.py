@@ -160,6 +160,8 @@ class Constants:
         Stored values may be rounded like everything computed from them. Where the code converts to a narrower dtype, to
         integers or to booleans, a constant computed in float64 would be a different number.
         """
+        if not array.numel():  # at another size there may be entries
+            return _varies(value)
         if array.isinf().any():
             self._infinite.add(value.index)
         array = self._cleaned(array)
@@ -185,7 +187,7 @@ class Constants:
         if value.name not in self.graph.changing:
             return self.plain(value)
         data = self._stored[value.name].detach()
-        plain = not (data.is_meta or data.is_complex()) and data.layout is torch.strided
+        plain = _is_plain(data) and not data.is_complex()
         return compact(data.to("cpu", torch.float64)) if plain else self[value]
 
     def _cleaned(self, array: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ class Constants:
             return _varies(value)
         if value.name is not None:
             data = self._stored[value.name].detach()
-            if data.is_meta:
+            if not _is_plain(data):
                 return torch.where(self.zero(value), 0.0, math.nan).double()
             if data.is_complex():  # only the zeros of complex numbers are tracked
                 data = torch.where(data == 0, 0.0, math.nan)
@@ -220,7 +222,7 @@ class Constants:
             mask = None if self._masks is None else self._masks.get(value.name)
             return data if mask is None else data * mask.to("cpu", torch.float64)
         held = value.data
-        if held is not None and not (held.is_meta or held.is_complex() or value.index in self.graph.resized):
+        if held is not None and held.numel() and _is_plain(held) and not (held.is_complex() or value.index in self.graph.resized):
             return compact(held.to("cpu", torch.float64))
         return _varies(value)
 
@@ -236,7 +238,7 @@ class Constants:
         if value.name in self._parameters and self._masks is not None:
             mask = self._masks.get(value.name)
             return torch.zeros([1] * value.ndim, dtype=torch.bool) if mask is None else (mask == 0).cpu()
-        if data.is_meta or value.name in self.graph.changing:
+        if not _is_plain(data) or value.name in self.graph.changing:
             return torch.zeros([1] * value.ndim, dtype=torch.bool)
         return (data == 0).cpu()
 
@@ -294,6 +296,11 @@ class Constants:
         """Return the array of a value for ops that do not preserve a profile, for which all but zeros varies."""
         array = self[value]
         return torch.where(array == 0, array, math.nan) if self.has_profile(value) else array
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the entries of a tensor are there, one beside the other."""
+    return not tensor.is_meta and tensor.layout is torch.strided
 
 
 def _varies(value: Value) -> Tensor:

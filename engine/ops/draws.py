@@ -18,12 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.program.graph import Node
 from engine.program.signature import signature
 
-__all__ = ["EvenDraws", "entrywise"]
+__all__ = ["EvenDraws", "draws", "entrywise"]
 
 _COPIES = frozenset({"detach", "clone", "to", "_to_copy", "contiguous", "alias"})
 _FACTORIES = ("new_", "empty", "zeros", "ones", "full", "rand")
 _IN_PLACE = ("normal_", "uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_")
 _LIKE = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}
+
+
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _is_random(node.args)
+
+
+def _is_random(args: Mapping[str, Any]) -> bool:
+    """Whether an op that may draw does so: attention and recurrent layers draw where they drop something."""
+    return args.get("train") is not False and all(args.get(name) != 0 for name in ("dropout", "dropout_p"))
 
 
 def entrywise(node: Node) -> bool:
@@ -68,9 +78,14 @@ class EvenDraws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op; random ops draw as described above."""
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        random = torch.Tag.nondeterministic_seeded in func.tags and _is_random(signature(func).bind(args, kwargs))
+        if not random:
             output = self._kernel(func, args, kwargs)
             return func(*args, **kwargs) if output is None else output
+        with self:  # dropout is one op in inference mode
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
         name = func.overloadpacket.__name__
         self._calls += 1
         with _seeded(self._calls):

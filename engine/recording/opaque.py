@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from engine.errors import TraceError
@@ -23,8 +24,8 @@ def is_kind(module: nn.Module, kind: str) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return what tells the memory of a tensor apart, as long as the tensor lives."""
-    return tensor.untyped_storage()._cdata
+    """Return what tells the memory of a tensor apart, as long as that lives; a sparse tensor stands for itself."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -id(tensor)
 
 
 @dataclass

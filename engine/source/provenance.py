@@ -35,6 +35,7 @@ from engine.source.sizes import (
     tell_numbers,
     truths_in,
 )
+from engine.source.spelled import spelled_out
 
 __all__ = ["DESCRIBING", "Provenance"]
 
@@ -195,6 +196,9 @@ class Provenance(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__set__" and func.__self__ is Tensor.data:
             return self._program.assign(*args)
+        written = spelled_out(func)
+        if written is not None:
+            return self._watching(written, args, kwargs)
         if name not in self._plain:
             if name in self._data:  # numbers that become entries of a tensor
                 tell_numbers(numbers_in((args, kwargs)))
@@ -217,6 +221,14 @@ class Provenance(TorchFunctionMode):
             dim = args[1] if len(args) > 1 else kwargs["dim"]
             return self._tag(args[0], args[0].size())[dim]
         return result
+
+    def _watching(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function of Python code with this mode on."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return function(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _uncertain(self, arguments: Any) -> list[int | float]:
         """Return the numbers among the arguments that may follow from what was read."""

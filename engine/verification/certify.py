@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from engine.ops import convolving, products
+from engine.ops.draws import EvenDraws
 from engine.ops.heads import headwise
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
@@ -353,9 +354,8 @@ def _call(
     observation.decisions = decisions.taken
     observer = _Observer(witness, looks, observation, decisions)
     remains = Remains(model, state)
-    with observer.following(model):
-        with observer:
-            out = call_model(model, *arguments)
+    with observer.following(model), observer, EvenDraws() if witness.draws else nullcontext():
+        out = call_model(model, *arguments)
         observation.outputs = [
             t.detach().to("cpu", copy=True) for t in results_of(out, model, remains.before, witness.weights)
         ]

@@ -270,8 +270,21 @@ class Proof:
             samples=self._samples(),
             shapes=tuple(run.shape for run in self._runs),
             compared=sum(dim >= 0 for dim in self._witness.dims),
-            notes=(*certificate.notes, *not_compared(self._rejected, certificate.notes), *self._strayed()),
+            notes=(
+                *certificate.notes,
+                *not_compared(self._rejected, certificate.notes),
+                *self._strayed(),
+                *self._drawn(),
+            ),
         )
+
+    def _drawn(self) -> Iterator[str]:
+        """Name what draws random numbers, of which a narrower model draws others."""
+        for node in self._witness.draws[:1]:
+            yield (
+                f"{node!r} draws random numbers in eval mode, as many as there are channels: two calls of either model "
+                "differ. Both were compared with the same number for all channels, and dropout left out."
+            )
 
     def _strayed(self) -> Iterator[str]:
         """Say where only outputs were compared."""

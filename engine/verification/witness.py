@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.compaction.build import Analysis
+from engine.ops.draws import draws
 from engine.program.contraction import Contraction
 from engine.program.graph import Node
 from engine.rule import Statistic
@@ -58,6 +59,7 @@ class Witness:
         dims: channel dimension of each; -1 for what is counted, and not looked at.
         opaque: names of modules whose inside is not looked at.
         decided: whether the code may decide by data which way it goes.
+        draws: calls that draw random numbers in eval mode, as many as there are channels that go.
         weights: attributes in which a run leaves what is made of parameters alone, by module and name; no results.
         before, after: indices to compare, by dimension, before and after compaction; None skips the node.
         sizes: for each dimension of a node's output, its size with the example input, before and after; None for a norm
@@ -72,6 +74,7 @@ class Witness:
     opaque: tuple[str, ...] = ()
     decided: bool = False
     weights: frozenset[tuple[str, str]] = frozenset()
+    draws: tuple[Node, ...] = ()
 
     @functools.cached_property
     def looks(self) -> tuple[tuple[Look | None, ...], tuple[Look | None, ...]]:
@@ -113,7 +116,15 @@ class Witness:
         graph = analysis.structure.graph
         columns: list[Any] = [tuple(column) for column in zip(*rows, strict=True)] if rows else [()] * 5
         witness_nodes, dims, before, after, sizes = columns
-        return cls(witness_nodes, dims, before, after, sizes, graph.opaque, graph.decided, graph.weights)
+        return cls(
+            witness_nodes, dims, before, after, sizes, graph.opaque, graph.decided, graph.weights, _draws(analysis)
+        )
+
+
+def _draws(analysis: Analysis) -> tuple[Node, ...]:
+    shape = analysis.kept.shrunk.shape
+    nodes = (node for node in analysis.structure.graph.nodes if node.path == "eval" and draws(node))
+    return tuple(node for node in nodes if any(shape(value) != value.shape for value in node.outputs))
 
 
 def _span(analysis: Analysis, node: Node) -> Statistic | None:

@@ -11,7 +11,7 @@ from torch import nn
 import engine
 from engine.analysis.constants import Constants
 from engine.compaction.build import canonical_tensors
-from tests.engine.exactness import masked, run
+from tests.engine.exactness import masked, randomised, run
 from tests.engine.nets import Net, constants_of, dead, image, plain
 
 
@@ -154,3 +154,32 @@ def test_train_mode_from_what_is_known(repaired: bool) -> None:
         assert quick.has_profile(value) == anew.has_profile(value)
         differ += not torch.equal(known[value].nan_to_num(7.0), anew[value].nan_to_num(7.0))
     assert differ > 0 or repaired
+
+
+class Detections(nn.Module):
+    """Sorts what passes a threshold by class, as RetinaNet and FCOS do; on the example nothing passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scores, self.boxes = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return boxes and classes of what was found."""
+        x = self.body(x).relu()
+        scores = self.scores(x).sigmoid()
+        kept = scores.flatten() > 2
+        places = torch.where(kept)[0]
+        rows = torch.div(places, 3, rounding_mode="floor")
+        if not len(rows):  # torchvision answers with new tensors, which are picked from all the same
+            return torch.zeros(0, 4)[rows], torch.zeros(0, dtype=torch.long)[rows]
+        return self.boxes(x)[rows], places % 3
+
+
+def test_nothing_is_known_of_what_is_empty() -> None:
+    """Ops on no entries run through, and what passes at another input is exact."""
+    model = randomised(Detections())
+    x = torch.randn(6, 4, dtype=torch.float64)
+    kept = (torch.arange(8) % 2).double()
+    masks = {"body": {"weight": kept[:, None].expand(8, 4), "bias": kept}}
+    speedup = engine.ModelSpeedup(model, x, masks, confidence=1)
+    assert speedup.speedup_model().body.out_features == 4  # type: ignore[union-attr]

@@ -180,3 +180,32 @@ def test_buffers_in_other_layouts_are_compared(form: str) -> None:
     stored = table.to_sparse() if form == "sparse" else torch.quantize_per_tensor(table, 0.1, 0, torch.qint8)
     model.register_buffer("table", stored)
     assert compacted(model).exact_in_train
+
+
+class Aligned(nn.Module):
+    """A sparse buffer that is read, or that only other methods read, as Whisper's alignment heads are."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.read = read
+        self.body, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+        self.register_buffer("heads", torch.eye(2).double().to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, mixed."""
+        x = self.head(self.body(x).relu()).mean((2, 3))
+        return torch.sparse.mm(self.heads, x.T) if self.read else x
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_sparse_buffer(read: bool) -> None:
+    """It has no memory of its own, and is the same before and after."""
+    model = Aligned(read).double()
+    before = model.heads.to_dense().clone()
+    kept = torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0])
+    speedup = engine.ModelSpeedup(
+        model, image(), {"body": {"weight": kept.view(-1, 1, 1, 1).expand(8, 3, 3, 3), "bias": kept}}, confidence=1
+    )
+    assert speedup.speedup_model().body.out_channels == 4  # type: ignore[union-attr]
+    assert speedup.certificate.verified and model.heads.layout is torch.sparse_coo
+    assert torch.equal(model.heads.to_dense(), before)

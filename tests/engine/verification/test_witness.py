@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -203,3 +204,40 @@ def test_what_differs_inside_is_found_on_another_way() -> None:
     assert one.strayed and two.strayed and torch.equal(one.outputs[0], two.outputs[0])
     error, where = compare(one, two, witness, 1e-9)
     assert error > 1e-3 and "'right'" in where
+
+
+class Prenet(nn.Module):
+    """Dropout that is on in eval mode, as Tacotron 2 has it before its recurrent layers."""
+
+    def __init__(self, steps: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(5, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+        self.cell = nn.LSTM(8, 8, batch_first=True) if steps else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return frames."""
+        for layer in (self.one, self.two):
+            x = nn.functional.dropout(layer(x).relu(), 0.5, training=True)
+        return self.out(x if self.cell is None else self.cell(x)[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_random_numbers_in_eval_mode_are_named(steps: bool) -> None:
+    """A narrower model draws fewer: both are compared with the same ones."""
+    model = randomised(Prenet(steps))
+    kept = (torch.arange(12) % 2).double()
+    masks = {"one": {"weight": kept[:, None].expand(12, 5), "bias": kept}}
+    speedup = engine.ModelSpeedup(model, torch.zeros(2, 4, 5, dtype=torch.float64), masks, confidence=1)
+    assert speedup.speedup_model().one.out_features == 6  # type: ignore[union-attr]
+    assert speedup.certificate.verified
+    assert any("dropout" in note and "in eval mode" in note for note in speedup.certificate.notes)
+
+
+def test_a_model_that_draws_nothing_says_nothing() -> None:
+    """Attention and recurrent layers that drop nothing in eval mode."""
+    model = randomised(nn.Sequential(nn.Linear(5, 12), nn.Dropout(0.5), nn.LSTM(12, 4, 2, dropout=0.5)))
+    kept = (torch.arange(12) % 2).double()
+    masks = {"0": {"weight": kept[:, None].expand(12, 5), "bias": kept}}
+    speedup = engine.ModelSpeedup(model, torch.zeros(2, 4, 5, dtype=torch.float64), masks, confidence=1)
+    speedup.speedup_model()
+    assert not any("in eval mode" in note for note in speedup.certificate.notes)
