@@ -13,7 +13,6 @@ from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
 from engine.compaction.parts import certify
 from engine.compaction.plan import Plan
-from engine.compaction.replace import Replace, check_functions, opaque_names
 from engine.compaction.spreading import candidates
 from engine.cost.count import Counter
 from engine.errors import InputError, VerificationError
@@ -23,6 +22,9 @@ from engine.program.graph import Graph
 from engine.removal.finite import check_finite
 from engine.removal.structure import structure_of
 from engine.rule import Registry
+from engine.surgery.exchange import Replace
+from engine.surgery.norms import NarrowedNorm
+from engine.surgery.replacements import check_functions, opaque_names
 from engine.tracer import check_model, trace
 from engine.verification.certify import Certificate
 from engine.verification.entries import EntryProof
@@ -217,10 +219,11 @@ class ModelSpeedup:
     def _decided(self) -> tuple[Analysis, bool]:
         """Return the analysis, and whether its plan is exact: ordinary norms are not."""
         analysis = self._analysed()
-        if not (self._plain_norms and analysis.plan.widened):
+        plan = analysis.plan
+        if not (self._plain_norms and plan.of(NarrowedNorm)):
             return analysis, True
-        norms = tuple(replace(norm, plain=True, fill=None) for norm in analysis.plan.widened)
-        return replace(analysis, plan=replace(analysis.plan, widened=norms)), False
+        exchanges = [replace(e, plain=True, fill=None) if isinstance(e, NarrowedNorm) else e for e in plan.exchanges]
+        return replace(analysis, plan=replace(plan, exchanges=tuple(exchanges))), False
 
     def _analysed(self) -> Analysis:
         """Analyse the model, and again if it pays to separate some layers from the sums they feed."""

@@ -27,11 +27,9 @@ from torch.nn.parameter import is_lazy
 
 from engine.errors import InputError, TraceError
 from engine.ops.draws import entrywise
-from engine.ops.heads import headwise, shape_free
 from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
 from engine.ops.spread import separate_layers
-from engine.ops.wide import plain_norms, spans_of
 from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
@@ -55,6 +53,8 @@ from engine.recording.rehearsal import trained
 from engine.recording.substitutes import does_the_same, substitutes
 from engine.source.integers import tagged
 from engine.source.sizes import Size
+from engine.surgery.attention import headwise, shape_free
+from engine.surgery.norms import plain_norms, spans_of
 
 __all__ = ["call_model", "check_model", "resolve_inputs", "trace"]
 

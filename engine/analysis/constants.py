@@ -222,7 +222,12 @@ class Constants:
             mask = None if self._masks is None else self._masks.get(value.name)
             return data if mask is None else data * mask.to("cpu", torch.float64)
         held = value.data
-        if held is not None and held.numel() and _is_plain(held) and not (held.is_complex() or value.index in self.graph.resized):
+        if (
+            held is not None
+            and held.numel()
+            and _is_plain(held)
+            and not (held.is_complex() or value.index in self.graph.resized)
+        ):
             return compact(held.to("cpu", torch.float64))
         return _varies(value)
 

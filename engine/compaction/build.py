@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,17 @@ from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.compaction.folds import folds_of
 from engine.compaction.plan import Plan
-from engine.compaction.replace import Replacement, shapes_of
 from engine.compaction.slices import Slice, slice_from_mask, slice_from_rows
 from engine.compaction.stale import stale
-from engine.ops.spread import Spread
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Value
 from engine.program.stored import stored_tensors
-from engine.recording.probe import channel_inputs, channel_outputs
-from engine.recording.recorder import MODULE
 from engine.removal.keep import Kept, corrections, decide, only_zeros, refilled
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import structure_of
 from engine.rule import Registry
+from engine.surgery.exchange import Decision, Exchange, Refill
+from engine.surgery.kinds import exchanges_of
 from engine.tracer import trace
 
 __all__ = ["Analysis", "analyse", "exact_in_train", "plan_of"]
@@ -92,9 +90,8 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     structure, kept = analysis.structure, analysis.kept
     graph, keep = structure.graph, kept.shrunk.keep
     made_up = corrections(structure, kept.constants, kept.shrunk)  # these hold in any mode
-    if {fold.name for fold in analysis.plan.folds} - set(made_up) or any(
-        norm.fill is not None for norm in kept.widened
-    ):
+    made_by_folds = {fold.name for fold in analysis.plan.folds} - set(made_up)
+    if made_by_folds or not all(exchange.exact_in_train for exchange in analysis.plan.exchanges):
         return False
     stored = canonical_tensors(model, graph)
     constants = Constants(
@@ -110,39 +107,39 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     )
 
 
+def _decision(kept: Kept, masks: Mapping[str, Tensor], narrowed: Collection[str]) -> Decision:
+    shrunk = kept.shrunk
+    return Decision(
+        shrunk.structure.graph, masks, narrowed, shrunk.keep, shrunk.mask, kept.norms, kept.pins, [*_refills(kept)]
+    )
+
+
+def _refills(kept: Kept) -> Iterator[Refill]:
+    shrunk = kept.shrunk
+    for node, slots, values in refilled(shrunk.structure, kept.constants, kept.use):
+        after = shrunk.indices(node.output, node.args["dim"] % node.output.ndim)
+        everything = torch.ones(len(slots), dtype=torch.bool)
+        yield Refill(node, shrunk.keep[slots], everything if after is None else after, values)
+
+
 def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
     """Turn a decision into a plan."""
     graph = kept.shrunk.structure.graph
     cuts = {name: _slice(name, value, kept.shrunk) for name, value in graph.stored.items()}
     slices = {name: cut for name, cut in cuts.items() if cut is not None}
-    replaced = tuple(_replacements(kept, masks))
-    notes = [f"{r.module!r} ({r.kind}) is replaced; a fresh model needs the same replacement." for r in replaced]
+    exchanges = exchanges_of(_decision(kept, masks, slices))
+    notes = [note for exchange in exchanges for note in exchange.notes]
     notes += [f"{name!r} is masked as a whole: what it puts out is constant." for name in _dead_layers(kept)]
     attributes = kept.shrunk.attributes()
     notes += stale(graph, slices, attributes)
     return Plan(
         slices=slices,
-        masks=_inner_masks(_outside(masks, graph, replaced), slices),
+        masks=_inner_masks(_outside(masks, graph, exchanges), slices),
         folds=tuple(folds_of(kept, slices)),
         attributes=attributes,
-        headwise=tuple(n for n in sorted(graph.headwise) if any(s.startswith(f"{n}." if n else "") for s in slices)),
-        widened=kept.widened,
-        spread=tuple(_spread(kept)),
-        pins=kept.pins,
-        replaced=replaced,
+        exchanges=exchanges,
         notes=tuple(dict.fromkeys((*kept.reasons, *graph.notes, *notes))),
     )
-
-
-def _spread(kept: Kept) -> Iterator[Spread]:
-    shrunk = kept.shrunk
-    for node, slots, values in refilled(shrunk.structure, kept.constants, kept.use):
-        dim = node.args["dim"] % node.output.ndim
-        after = shrunk.indices(node.output, dim)
-        after = torch.ones(len(slots), dtype=torch.bool) if after is None else after
-        spread = Spread.of(node.module, node.args["dim"], shrunk.keep[slots], after, values)
-        if spread is not None:
-            yield spread
 
 
 def _dead_layers(kept: Kept) -> Iterator[str]:
@@ -160,35 +157,9 @@ def _slice(name: str, value: Value, shrunk: Shrunk) -> Slice | None:
     return None if mask is None else slice_from_mask(value.shape, mask, name)
 
 
-def _replacements(kept: Kept, masks: Mapping[str, Tensor]) -> Iterator[Replacement]:
-    """Yield the modules that a user's function has to narrow: opaque modules that lose channels."""
-    graph, shrunk = kept.shrunk.structure.graph, kept.shrunk
-    for name in graph.opaque:
-        calls = [node for node in graph.nodes if node.module == name and node.op == MODULE]
-        inputs = [channel_inputs(node) for node in calls]
-        if any(
-            shrunk.mask(v) is not None for node, vs in zip(calls, inputs, strict=True) for v in (*vs, *node.outputs)
-        ):
-            module = calls[0].args["module"]
-            names = {n: graph.aliases[f"{name}.{n}"] for n, _ in module.named_parameters()}
-            yield Replacement(
-                name,
-                graph.types[name].__name__,
-                inputs=tuple((_stays(v, shrunk), v.shape) for v in inputs[0]),
-                outputs=tuple((_stays(v, shrunk), v.shape) for v in channel_outputs(calls[0])),
-                weights={n: masks[canonical] for n, canonical in names.items() if canonical in masks},
-                stored=shapes_of(module),
-            )
-
-
-def _stays(value: Value, shrunk: Shrunk) -> Tensor:
-    mask = shrunk.mask(value)
-    return torch.ones([1] * value.ndim, dtype=torch.bool) if mask is None else mask
-
-
-def _outside(masks: Mapping[str, Tensor], graph: Graph, replaced: tuple[Replacement, ...]) -> dict[str, Tensor]:
-    """Return the masks without those of replaced modules, which are passed to the user's functions."""
-    inside = {graph.aliases[f"{r.module}.{name}"] for r in replaced for name in r.weights}
+def _outside(masks: Mapping[str, Tensor], graph: Graph, exchanges: Iterable[Exchange]) -> dict[str, Tensor]:
+    """Return the masks without those that exchanges apply themselves."""
+    inside = {graph.aliases[name] for exchange in exchanges for name in exchange.masked}
     return {name: mask for name, mask in masks.items() if name not in inside}
 
 

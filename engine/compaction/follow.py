@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from engine.compaction.compact import Compaction
 from engine.compaction.digest import digest
-from engine.compaction.history import KEY, VERSION, Entry, history, is_compacted, same_steps
+from engine.compaction.format import KEY, VERSION, upgraded
+from engine.compaction.history import Entry, history, is_compacted, same_steps
 from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Unpacked
@@ -193,8 +194,9 @@ def reshape(
             change.rollback()
 
     try:
-        _in_turn(_growths(model, wanted or {}), changes)
-        _in_turn(_compactions(model, wanted or {}), changes)
+        present = {path: {**entry, "plans": [*map(upgraded, entry["plans"])]} for path, entry in (wanted or {}).items()}
+        _in_turn(_growths(model, present), changes)
+        _in_turn(_compactions(model, present), changes)
         wrong = _misfit(model, shapes)
         if wrong is not None:
             raise CheckpointError(f"The weights do not fit {type(model).__name__}: {wrong}")

@@ -13,11 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from engine.compaction.digest import digest
+from engine.compaction.format import KEY, VERSION
 from engine.program.stored import distinct_modules
 
 __all__ = [
-    "KEY",
-    "VERSION",
     "Entry",
     "Step",
     "certify",
@@ -31,8 +30,6 @@ __all__ = [
     "tell",
 ]
 
-KEY = "lightning_compress"
-VERSION = 2
 _ATTRIBUTE = "_compactions"
 _CONTAINERS = ("_parameters", "_buffers", "_modules", _ATTRIBUTE)
 

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from torch import nn
 
 from engine.compaction import history as whole
-from engine.compaction.history import KEY, VERSION, Entry, Step, history
+from engine.compaction.format import KEY, VERSION
+from engine.compaction.history import Entry, Step, history
 from engine.errors import CheckpointError
 from engine.program.stored import distinct_modules
 

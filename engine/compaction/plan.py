@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from engine.compaction.compact import Compaction, OptimizerLike
 from engine.compaction.folds import Fold
-from engine.compaction.reading import check_unique
-from engine.compaction.replace import Replace, Replacement
+from engine.compaction.format import FORMAT, upgraded
 from engine.compaction.slices import Packed, Slice, Unpacked
 from engine.errors import PlanError
-from engine.ops.spread import Spread
-from engine.ops.wide import Widening, chained
 from engine.program.garbage import uncollected
-from engine.source.pins import Pin, merged
+from engine.surgery.exchange import Exchange, Replace
+from engine.surgery.kinds import exchanges_from, joined, printed, state_of
 
-__all__ = ["FORMAT", "Plan"]
+__all__ = ["Plan"]
 
-FORMAT = 1
+_Kind = TypeVar("_Kind", bound=Exchange)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +39,7 @@ class Plan:
             dimensions that they do not depend on.
         folds: constants of removed channels and their targets, in the new shape.
         attributes: module name -> integer attributes to set.
-        headwise: attention modules to exchange for a form without fixed sizes.
-        widened: norms that lose channels.
-        spread: layers that lose channels which their consumers keep.
-        pins: size arguments to set in the forward of single modules.
-        replaced: modules that a user's function narrows. The function itself is not part of the plan.
+        exchanges: changes of modules beyond their tensors and integers, in order: see `engine.surgery`.
         notes: remarks, such as what could not be removed.
 
     Raises:
@@ -68,22 +62,21 @@ class Plan:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     folds: tuple[Fold, ...] = ()
     attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    headwise: tuple[str, ...] = ()
-    widened: tuple[Widening, ...] = ()
-    spread: tuple[Spread, ...] = ()
-    pins: tuple[Pin, ...] = ()
-    replaced: tuple[Replacement, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is narrowed and nothing is folded."""
-        return not self.slices and not self.folds and not self.replaced
+        """Whether nothing is narrowed, folded or exchanged."""
+        return not self.slices and not self.folds and not self.exchanges
+
+    def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Return the exchanges of one kind."""
+        return tuple(exchange for exchange in self.exchanges if isinstance(exchange, kind))
 
     def structure(self) -> Plan:
         """Return the plan without values: what a model of the same class needs to load the narrowed weights."""
-        replaced = tuple(replace(module, weights={}) for module in self.replaced)
-        return replace(self, masks={}, folds=(), replaced=replaced)
+        return replace(self, masks={}, folds=(), exchanges=tuple(exchange.structure() for exchange in self.exchanges))
 
     def then(self, later: Plan) -> Plan:
         """Return the structure of a plan that is equivalent to this one followed by a later one.
@@ -105,15 +98,10 @@ class Plan:
         for name, cut in last.slices.items():
             slices[name] = slices[name].then(cut) if name in slices else cut
         names = dict.fromkeys((*first.attributes, *last.attributes))
-        replaced_names = {module.module for module in first.replaced}
         return Plan(
             slices=slices,
             attributes={name: {**first.attributes.get(name, {}), **last.attributes.get(name, {})} for name in names},
-            headwise=tuple(dict.fromkeys((*first.headwise, *last.headwise))),
-            widened=chained(first.widened, last.widened),
-            spread=(*first.spread, *last.spread),
-            pins=merged(first.pins, last.pins),
-            replaced=(*first.replaced, *(module for module in last.replaced if module.module not in replaced_names)),
+            exchanges=joined(first.exchanges, last.exchanges),
             notes=tuple(dict.fromkeys((*first.notes, *last.notes))),
         )
 
@@ -139,11 +127,7 @@ class Plan:
             masks=part(self.masks),
             folds=tuple(replace(f, name=f.name.removeprefix(prefix)) for f in self.folds if f.name.startswith(prefix)),
             attributes={name(module): values for module, values in self.attributes.items() if inside(module)},
-            headwise=tuple(name(module) for module in self.headwise if inside(module)),
-            widened=tuple(replace(norm, module=name(norm.module)) for norm in self.widened if inside(norm.module)),
-            spread=tuple(replace(layer, module=name(layer.module)) for layer in self.spread if inside(layer.module)),
-            pins=tuple(replace(pin, module=name(pin.module)) for pin in self.pins if inside(pin.module)),
-            replaced=tuple(replace(m, module=name(m.module)) for m in self.replaced if inside(m.module)),
+            exchanges=tuple(e.renamed(name(e.module)) for e in self.exchanges if inside(e.module)),
         )
 
     def apply(
@@ -191,12 +175,10 @@ class Plan:
         Raises:
             PlanError: if something does not fit.
         """
-        change = Compaction(model, optimizer)
+        change = Compaction(model, optimizer, customized_replace_func)
         change.add_tensors(self.slices, self.masks, self.folds)
         change.add_attributes(self.attributes)
-        change.add_classes(self.pins, self.widened, self.headwise)
-        change.add_spread(self.spread)
-        change.add_replacements(self.replaced, customized_replace_func or {})
+        change.add_exchanges(self.exchanges)
         if not self.is_empty:
             change.add_history(self.structure().state_dict())
         return change
@@ -210,11 +192,7 @@ class Plan:
             "masks": dict(self.masks),
             "folds": [fold.state_dict() for fold in self.folds],
             "attributes": {module: dict(values) for module, values in self.attributes.items()},
-            "headwise": list(self.headwise),
-            "widened": [norm.state_dict() for norm in self.widened],
-            "spread": [layer.state_dict() for layer in self.spread],
-            "pins": [pin.state_dict() for pin in self.pins],
-            "replaced": [module.state_dict() for module in self.replaced],
+            "exchanges": [state_of(exchange) for exchange in self.exchanges],
             "notes": list(self.notes),
         }
 
@@ -229,14 +207,10 @@ class Plan:
         Raises:
             PlanError: for a newer format, or if something is missing or has the wrong type.
         """
-        version = state.get("format") if isinstance(state, Mapping) else None
-        if not isinstance(version, int) or version < 1:
-            raise PlanError("This is no compaction plan: it has no format number.")
-        if version > FORMAT:
-            raise PlanError(f"The plan has format {version}; this version reads up to {FORMAT}. Update the package.")
+        state = upgraded(state)
         unpacked = Unpacked() if unpacked is None else unpacked
         try:
-            plan = cls(
+            return cls(
                 slices={str(name): Slice.from_state_dict(cut, unpacked) for name, cut in state["slices"].items()},
                 masks={str(name): _bool(mask) for name, mask in state["masks"].items()},
                 folds=tuple(Fold.from_state_dict(fold) for fold in state["folds"]),
@@ -244,20 +218,11 @@ class Plan:
                     str(module): {str(k): int(v) for k, v in values.items()}
                     for module, values in state["attributes"].items()
                 },
-                headwise=tuple(str(name) for name in state["headwise"]),
-                widened=tuple(Widening.from_state_dict(norm) for norm in state["widened"]),
-                spread=tuple(Spread.from_state_dict(layer) for layer in state.get("spread", ())),
-                pins=tuple(Pin.from_state_dict(pin) for pin in state["pins"]),
-                replaced=tuple(Replacement.from_state_dict(module) for module in state["replaced"]),
+                exchanges=exchanges_from(state["exchanges"]),
                 notes=tuple(str(note) for note in state["notes"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"The plan is damaged ({type(error).__name__}: {error}).") from error
-        check_unique("spread", (layer.module for layer in plan.spread))
-        check_unique("narrowed", (norm.module for norm in plan.widened))
-        check_unique("given another form", plan.headwise)
-        check_unique("replaced", (module.module for module in plan.replaced))
-        return plan
 
     def __str__(self) -> str:
         if self.is_empty:
@@ -265,13 +230,8 @@ class Plan:
         width = max(len(name) for name in self.slices) if self.slices else 0
         rows = [f"  {name:<{width}}  {list(cut.before)} -> {list(cut.shape)}" for name, cut in self.slices.items()]
         folds = [f"  {fold.name} takes up the constants of removed channels" for fold in self.folds]
-        pins = [f"  {pin.function} of {pin.module!r} is given the size {pin.value}" for pin in self.pins]
         notes = [f"  {note}" for note in self.notes]
-        norms = [f"  {norm.module} keeps the statistics of {norm.size} channels" for norm in self.widened]
-        layers = [f"  the output of {layer.module} to {len(layer.table)} channels" for layer in self.spread]
-        modules = [f"  {module.module} ({module.kind}), by a function of the user" for module in self.replaced]
-        sections = [("Plan:", rows), ("Folded:", folds), ("Norms:", norms), ("Spread:", layers), ("Pinned:", pins)]
-        sections += [("Replaced:", modules), ("Notes:", notes)]
+        sections = [("Plan:", rows), ("Folded:", folds), *printed(self.exchanges), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 
 

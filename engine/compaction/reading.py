@@ -16,12 +16,11 @@ from torch import Tensor
 
 from engine.errors import PlanError
 
-__all__ = ["check_plans", "check_unique"]
+__all__ = ["check_plans"]
 
 _PLANS = 1000
 _PARTS = 500_000
-_NOTES = 10_000
-_PINS = 10_000
+_MOST = {"notes": 10_000, "pins": 10_000}
 _LARGEST = 2**62
 _FREE = 16 * 2**20  # bytes allowed for index sets in any file
 _TIMES = 1.5  # additional bytes, as a multiple of the file size
@@ -44,35 +43,14 @@ def check_plans(plans: Iterable[Any], size: int) -> None:
     plans = list(plans)
     if len(plans) > _PLANS:
         raise PlanError(f"There are {len(plans)} plans; a network is compacted up to {_PLANS} times.")
-    for part, most in (("notes", _NOTES), ("pins", _PINS)):
-        count = sum(len(plan[part]) for plan in plans if isinstance(plan, Mapping) and _sized(plan.get(part)))
-        if count > most:
-            raise PlanError(f"The plans have {count} {part}, and may have {most}.")
     _Counter(_FREE + int(_TIMES * size)).add("", plans)
-
-
-def check_unique(what: str, names: Iterable[str]) -> None:
-    """Reject a plan that changes one module twice in the same way.
-
-    Raises:
-        PlanError: naming the module.
-    """
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise PlanError(f"The plan is damaged: {name!r} is {what} twice.")
-        seen.add(name)
-
-
-def _sized(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
 
 
 class _Counter:
     """Counts the parts of plans as often as they are referenced, and index sets once."""
 
     def __init__(self, memory: int) -> None:
-        self._parts, self._memory = _PARTS, memory
+        self._parts, self._memory, self._counts = _PARTS, memory, dict.fromkeys(_MOST, 0)
         self._seen: set[int] = set()
 
     def add(self, key: str, value: Any, table: bool = False) -> None:
@@ -83,7 +61,8 @@ class _Counter:
         if isinstance(value, Mapping):
             for name, item in value.items():
                 self.add(str(name), item, table or key in _TABLES)
-        elif _sized(value):
+        elif isinstance(value, (list, tuple)):
+            self._count(key, len(value))
             for item in value:
                 self.add(key, item, table)
         elif isinstance(value, Tensor):
@@ -92,6 +71,12 @@ class _Counter:
             self._add_tensor(key, value)
         elif isinstance(value, int) and abs(value) > _LARGEST:
             raise PlanError(f"The plan is damaged: it has a number of {value.bit_length()} bits.")
+
+    def _count(self, key: str, number: int) -> None:
+        if key in _MOST:
+            self._counts[key] += number
+            if self._counts[key] > _MOST[key]:
+                raise PlanError(f"The plans have {self._counts[key]} {key}, and may have {_MOST[key]}.")
 
     def _add_tensor(self, key: str, tensor: Tensor) -> None:
         if id(tensor) in self._seen:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from engine.compaction.digest import digest
 from engine.compaction.follow import compactable, entries, joined_entries, reshape, shapes_in
-from engine.compaction.history import KEY, VERSION, Entry, entry_of, history
+from engine.compaction.format import KEY, VERSION
+from engine.compaction.history import Entry, entry_of, history
 from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.reading import check_plans
@@ -60,7 +61,7 @@ def content_of(model: nn.Module) -> dict[str, Any]:
 
     Example:
         >>> content_of(nn.Linear(1, 1))
-        {'version': 2, 'compacted': {}, 'sha256': None}
+        {'version': 3, 'compacted': {}, 'sha256': None}
     """
     entries_by_path = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
     share = part_entry(model)

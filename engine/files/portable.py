@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.compaction.history import KEY
+from engine.compaction.format import KEY
 from engine.errors import CheckpointError, InputError
 from engine.files.atomic import replacing, unwritable
 from engine.files.tensors import check_text, opened_tensors

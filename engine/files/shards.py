@@ -23,7 +23,7 @@ from engine.compaction.compact import compacted
 from engine.compaction.digest import digest
 from engine.compaction.folds import Fold
 from engine.compaction.follow import compactable, entries, reshape
-from engine.compaction.history import KEY
+from engine.compaction.format import KEY
 from engine.compaction.plan import Plan
 from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError, InputError

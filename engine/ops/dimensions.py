@@ -24,7 +24,7 @@ from engine.ops.products import einsum_layer, or_layer
 from engine.program.expressions import Apply, ShapeOf
 from engine.program.graph import Node, Value
 from engine.rule import Demand, Rule, Shapes, Statistic
-from engine.source.pins import SCALE
+from engine.surgery.edits import SCALE
 
 __all__ = ["RULES"]
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from engine.analysis.constants import Constants
 from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
-from engine.ops.heads import head_sizes
 from engine.ops.samples import Apply, chain
 from engine.program.arrays import support, view_array
 from engine.program.expressions import Apply as Computed
 from engine.program.expressions import Expr, ShapeOf
 from engine.program.graph import Node, Origin, Value
 from engine.rule import Demand, Rule, Sample, Shapes
+from engine.surgery.attention import head_sizes
 
 __all__ = [
     "MOVES",

@@ -1,7 +1,7 @@
 """Layer norm, RMS norm and group norm, whose statistics span channels; instance norm, whose span positions only.
 
 A channel of a layer norm, RMS norm or group norm can be removed if it is constant at the input of the norm;
-`engine.ops.wide` preserves the statistics. All groups of a group norm keep equally many channels.
+`engine.surgery.norms` preserves the statistics. All groups of a group norm keep equally many channels.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from engine.analysis.constraints import Equal
 from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, residual
-from engine.ops.wide import can_widen
 from engine.program.arrays import align, any_over
 from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample, Shapes, Statistic
+from engine.surgery.norms import can_narrow
 
 __all__ = ["RULES"]
 
@@ -28,7 +28,7 @@ __all__ = ["RULES"]
 def _correctable(node: Node, labels: Labels) -> bool:
     """Whether the norm spans only the last dimension and its module's class can be exchanged."""
     over_last = len(node.args["normalized_shape"]) == 1
-    return over_last and can_widen(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
+    return over_last and can_narrow(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
 
 
 def _affine(node: Node) -> list[Value]:
@@ -86,7 +86,7 @@ def _statistic(node: Node) -> Statistic | None:
 
 def _group_labels(node: Node, labels: Labels) -> None:
     source, groups = node.args["input"], _groups(node)
-    correctable = can_widen(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
+    correctable = can_narrow(labels.graph.types[node.module]) and all(v.stored for v in _affine(node))
     dims = [d for d in range(1, source.ndim) if d > 1 or not correctable]
     for layer in labels.without(source, dims, f"{node!r} averages over it"):
         labels.add(node.output, layer)

@@ -20,7 +20,7 @@ from engine.program.arrays import any_over, support, uniform
 from engine.program.expressions import ShapeOf
 from engine.program.graph import Node
 from engine.rule import Demand, Rule, Sample, Shapes, Statistic
-from engine.source.pins import DIVISOR
+from engine.surgery.edits import DIVISOR
 
 __all__ = ["RULES"]
 

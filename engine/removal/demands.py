@@ -16,7 +16,8 @@ from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf,
 from engine.program.graph import Node, Value
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Shapes
-from engine.source.pins import Pin, is_pinned, pin_of
+from engine.surgery.edits import Pin
+from engine.surgery.pins import is_pinned, pin_of
 
 __all__ = ["Settled", "Unmet", "asked_numbers", "one_number", "settle"]
 

@@ -20,14 +20,14 @@ from engine.analysis.constraints import closed
 from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.errors import RuleError
-from engine.ops.wide import Widening
 from engine.program.contraction import Contraction
 from engine.program.graph import Node, Value
 from engine.removal.demands import settle
 from engine.removal.homes import Homes
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import readers_of_zeros
-from engine.source.pins import Pin
+from engine.surgery.edits import Pin
+from engine.surgery.exchange import Span
 
 __all__ = ["Consumer", "Kept", "alive", "consumers", "corrections", "decide", "only_zeros", "refilled"]
 
@@ -95,7 +95,7 @@ class Kept:
         carriers: slots that are kept only to carry constants.
         consumers: all contractions with slots at their input.
         constants, use: the analyses behind the decision.
-        widened: norms that lose constant channels.
+        norms: norms over removable channels.
         pins: arguments in the code that have to be pinned.
         reasons: why slots are kept because of a size written in the code.
     """
@@ -105,7 +105,7 @@ class Kept:
     consumers: tuple[Consumer, ...]
     constants: Constants
     use: Use
-    widened: tuple[Widening, ...] = ()
+    norms: tuple[Span, ...] = ()
     pins: tuple[Pin, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -173,22 +173,12 @@ def _disagreement(calls: list[Consumer]) -> Tensor:
     return differ
 
 
-@dataclass(frozen=True, eq=False)
-class _Norm:
-    """A norm over channels: slot and constant of each, NaN where it varies."""
-
-    module: str
-    slots: Tensor
-    constants: Tensor
-    groups: int
-
-
-def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
+def _norms(structure: Structure, constants: Constants, use: Use) -> list[Span]:
     """Return the norms over removable channels; all calls of one module must see the same constants.
 
     Calls over frozen channels may have other sizes (``F.layer_norm(x, x.shape[-1:])`` in one module).
     """
-    norms_by_module: dict[str, _Norm] = {}
+    norms_by_module: dict[str, Span] = {}
     for node in structure.graph.nodes:
         statistic = structure.rules.rule(node.op).statistic
         span = None if statistic is None else statistic(node)
@@ -203,7 +193,7 @@ def _norms(structure: Structure, constants: Constants, use: Use) -> list[_Norm]:
         before = norms_by_module.get(node.module)
         if before is not None:
             row = torch.where(row == before.constants, row, torch.nan)
-        norms_by_module[node.module] = _Norm(node.module, slots, row, span.groups)
+        norms_by_module[node.module] = Span(node.module, slots, row, span.groups)
     return list(norms_by_module.values())
 
 
@@ -228,14 +218,6 @@ def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[t
             if slots is not None:
                 row = constants.along(span.input, span.dim)
                 yield node, slots, torch.where(use.along(span.input, span.dim), row, 0.0)
-
-
-def _widened(norms: list[_Norm], keep: Tensor) -> Iterator[Widening]:
-    for norm in norms:
-        gone = ~keep[norm.slots]
-        if gone.any():
-            fill = norm.constants[gone]
-            yield Widening(norm.module, len(gone), int((~gone).sum()), fill if fill.any() else None, norm.groups)
 
 
 def _cover(needs: list[Tensor]) -> list[int]:
@@ -319,7 +301,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
         shrunk, pins, unmet = settle(Shrunk(structure, keep))
         if not unmet:
             carried = torch.tensor(sorted(carriers), dtype=torch.long)
-            return Kept(shrunk, carried, readers, constants, use, tuple(_widened(norms, keep)), pins, tuple(reasons))
+            return Kept(shrunk, carried, readers, constants, use, tuple(norms), pins, tuple(reasons))
         before = int(keep.sum())
         for _, reason, slots in unmet:
             keep[slots] = True

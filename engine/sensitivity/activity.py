@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.analysis.propagate import Structure
 from engine.errors import TraceError
 from engine.groups import Group, units_at
-from engine.ops.heads import headwise
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
@@ -21,6 +20,7 @@ from engine.recording.evaluation import evaluation
 from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.sensitivity.importance import unit_sums
+from engine.surgery.attention import headwise
 from engine.tracer import call_model
 
 __all__ = ["Activity", "ActivityMeter"]

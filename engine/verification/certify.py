@@ -23,12 +23,12 @@ from torch.utils.hooks import RemovableHandle
 
 from engine.ops import convolving, products
 from engine.ops.draws import EvenDraws
-from engine.ops.heads import headwise
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.evaluation import State, evaluation
 from engine.recording.standin import StandIn
+from engine.surgery.attention import headwise
 from engine.tracer import call_model
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms

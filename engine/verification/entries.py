@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from engine.compaction.build import Analysis
 from engine.errors import TraceError, VerificationError
-from engine.ops.heads import headwise
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.program.trees import map_tensors, results_in
 from engine.recording.around import around
 from engine.recording.evaluation import evaluation
+from engine.surgery.attention import headwise
 from engine.tracer import call_entry
 from engine.verification.certify import Certificate
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes

@@ -15,6 +15,7 @@ from engine.errors import TraceError, VerificationError
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
+from engine.surgery.replacements import Replacement
 from engine.verification.certify import Certificate, Observation, observe
 from engine.verification.comparison import compare
 from engine.verification.memory import give_back
@@ -79,7 +80,7 @@ class Proof:
     ) -> None:
         self._model, self._analysis = model, analysis
         self._graph, self._batch_dim, self._confidence = analysis.structure.graph, batch_dim, confidence
-        self._exact = not any(norm.plain for norm in analysis.plan.widened)
+        self._exact = all(exchange.exact for exchange in analysis.plan.exchanges)
         opaque = self._graph.opaque
         self._witness = (
             Witness.of(analysis) if self._exact else Witness((), (), (), (), opaque=opaque, weights=self._graph.weights)
@@ -321,7 +322,7 @@ class Proof:
 
     def _inside(self, name: str) -> bool:
         """Whether a parameter is one of a module that was replaced."""
-        return any(name.startswith(f"{module.module}.") for module in self._analysis.plan.replaced)
+        return any(name.startswith(f"{module.module}.") for module in self._analysis.plan.of(Replacement))
 
     def _stored(self) -> dict[str, Recipe]:
         """Hold what is stored against what the plan makes of the masked weights, and return this.
@@ -337,7 +338,7 @@ class Proof:
             if have.shape != want.shape or not same_entries(have, want.to(have.dtype)):
                 raise VerificationError(f"{name!r} does not hold the verified weights after the change; report this.")
             recipes[name] = Recipe(want if recipe.folds else have)
-        for name, tensor in names_of(stored) if self._analysis.plan.replaced else ():
+        for name, tensor in names_of(stored) if self._analysis.plan.of(Replacement) else ():
             if self._inside(self._graph.aliases.get(name, name)) or self._inside(name):
                 recipes[name] = Recipe(tensor.detach())
         return recipes

@@ -9,6 +9,8 @@ from torch import nn
 from engine.compaction.build import Analysis
 from engine.errors import TraceError, VerificationError
 from engine.program.graph import Graph, Node
+from engine.surgery.norms import NarrowedNorm
+from engine.surgery.replacements import Replacement
 from engine.tracer import trace
 from engine.verification.certify import Observation
 from engine.verification.witness import Witness
@@ -35,7 +37,7 @@ def check_run(witness: Witness, reference: Observation, compacted: Observation) 
 
 def replacement_hint(analysis: Analysis) -> str:
     """Name the modules that the user replaced, for an error that may come from them."""
-    replaced = ", ".join(repr(module.module) for module in analysis.plan.replaced)
+    replaced = ", ".join(repr(module.module) for module in analysis.plan.of(Replacement))
     return f" Check what `customized_replace_func` made of {replaced}." if replaced else ""
 
 
@@ -96,6 +98,6 @@ def _run_of(graph: Graph, path: str, analysis: Analysis) -> list[Node]:
 
 def _computes(node: Node, analysis: Analysis) -> bool:
     rules = analysis.structure.rules
-    wide = {norm.module for norm in analysis.plan.widened}  # inside, such a norm is as wide as before
+    wide = {norm.module for norm in analysis.plan.of(NarrowedNorm)}  # inside, such a norm is as wide as before
     computes = rules.rule(node.op).normalises or bool(rules.contractions(node))
     return computes and node.module not in wide

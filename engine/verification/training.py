@@ -29,6 +29,7 @@ from engine.ops.products import in_float64
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors
 from engine.recording.evaluation import evaluation
+from engine.surgery.replacements import Replacement
 from engine.tracer import call_model
 from engine.verification.certify import Certificate
 from engine.verification.leftovers import Leftovers
@@ -357,7 +358,7 @@ class TrainingProof:
     def _small(self) -> dict[str, Tensor]:
         stored = stored_tensors(self._model)
         recipes = {n: r for n, r in small_recipes(self._recipes, self._plan).items() if not self._replaced(n)}
-        if self._plan.replaced:
+        if self._plan.of(Replacement):
             recipes |= {n: Recipe(t.detach()) for n, t in names_of(stored) if self._replaced(n)}
         return {name: recipe.make(self._dtype) for name, recipe in recipes.items()}
 
@@ -367,7 +368,7 @@ class TrainingProof:
 
     def _replaced(self, name: str) -> bool:
         canonical = self._graph.aliases.get(name, name)
-        modules = [f"{module.module}." for module in self._plan.replaced]
+        modules = [f"{module.module}." for module in self._plan.of(Replacement)]
         return any(n.startswith(module) for n in (name, canonical) for module in modules)
 
 

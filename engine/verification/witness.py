@@ -14,6 +14,7 @@ from engine.ops.draws import draws
 from engine.program.contraction import Contraction
 from engine.program.graph import Node
 from engine.rule import Statistic
+from engine.surgery.norms import NarrowedNorm
 
 __all__ = ["Channels", "Look", "Witness"]
 
@@ -99,7 +100,7 @@ class Witness:
             and consumer.sink is not consumer.contraction.bias
             and consumer.removed(kept.shrunk.keep).any()
         }
-        wide = {norm.module for norm in analysis.plan.widened}
+        wide = {norm.module for norm in analysis.plan.of(NarrowedNorm)}
         nodes = [node for node in analysis.structure.graph.nodes if node.path == "eval"]
         computing = {n.index: c for n in nodes if (c := rules.contractions(n)) or rules.rule(n.op).normalises}
         ops = {node.op for node in nodes if node.index in computing}

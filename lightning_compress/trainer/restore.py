@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from typing_extensions import override
 
 from engine.compaction.follow import follow
-from engine.compaction.history import KEY, is_compacted
+from engine.compaction.format import KEY
+from engine.compaction.history import is_compacted
 from engine.errors import CheckpointError
 from engine.files.archive import read_archive, read_bytes
 from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, stored_content, with_metadata

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import math
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.surgery.edits import Pin
+from engine.surgery.pins import Pinned
 
 
 def tokens(batch: int = 2, count: int = 4, seed: int = 0) -> Tensor:
@@ -25,6 +28,11 @@ def without_heads(layer: nn.Module, closed: Iterable[int], heads: int = 4) -> di
     rows = mask.reshape(-1)
     columns = rows.view(-1, *[1] * (layer.weight.ndim - 1))
     return {"weight": columns.expand(layer.weight.shape).clone(), "bias": rows}
+
+
+def pins_of(plan: engine.Plan) -> tuple[Pin, ...]:
+    """All pins, with the names of their modules."""
+    return tuple(dataclasses.replace(pin, module=e.module) for e in plan.of(Pinned) for pin in e.pins)
 
 
 def stored(plan: engine.Plan) -> engine.Plan:

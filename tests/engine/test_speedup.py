@@ -17,6 +17,7 @@ from engine.compaction.folds import Fold
 from engine.errors import EngineError, InputError, PlanError, StaleGraphError, TraceError, VerificationError
 from engine.program.contraction import Contraction
 from engine.removal.keep import alive
+from engine.surgery.norms import NarrowedNorm
 from tests.engine.exactness import KINDS, masked, randomised, relative_error, run
 from tests.engine.nets import Mean, Net, dead, image, plain, residual_net, snapshot, unchanged
 
@@ -67,7 +68,7 @@ def test_the_plan_can_be_read_before_it_is_carried_out(plain_norms: bool) -> Non
     before = str(speedup.plan)
     assert "0.weight" in before and unchanged(model, state)
     speedup.speedup_model()
-    assert str(speedup.plan) == before and [norm.plain for norm in speedup.plan.widened] == [plain_norms]
+    assert str(speedup.plan) == before and [norm.plain for norm in speedup.plan.of(NarrowedNorm)] == [plain_norms]
 
 
 def test_compacting_twice() -> None:

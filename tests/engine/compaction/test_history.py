@@ -10,7 +10,8 @@ from torch import nn
 
 import engine
 from engine.compaction.digest import digest
-from engine.compaction.history import KEY, certify, entry_of, history, is_compacted, same_steps
+from engine.compaction.format import KEY
+from engine.compaction.history import certify, entry_of, history, is_compacted, same_steps
 from engine.compaction.plan import Plan
 from engine.verification.certify import Certificate
 from tests.engine.nets import dead, image, plain

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.compaction.history import KEY, history
+from engine.compaction.format import KEY
+from engine.compaction.history import history
 from engine.compaction.parts import part_entry
 from engine.errors import CheckpointError
 from tests.engine.nets import dead, image, plain

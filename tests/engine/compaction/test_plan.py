@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import engine
-from engine.compaction.plan import FORMAT
+from engine.compaction.format import FORMAT
 from engine.errors import PlanError
 from tests.engine.exactness import masked, randomised, relative_error, run
 from tests.engine.nets import Mean, analysis_of, dead, image, plain, snapshot, unchanged

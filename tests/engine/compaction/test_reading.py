@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.compaction.plan import Plan
-from engine.compaction.reading import check_plans, check_unique
+from engine.compaction.reading import check_plans
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
 
@@ -31,7 +31,7 @@ def with_cut(count: int = 1, **cut: Any) -> dict[str, Any]:
         ([with_cut(bits=BITS.clone()) for _ in range(40)], "more memory than the file"),
         ([with_cut(index=torch.zeros(1, dtype=torch.int64).expand(10**9))], "claims 1000000000 entries"),
         ([with_cut(index=torch.ones(2))], "float32"),
-        ([{**EMPTY, "spread": [{"fill": torch.zeros(1)}]}], "'fill' is a tensor of torch.float32"),
+        ([{**EMPTY, "exchanges": [{"fill": torch.zeros(1)}]}], "'fill' is a tensor of torch.float32"),
         ([{**EMPTY, "attributes": {"a": {"b": 2**70}}}], "71 bits"),
     ],
 )
@@ -55,9 +55,6 @@ def test_a_set_is_unpacked_once() -> None:
 
 def test_twice() -> None:
     """No module is changed twice in one way."""
-    check_unique("spread", ["a", "b"])
-    with pytest.raises(PlanError, match="'a' is spread twice"):
-        check_unique("spread", ["a", "b", "a"])
-    norm = {"module": "a", "size": 4, "kept": 2, "fill": None, "groups": 1, "plain": False}
-    with pytest.raises(PlanError, match="'a' is narrowed twice"):
-        Plan.from_state_dict({**EMPTY, "widened": [norm, norm]})
+    norm = {"kind": "norm", "module": "a", "size": 4, "kept": 2, "fill": None, "groups": 1, "plain": False}
+    with pytest.raises(PlanError, match="two exchanges of the kind 'norm' for 'a'"):
+        Plan.from_state_dict({**EMPTY, "exchanges": [norm, norm]})

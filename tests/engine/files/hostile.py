@@ -293,8 +293,8 @@ def hostile_plan(good: dict[str, Any], chance: random.Random) -> dict[str, Any]:
             else:
                 holder.pop(key) if chance.random() < 0.5 and isinstance(holder, dict) else None
     elif kind == 3:  # counts
-        count, what = chance.choice((2000, 20_000)), chance.choice(("plans", "notes", "pins", "slices", "entries"))
-        empty = {**{name: type(part)() for name, part in plan.items() if name != "format"}, "format": 1}
+        count, what = chance.choice((2000, 20_000)), chance.choice(("plans", "notes", "exchanges", "slices", "entries"))
+        empty = {**{name: type(part)() for name, part in plan.items() if name != "format"}, "format": plan["format"]}
         if what == "plans":
             entry["plans"], entry["certificates"] = [empty] * count, [None] * count
         elif what == "entries":
@@ -308,18 +308,18 @@ def hostile_plan(good: dict[str, Any], chance: random.Random) -> dict[str, Any]:
         table = torch.randint(0, 6, (chance.choice((8, 10**5)),))
         fill = chance.choice((torch.zeros(1).double(), torch.zeros(1).double().expand(10**8)))
         layer = {"module": chance.choice(names), "dim": chance.choice((-1, 2, 99)), "kept": 6, "table": table}
-        plan["spread"] = [{**layer, "fill": fill}] * chance.randrange(1, 4)
+        plan["exchanges"] = [{**layer, "kind": "spread", "fill": fill}] * chance.randrange(1, 4)
     elif kind == 5:
         name = chance.choice(names)
         keys = ("out_features", "heads", "automatic_optimization", "training", "eps", "_version", "in_features")
         key = chance.choice(keys)
         plan["attributes"] = {**plan["attributes"], name: {key: chance.choice((0, 1, 4, -1, 10**9, 2**70, "x", None))}}
     elif kind == 6:
-        pin = {**plan["pins"][0], chance.choice(("value", "position", "line", "column", "function")): values(chance)}
-        plan["pins"] = [*plan["pins"], pin] * chance.randrange(1, 3)
+        own = next(exchange for exchange in plan["exchanges"] if exchange["kind"] == "pins")
+        pin = {**own["pins"][0], chance.choice(("value", "position", "line", "column", "function")): values(chance)}
+        own["pins"] = [*own["pins"], pin] * chance.randrange(1, 3)
     else:
-        part = chance.choice(("widened", "headwise", "pins"))
-        plan[part] = plan[part] * 2
+        plan["exchanges"] += [chance.choice(plan["exchanges"])]
         bits = torch.full((chance.choice((64, 2**21)),), 255, dtype=torch.uint8)
         plan["slices"]["up.weight"] = {
             "before": [512, 8],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.rule import Statistic
+from engine.surgery.norms import NarrowedNorm
 from tests.engine.attentions import stored
 from tests.engine.exactness import KINDS, Masks, check_exact, randomised, relative_error, run
 from tests.engine.nets import Net, constants_of, dead, image, structure
@@ -201,8 +202,8 @@ def test_groups_of_a_norm_lose_equally_many(bias: bool) -> None:
     assert check_exact(model, masks, image(), image(9)).is_empty  # the last group is whole
     masks = dead_under_norm(model, [0, 1, 4, 8, 11], bias)
     plan = check_exact(model, masks, image(), image(9, batch=3))
-    assert plan.slices["norm.weight"].shape == (8,) and plan.widened[0].kept == 8
-    assert (plan.widened[0].fill is None) == bias
+    assert plan.slices["norm.weight"].shape == (8,) and plan.of(NarrowedNorm)[0].kept == 8
+    assert (plan.of(NarrowedNorm)[0].fill is None) == bias
     small = plan.apply(copy.deepcopy(model))
     assert small.norm.num_channels == 8 and small.norm.num_groups == 4
     small.train()(image()).sum().backward()
@@ -215,7 +216,7 @@ def test_a_plain_group_norm_of_the_rest_would_be_wrong() -> None:
     masks = dead_under_norm(model, [0, 3, 6, 9])
     plan = check_exact(model, masks, image())
     small = plan.apply(copy.deepcopy(model))
-    careless = dataclasses.replace(plan, widened=()).apply(copy.deepcopy(model))
+    careless = dataclasses.replace(plan, exchanges=()).apply(copy.deepcopy(model))
     assert relative_error(run(small, image()), run(careless, image())) > 1e-3
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.ops.spatial import AVERAGE, KEEPING
+from engine.surgery.pins import Pinned
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Mean, Net, constants_of, dead, image
 from tests.engine.ops.brute import check_constants, check_labels, check_use
@@ -109,7 +110,7 @@ def test_zeros_go_from_a_mean_over_channels(kind: str) -> None:
     assert [g.reason for g in engine.dependency_groups(model, image())][0] is None
     masks = dead(model, {"stem": [0, 1, 5]}, bias=True)
     plan = check_exact(model, masks, image(), image(9, batch=3))
-    assert plan.slices["stem.weight"].shape[0] == 5 and bool(plan.pins) == (kind != "sum")
+    assert plan.slices["stem.weight"].shape[0] == 5 and bool(plan.of(Pinned)) == (kind != "sum")
     small = plan.apply(copy.deepcopy(model))
     again = check_exact(small, dead(small, {"stem": [2]}, bias=True), image(), image(7))
     assert again.slices["stem.weight"].shape[0] == 4

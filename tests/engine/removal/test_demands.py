@@ -80,7 +80,7 @@ def test_an_attribute_is_set() -> None:
     model = randomised(Sized(lambda m, x: x.view(x.shape[0], m.width, -1).mean(2)))
     assert engine.not_safe_to_prune(model, image()) == []
     plan = check_exact(model, dead(model, {"stem": [0, 4]}, bias=True), image(), image(9))
-    assert plan.attributes[""] == {"width": 6} and not plan.pins
+    assert plan.attributes[""] == {"width": 6} and not plan.exchanges
 
 
 def test_unmet_demands_name_the_node() -> None:

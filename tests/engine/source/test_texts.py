@@ -101,7 +101,7 @@ expected = run(masked(model, masks).train(), tokens())[0]
 file.write_text(file.read_text().replace("# TRAIN", "y = y * (1.5 if self.training else 1)"))
 speedup = engine.ModelSpeedup(model, tokens(), masks)
 small = speedup.speedup_model()
-print(len(speedup.plan.pins), float((run(small.train(), tokens())[0] - expected).abs().max()))
+print(len(speedup.plan.exchanges), float((run(small.train(), tokens())[0] - expected).abs().max()))
 print(speedup.plan)
 """
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.compaction import compact
+from engine.surgery import exchange
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap
 
@@ -163,7 +163,7 @@ TRAPS = [
 
 
 def _with_fused_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "unfused", lambda modules, exchanged: ())
+    monkeypatch.setattr(exchange, "unfused", lambda modules, exchanged: ())
 
 
 ABLATIONS = [

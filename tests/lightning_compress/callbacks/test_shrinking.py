@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from engine.errors import EngineError, VerificationError
+from engine.surgery.spread import Spread
 from lightning_compress import ChannelPruning, ComplexityMonitor, ModelCompaction, load_compacted
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -478,7 +479,7 @@ def test_layers_that_are_set_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         small = load_compacted(compaction.checkpoint_path, Classifier, name="resnet18")
         x = torch.randn(2, 3, SIDE, SIDE)
         assert torch.equal(small.eval().net(x), module.eval().net(x))
-        assert bool(compaction.plan.spread) is reindex
+        assert bool(compaction.plan.of(Spread)) is reindex
         sizes.append(sum(p.numel() for p in module.parameters()))
     assert sizes[1] < 0.9 * sizes[0]
 

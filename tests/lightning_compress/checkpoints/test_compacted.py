@@ -154,7 +154,7 @@ def test_code_in_the_file_does_not_run(
 
 def test_newer_format_is_refused(tmp_path: Path, compacted: Compacted) -> None:
     """A newer format is an error that says both numbers and what to do."""
-    with pytest.raises(CheckpointError, match="format 3 is newer than format 2.*Install a newer version"):
+    with pytest.raises(CheckpointError, match="format 4 is newer than format 3.*Install a newer version"):
         load_compacted(edited(compacted, tmp_path, version=3), Wrapped)
 
 

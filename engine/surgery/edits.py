@@ -1,9 +1,7 @@
-"""Pin single numbers in the forward of one module, where the code's own expression would no longer be right.
+"""Numbers in the source of a function: where they stand, and the function compiled again with other numbers.
 
-``qkv.reshape(b, n, 3, self.heads, c // self.heads)`` cannot follow when heads go and ``c`` stays. The plan then
-replaces just that argument by its new number, in the syntax tree of the function that makes the call, and installs the
-result as a subclass of the owner's class: state-dict keys, hooks, other arguments (batch and positions) and other
-instances stay as they are.
+``qkv.reshape(b, n, 3, self.heads, c // self.heads)`` cannot follow when heads are removed and ``c`` stays. Just that
+argument is replaced by its new number, in the syntax tree of the function that makes the call.
 """
 
 from __future__ import annotations
@@ -14,21 +12,18 @@ import functools
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from types import FunctionType
 from typing import Any
 
-from torch import nn
-
 from engine.errors import PlanError
-from engine.program.graph import Node
-from engine.source.exchange import compiled, derived, legible, namespace
-from engine.source.operands import Bounds, Sides, Tail
 from engine.source.sites import Site
 from engine.source.texts import source_of
+from engine.surgery.classes import compiled, legible, namespace
+from engine.surgery.operands import Bounds, Sides, Tail
 
-__all__ = ["DIVISOR", "SCALE", "Pin", "is_pinned", "merged", "pin_of", "pinned_class"]
+__all__ = ["DIVISOR", "SCALE", "Pin", "edited", "original", "place_of", "rebuilt", "source_hash"]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
@@ -76,96 +71,46 @@ class Pin:
     value: int | float
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the pin as primitives."""
-        return asdict(self)
+        """Return the pin as primitives, without the module."""
+        return {key: value for key, value in asdict(self).items() if key != "module"}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Pin:
         """Read what `state_dict` wrote."""
-        fields: dict[str, Any] = {name: str(state[name]) for name in ("module", "function", "method", "source")}
-        fields["operator"] = str(state.get("operator", ""))  # plans of before there were any have calls only
+        fields: dict[str, Any] = {name: str(state[name]) for name in ("function", "method", "source", "operator")}
         fields |= {name: int(state[name]) for name in ("line", "column", "position")}
         value = state["value"]
         if not math.isfinite(value) or abs(value) >= 2**31 or fields["operator"] not in _KINDS:
-            raise PlanError(f"A pin of {fields['module']!r} is damaged: {fields['operator']!r} {value!r}.")
-        return cls(**fields, value=float(value) if isinstance(value, float) else int(value))
+            raise PlanError(f"A pin of {fields['function']!r} is damaged: {fields['operator']!r} {value!r}.")
+        return cls("", **fields, value=float(value) if isinstance(value, float) else int(value))
 
 
-def pin_of(node: Node, argument: tuple[str, int], value: int | float, owner: type[nn.Module]) -> Pin | None:
-    """Return the pin that sets a number of a node's call or operator, or None where the code cannot be edited.
+def place_of(site: Site, argument: tuple[str, int], op: str) -> tuple[str, int] | None:
+    """Return the operator and the position of a `Pin` for a number that is no argument of a plain call; None if it is.
 
     Args:
-        node: the call.
+        site: the call or operator in the source.
         argument: name and position of the number.
-        value: what it has to become.
-        owner: class of the module that made the call.
+        op: name of the op that it led to.
     """
-    site: Site | None = node.site
-    if site is None or site.end is None:
-        return None
-    pin = None
     if argument == DIVISOR:
-        pin = _template(site, _MEAN, 0, owner) if site.function == "mean" else None  # type: ignore[arg-type]
-    elif argument == SCALE and site.function == node.op:
-        pin = _template(site, _SCALE, 0, owner)  # type: ignore[arg-type]
-    elif site.function == "__getitem__" and argument[0] in _BOUNDS:
-        pin = _template(site, _PART, _BOUNDS.index(argument[0]), owner)  # type: ignore[arg-type]
-    elif site.function in _OPERATORS:
-        side = 0 if site.reflected else 1
-        pin = _template(site, _OPERATORS[site.function], side, owner)  # type: ignore[arg-type]
-    if pin is None and argument != DIVISOR and site.function == node.op.removesuffix("_with_sizes"):
-        sizes = node.args.get(argument[0])
-        pin = _template(site, "", argument[1], owner, len(sizes) if isinstance(sizes, Sequence) else 0)  # type: ignore[arg-type]
-    return None if pin is None else replace(pin, module=node.module, value=value)
-
-
-@functools.cache
-def _template(site: Site, symbol: str, position: int, owner: Hashable, count: int = 0) -> Pin | None:
-    """Return the pin of a call, for no module and value in particular; None where the call cannot be edited.
-
-    ``count``: how many sizes the call was given as a sequence or in its place; 0 for a single number.
-    """
-    location = _located(site, owner)
-    if location is None or site.end is None:
-        return None
-    function, method = _original(location[0]), location[1]
-    line = site.end[0] - function.__code__.co_firstlineno
-    pin = Pin("", function.__name__, method, _source_hash(function), line, site.end[1], symbol, position, 0)
-    tree = _edited(function, (pin,), count)
-    return None if tree is None else pin
-
-
-def _located(site: Site, owner: Hashable) -> tuple[FunctionType, str] | None:
-    """Find the function that makes a call, and the method to rebuild for it.
-
-    That is a method of the owner's class that no subclass has replaced, or a function of the class's file that such a
-    method calls by its name.
-    """
-    assert isinstance(owner, type)
-    own = _method(site.code, owner)
-    if own is not None:
-        return own, own.__name__
-    caller = None if site.caller is None else _method(site.caller, owner)
-    if caller is None or _edited(_original(caller), ()) is None:
-        return None
-    for name in caller.__code__.co_names:
-        called = caller.__globals__.get(name)
-        if isinstance(called, FunctionType) and called.__code__ is site.code and called.__name__ == name:
-            return called, caller.__name__
+        return (_MEAN, 0) if site.function == "mean" else None
+    if argument == SCALE and site.function == op:
+        return _SCALE, 0
+    if site.function == "__getitem__" and argument[0] in _BOUNDS:
+        return _PART, _BOUNDS.index(argument[0])
+    if site.function in _OPERATORS:
+        return _OPERATORS[site.function], 0 if site.reflected else 1
     return None
 
 
-def _original(function: FunctionType) -> FunctionType:
+def original(function: FunctionType) -> FunctionType:
     """Return the function that the user wrote, where this is one in which arguments are pinned."""
     return getattr(function, "_unpinned", function)
 
 
-def _method(code: CodeType, owner: type) -> FunctionType | None:
-    method = getattr(owner, code.co_name, None)
-    return method if isinstance(method, FunctionType) and method.__code__ is code else None
-
-
-def _source_hash(function: FunctionType) -> str:
+def source_hash(function: FunctionType) -> str:
+    """Return a hash of a function's source; empty if there is none."""
     source = source_of(function)
     return "" if source is None else hashlib.sha256(source.encode()).hexdigest()[:16]
 
@@ -180,7 +125,7 @@ def _parsed(function: FunctionType) -> tuple[str, int] | None:
     return textwrap.dedent(source), len(first) - len(first.lstrip())
 
 
-def _edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.Module | None:
+def edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.Module | None:
     """Return the syntax tree with the pinned arguments replaced, or None where a call is not found as expected.
 
     ``count``: as `_template` has it.
@@ -289,9 +234,9 @@ def _name(call: ast.Call) -> str:
     return name
 
 
-def _rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any]) -> FunctionType:
+def rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any]) -> FunctionType:
     """Compile a function again with pinned arguments, seeing other functions under ``names``."""
-    tree = _edited(function, pins)
+    tree = edited(function, pins)
     if tree is None:
         raise PlanError(f"The source of {function.__qualname__} is not the one that the plan was made for.")
     definition = tree.body[0]
@@ -321,58 +266,3 @@ def _indent(tree: ast.AST, columns: int) -> None:
         if hasattr(node, "col_offset"):
             node.col_offset += columns
             node.end_col_offset += columns  # type: ignore[attr-defined]
-
-
-def merged(earlier: Iterable[Pin], later: Iterable[Pin]) -> tuple[Pin, ...]:
-    """Return the pins of two compactions; where both pin one argument, the later one holds."""
-    return tuple({replace(pin, value=0): pin for pin in (*earlier, *later)}.values())
-
-
-def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
-    """Return the class that the user wrote, and what is pinned in it, for no module in particular."""
-    class_and_pins: tuple[type[nn.Module], tuple[Pin, ...]] = vars(cls).get("_pinned", (cls, ()))
-    return class_and_pins
-
-
-def is_pinned(cls: type, pin: Pin) -> bool:
-    """Whether a class is one in which this argument is pinned already, to whatever number."""
-    return replace(pin, module="", value=0) in [replace(other_pin, value=0) for other_pin in _pinned(cls)[1]]
-
-
-def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:
-    """Return a subclass of a module class in which the arguments are pinned; what was pinned before stays pinned.
-
-    Raises:
-        PlanError: where the class's code is not the one that the pins were made for.
-    """
-    cls, earlier = _pinned(cls)
-    return _made_class(cls, merged(earlier, [replace(pin, module="") for pin in pins]))  # type: ignore[arg-type]
-
-
-@functools.cache
-def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
-    assert isinstance(cls, type)
-    methods: dict[str, list[Pin]] = {}
-    for pin in pins:
-        methods.setdefault(pin.method, []).append(pin)
-    members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
-    return derived(cls, {**members, "_pinned": (cls, pins)}, pinned_class, pins)
-
-
-def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:
-    """Return a method with its own calls pinned, calling functions with theirs pinned."""
-    method = _pinned_function(getattr(cls, name, None), name, [pin for pin in pins if pin.function == name])
-    functions: dict[str, FunctionType] = {}
-    for called in dict.fromkeys(pin.function for pin in pins if pin.function != name):
-        group = [pin for pin in pins if pin.function == called]
-        functions[called] = _rebuilt(_pinned_function(method.__globals__.get(called), called, group), group, {})
-    return _rebuilt(method, [pin for pin in pins if pin.function == name], functions)
-
-
-def _pinned_function(function: Any, name: str, pins: list[Pin]) -> FunctionType:
-    if not isinstance(function, FunctionType) or any(pin.source != _source_hash(function) for pin in pins):
-        raise PlanError(
-            f"The source of {name!r} is not the one that the plan was made for, or its file was edited after it was "
-            "imported. Start again with the file as it is."
-        )
-    return function

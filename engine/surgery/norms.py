@@ -8,7 +8,7 @@ The module object stays the same; its class is exchanged for a subclass with the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
@@ -20,48 +20,10 @@ from torch import Tensor, nn
 
 from engine.errors import PlanError
 from engine.program.stored import distinct_modules, modules_of
-from engine.source.exchange import derived, moved
+from engine.surgery.classes import derived, moved
+from engine.surgery.exchange import Change, Decision, Exchange
 
-__all__ = ["Widening", "can_widen", "chained", "plain_norms", "spans_of", "widen"]
-
-
-@dataclass(frozen=True, eq=False)
-class Widening:
-    """A norm that lost channels.
-
-    Attributes:
-        module: name of the norm.
-        size: number of channels that the statistics span.
-        kept: number of channels that remain.
-        fill: constants of the removed channels, ``(size - kept,)``, group by group, or None if all are zero.
-        groups: number of channel groups with separate statistics.
-        plain: whether it becomes an ordinary norm over the remaining channels, which is a different function.
-    """
-
-    module: str
-    size: int
-    kept: int
-    fill: Tensor | None
-    groups: int = 1
-    plain: bool = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the norm as primitives and tensors."""
-        return {
-            "module": self.module,
-            "size": self.size,
-            "kept": self.kept,
-            "fill": self.fill,
-            "groups": self.groups,
-            "plain": self.plain,
-        }
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Widening:
-        """Load a state written by `state_dict`."""
-        fill, groups = state["fill"], int(state.get("groups", 1))
-        name, size, kept = str(state["module"]), int(state["size"]), int(state["kept"])
-        return cls(name, size, kept, None if fill is None else fill.double(), groups, bool(state.get("plain", False)))
+__all__ = ["NarrowedNorm", "can_narrow", "plain_norms", "spans_of"]
 
 
 class FullWidth(tuple[int, ...]):
@@ -186,7 +148,7 @@ def _filled_groups(
     return _laid_out(out.unflatten(1, (groups, kept + missing))[:, :, :kept].flatten(1, 2), x)
 
 
-def can_widen(cls: Any) -> bool:
+def can_narrow(cls: Any) -> bool:
     """Whether a module class calls a norm as ``F.layer_norm(x, self.normalized_shape, …)`` in its forward.
 
     For a group norm the argument is ``self.num_groups``. A forward may also delegate to its base class by
@@ -214,8 +176,8 @@ def _calls_norm(forward: Any, grouped: bool) -> bool:
     if not any(forward.__globals__.get(n) is F for n in names):
         return False
     if grouped:
-        return {"group_norm", "num_groups"} <= names
-    return bool(names & {"layer_norm", "rms_norm"}) and "normalized_shape" in names
+        return {F.group_norm.__name__, "num_groups"} <= names
+    return bool(names & {F.layer_norm.__name__, F.rms_norm.__name__}) and "normalized_shape" in names
 
 
 @functools.cache
@@ -258,74 +220,108 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
             module.__class__ = cls
 
 
-def chained(earlier: Iterable[Widening], later: Iterable[Widening]) -> tuple[Widening, ...]:
-    """Merge the norms of two compactions into those of a single one that does both."""
-    norms_by_module = {norm.module: norm for norm in earlier}
-    for norm in later:
-        first = norms_by_module.get(norm.module)
-        norms_by_module[norm.module] = (
-            norm if first is None else replace(norm, size=first.size, fill=_fills(first, norm))
-        )
-    return tuple(norms_by_module.values())
+@dataclass(frozen=True, eq=False)
+class NarrowedNorm(Exchange):
+    """A norm that lost channels.
+
+    Attributes:
+        size: number of channels that the statistics span.
+        kept: number of channels that remain.
+        fill: constants of the removed channels, ``(size - kept,)``, group by group, or None if all are zero.
+        groups: number of channel groups with separate statistics.
+        plain: whether it becomes an ordinary norm over the remaining channels, which is a different function.
+    """
+
+    kind = "norm"
+    title = "Norms"
+
+    size: int
+    kept: int
+    fill: Tensor | None
+    groups: int = 1
+    plain: bool = False
+
+    @classmethod
+    def planned(cls, decision: Decision) -> Iterator[NarrowedNorm]:
+        """Yield the norms that lose constant channels."""
+        for module, slots, constants, groups in decision.norms:
+            gone = ~decision.keep[slots]
+            if gone.any():
+                fill = constants[gone]
+                yield cls(module, len(gone), int((~gone).sum()), fill if fill.any() else None, groups)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> NarrowedNorm:
+        """Load a state written by `state_dict`."""
+        fill, sizes = state["fill"], (int(state["size"]), int(state["kept"]))
+        fill = None if fill is None else fill.double()
+        return cls(str(state["module"]), *sizes, fill, int(state["groups"]), bool(state["plain"]))
+
+    @property
+    def exact(self) -> bool:
+        """Whether the statistics stay as they are."""
+        return not self.plain
+
+    @property
+    def exact_in_train(self) -> bool:
+        """Whether only zeros are filled in: another constant holds until the layer that puts it out is trained."""
+        return self.exact and self.fill is None
+
+    def __str__(self) -> str:
+        return f"{self.module} keeps the statistics of {self.size} channels"
+
+    def then(self, later: NarrowedNorm) -> NarrowedNorm:
+        """Return the norm that loses what both lose."""
+        return replace(later, size=self.size, fill=self._with_fill_of(later))
+
+    def _with_fill_of(self, later: NarrowedNorm) -> Tensor | None:
+        """Constants of all removed channels, group by group; statistics do not depend on their order."""
+        if self.fill is None and later.fill is None:
+            return None
+        parts = [torch.zeros(n.size - n.kept, dtype=torch.float64) if n.fill is None else n.fill for n in (self, later)]
+        return torch.cat([part.view(later.groups, -1) for part in parts], 1).reshape(-1)
+
+    def prepare(self, change: Change) -> None:
+        """Make the narrowed norm span its full width.
+
+        Raises:
+            PlanError: if the module's class cannot be exchanged, or its size does not match.
+        """
+        module = change.module(self.module)
+        own = change.class_of(module)
+        if not can_narrow(own) or not self._fits(module):
+            raise PlanError(f"{self.module!r} ({own.__name__}) is no norm over {self.size} channels.")
+        if self.fill is not None and self.fill.shape != (self.size - self.kept,):
+            raise PlanError(f"The constants of {self.module!r} do not fit: {tuple(self.fill.shape)}.")
+        earlier = _earlier(module, own)
+        whole = self if earlier is None else earlier.then(self)
+        base = _plain(own)
+        kind = base if whole.plain else _wide_class(base, whole.size, whole.fill is not None)
+        change.become(module, kind, {_attribute(module): whole._span(module)})
+
+    def _fits(self, module: nn.Module) -> bool:
+        if isinstance(module, nn.GroupNorm):
+            return module.num_channels == self.size > self.kept > 0 and self.kept % module.num_groups == 0
+        return tuple(getattr(module, "normalized_shape", ())) == (self.size,) and 0 < self.kept < self.size
+
+    def _span(self, module: nn.Module) -> Any:
+        """Return the norm's shape or group count, together with the full width of its statistics."""
+        if self.plain:
+            return int(module.num_groups) if isinstance(module, nn.GroupNorm) else (self.kept,)
+        if not isinstance(module, nn.GroupNorm):
+            return FullWidth.of(self.kept, self.size, self.fill)
+        return module.num_groups if self.fill is None else FullGroups.of(module.num_groups, self.fill)
 
 
-def _fills(first: Widening, last: Widening) -> Tensor | None:
-    """Constants of all channels removed by two compactions, group by group; statistics do not depend on their order."""
-    if first.fill is None and last.fill is None:
-        return None
-    parts = [torch.zeros(n.size - n.kept, dtype=torch.float64) if n.fill is None else n.fill for n in (first, last)]
-    return torch.cat([part.view(last.groups, -1) for part in parts], 1).reshape(-1)
-
-
-def _lost(module: nn.Module, name: str) -> list[Widening]:
-    """Return the earlier widening of a norm, if it has lost channels."""
-    cls, span = type(module), getattr(module, _attribute(module))
+def _earlier(module: nn.Module, cls: type) -> NarrowedNorm | None:
+    """Return the earlier exchange of a norm that has lost channels."""
     if "_plain" not in vars(cls):
-        return []
+        return None
+    span = getattr(module, _attribute(module))
     kept = module.num_channels if isinstance(module, nn.GroupNorm) else span[0]
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
-    return [Widening(name, cls._size, int(kept), getattr(span, "fill", None), int(groups))]  # type: ignore[attr-defined]
+    return NarrowedNorm("", cls._size, int(kept), getattr(span, "fill", None), int(groups))  # type: ignore[attr-defined]
 
 
 def _attribute(module: nn.Module) -> str:
     return "num_groups" if isinstance(module, nn.GroupNorm) else "normalized_shape"
-
-
-def widen(module: nn.Module, widening: Widening) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return functions that make a narrowed norm span its full width, and that undo it.
-
-    Raises:
-        PlanError: if the module's class cannot be exchanged, or its size does not match.
-    """
-    attribute = _attribute(module)
-    if not can_widen(type(module)) or not _fits(module, widening):
-        raise PlanError(f"{widening.module!r} ({type(module).__name__}) is no norm over {widening.size} channels.")
-    if widening.fill is not None and widening.fill.shape != (widening.size - widening.kept,):
-        raise PlanError(f"The constants of {widening.module!r} do not fit: {tuple(widening.fill.shape)}.")
-    old = type(module), vars(module)[attribute]
-    (whole,) = chained(_lost(module, widening.module), [widening])
-    base = _plain(type(module))
-    new = (base if whole.plain else _wide_class(base, whole.size, whole.fill is not None)), _span(module, whole)
-
-    def become(variant: tuple[type[nn.Module], Any]) -> None:
-        module.__class__, value = variant  # type: ignore[assignment]
-        setattr(module, attribute, value)
-
-    return functools.partial(become, new), functools.partial(become, old)
-
-
-def _fits(module: nn.Module, widening: Widening) -> bool:
-    if isinstance(module, nn.GroupNorm):
-        size, groups = module.num_channels, module.num_groups
-        return size == widening.size and 0 < widening.kept < size and widening.kept % groups == 0
-    spans = tuple(getattr(module, "normalized_shape", ())) == (widening.size,)
-    return spans and 0 < widening.kept < widening.size
-
-
-def _span(module: nn.Module, widening: Widening) -> Any:
-    """Return the norm's shape or group count, together with the full width of its statistics."""
-    if widening.plain:
-        return int(module.num_groups) if isinstance(module, nn.GroupNorm) else (widening.kept,)
-    if not isinstance(module, nn.GroupNorm):
-        return FullWidth.of(widening.kept, widening.size, widening.fill)
-    return module.num_groups if widening.fill is None else FullGroups.of(module.num_groups, widening.fill)

@@ -3,41 +3,128 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.errors import InputError, PlanError
+from engine.program.graph import Value
 from engine.recording.opaque import is_kind
+from engine.recording.probe import channel_inputs, channel_outputs
+from engine.recording.recorder import MODULE
+from engine.surgery.exchange import Change, Decision, Exchange, Replace, Undo
 
-__all__ = ["Replace", "Replacement", "check_functions", "opaque_names", "places", "replaced_by", "shapes_of"]
-
-Replace = Mapping[str, Callable[..., nn.Module]]
-"""Class name -> function of (module, (input, output, weight masks)) that returns the narrowed module."""
+__all__ = ["Replacement", "check_functions", "opaque_names", "places", "replaced_by", "shapes_of"]
 
 
 @dataclass(frozen=True, eq=False)
-class Replacement:
-    """A module to be replaced.
+class Replacement(Exchange):
+    """A module to be replaced; the function that does it is not part of the plan.
 
     Attributes:
-        module: name of the module.
-        kind: name of its class.
+        class_name: name of the module's class.
         inputs, outputs: for each tensor that it takes or returns, which entries are kept, compact bool of the rank of
             the tensor, and the recorded shape.
         weights: parameter name in the module -> which entries the user's mask keeps; compact bool.
         stored: shapes of its parameters and buffers before.
     """
 
-    module: str
-    kind: str
+    kind = "replacement"
+    title = "Replaced"
+
+    class_name: str
     inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
     outputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
     weights: Mapping[str, Tensor]
     stored: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def planned(cls, decision: Decision) -> Iterator[Replacement]:
+        """Yield opaque modules that lose channels."""
+        graph = decision.graph
+        for name in graph.opaque:
+            calls = [node for node in graph.nodes if node.module == name and node.op == MODULE]
+            values = [value for node in calls for value in (*channel_inputs(node), *node.outputs)]
+            if any(decision.mask(value) is not None for value in values):
+                module = calls[0].args["module"]
+                names = {n: graph.aliases[f"{name}.{n}"] for n, _ in module.named_parameters()}
+                yield cls(
+                    name,
+                    graph.types[name].__name__,
+                    inputs=tuple(_side(channel_inputs(calls[0]), decision)),
+                    outputs=tuple(_side(channel_outputs(calls[0]), decision)),
+                    weights={n: decision.masks[c] for n, c in names.items() if c in decision.masks},
+                    stored=shapes_of(module),
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the replacement as primitives and tensors."""
+        return {
+            **super().state_dict(),
+            "inputs": [[stays, list(shape)] for stays, shape in self.inputs],
+            "outputs": [[stays, list(shape)] for stays, shape in self.outputs],
+            "weights": dict(self.weights),
+            "stored": {name: list(shape) for name, shape in self.stored.items()},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Replacement:
+        """Load a state written by `state_dict`."""
+        inputs, outputs = (
+            tuple((stays.bool(), _ints(shape)) for stays, shape in state[side]) for side in ("inputs", "outputs")
+        )
+        weights = {str(name): mask.bool() for name, mask in state["weights"].items()}
+        stored = {str(name): _ints(shape) for name, shape in state["stored"].items()}
+        return cls(str(state["module"]), str(state["class_name"]), inputs, outputs, weights, stored)
+
+    @property
+    def masked(self) -> Iterable[str]:
+        """Names of the parameters whose masks the function gets."""
+        return [f"{self.module}.{name}" for name in self.weights]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What loading the weights into a fresh model takes."""
+        return (f"{self.module!r} ({self.class_name}) is replaced; a fresh model needs the same replacement.",)
+
+    def __str__(self) -> str:
+        return f"{self.module} ({self.class_name}), by a function of the user"
+
+    def structure(self) -> Replacement:
+        """Return the replacement without masks of weights."""
+        return replace(self, weights={})
+
+    def then(self, later: Replacement) -> Replacement:
+        """Return this replacement: its module is of another class afterwards."""
+        return self
+
+    @property
+    def permanent(self) -> str:
+        """That the old module is not stored."""
+        return (
+            f"{self.module!r} was replaced by a function, which cannot be taken back. Build a new instance of the "
+            "model."
+        )
+
+    def prepare(self, change: Change) -> None:
+        """Have the user's function narrow the module, and put the result in every place of the module.
+
+        Raises:
+            PlanError: if an optimizer would lose the module's parameters, or the function is missing or fails.
+        """
+        if change.trained:
+            raise PlanError(
+                f"{self.module!r} is to be replaced by `customized_replace_func`, and an optimizer would go on with "
+                "the old one. Compact without the optimizer, and make a new one afterwards."
+            )
+        old = change.module(self.module)
+        new = replaced_by(self, old, change.functions, change.device)
+        for table, name in places(change.model, old) if new is not None else ():
+            change.add(functools.partial(_put, table, name, new, old))
 
     def masks(self, module: nn.Module, device: torch.device) -> tuple[Any, Any, dict[str, Tensor]]:
         """Return the masks to pass to the function: floats in full shape; several inputs or outputs as a tuple."""
@@ -51,26 +138,18 @@ class Replacement:
 
     def done(self, module: nn.Module) -> bool:
         """Whether the module has been replaced already, by one of another class or with other shapes."""
-        return not is_kind(module, self.kind) or shapes_of(module) != dict(self.stored)
+        return not is_kind(module, self.class_name) or shapes_of(module) != dict(self.stored)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the replacement as primitives and tensors."""
-        return {
-            "module": self.module,
-            "kind": self.kind,
-            "inputs": [[stays, list(shape)] for stays, shape in self.inputs],
-            "outputs": [[stays, list(shape)] for stays, shape in self.outputs],
-            "weights": dict(self.weights),
-            "stored": {name: list(shape) for name, shape in self.stored.items()},
-        }
 
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Replacement:
-        """Load a state written by `state_dict`."""
-        sides = [tuple((stays.bool(), _ints(shape)) for stays, shape in state[side]) for side in ("inputs", "outputs")]
-        weights = {str(name): mask.bool() for name, mask in state["weights"].items()}
-        stored = {str(name): _ints(shape) for name, shape in state["stored"].items()}
-        return cls(str(state["module"]), str(state["kind"]), sides[0], sides[1], weights, stored)
+def _side(values: Iterable[Value], decision: Decision) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    for value in values:
+        mask = decision.mask(value)
+        yield torch.ones([1] * value.ndim, dtype=torch.bool) if mask is None else mask, value.shape
+
+
+def _put(table: dict[str, nn.Module | None], name: str, new: nn.Module | None, old: nn.Module) -> Undo:
+    table[name] = new
+    return functools.partial(table.__setitem__, name, old)
 
 
 def _ints(numbers: Iterable[Any]) -> tuple[int, ...]:

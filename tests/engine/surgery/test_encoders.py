@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.ops.padding import PaddedEncoder, unfused
+from engine.surgery.encoders import PaddedEncoder, unfused
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.compaction.history import history
-from engine.source.exchange import derived, legible
+from engine.surgery.classes import derived, legible
 from tests.engine import golden
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import PlanError
-from engine.ops.wide import FullWidth, Widening, can_widen, widen
+from engine.surgery.exchange import Change
+from engine.surgery.norms import FullWidth, NarrowedNorm, can_narrow
 from tests.engine.attentions import stored, tokens
 from tests.engine.exactness import Masks, check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Net, dead, image, snapshot, unchanged
@@ -100,7 +101,7 @@ def test_dead_channels_go_exactly(name: str, bias: bool) -> None:
     model = net(NORMS[name]())
     plan = check_exact(model, masks_of(model, [0, 3, 5], bias), tokens(), tokens(1, 1), tokens(3, 7, seed=1))
     assert plan.slices["0.weight"].shape == (5, 5) and plan.slices["2.weight"].shape == (6, 5)
-    (norm,) = plan.widened
+    (norm,) = plan.of(NarrowedNorm)
     assert (norm.module, norm.size, norm.kept) == ("1", 8, 5)
     if bias:
         assert norm.fill is None
@@ -124,7 +125,7 @@ def test_a_live_channel_stays() -> None:
     masks = masks_of(model, [0, 3], bias=True)
     del masks["0"]
     plan = check_exact(model, masks, tokens())
-    assert "0.weight" not in plan.slices and plan.widened == ()
+    assert "0.weight" not in plan.slices and plan.of(NarrowedNorm) == ()
 
 
 def test_a_shift_behind_a_dead_channel_is_folded() -> None:
@@ -228,7 +229,7 @@ def test_a_norm_that_is_called_twice(alike: bool) -> None:
         with torch.no_grad():
             model.two.bias.copy_(model.one.bias)
     plan = check_exact(model, masks, tokens(), tokens(3, 7))
-    assert ([n.kept for n in plan.widened] == [6]) is alike and ("one.weight" in plan.slices) is alike
+    assert ([n.kept for n in plan.of(NarrowedNorm)] == [6]) is alike and ("one.weight" in plan.slices) is alike
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["zero", "constant"])
@@ -283,8 +284,8 @@ class Hard(nn.LayerNorm):
 
 def test_which_classes_can_be_widened() -> None:
     """Norms that pass on ``self.normalized_shape``, and those that leave that to their base class."""
-    assert all(can_widen(kind) for kind in (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, LayerNorm2d, Plain, Further))
-    assert not any(can_widen(kind) for kind in (Hard, nn.Linear, None, 3))
+    assert all(can_narrow(kind) for kind in (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, LayerNorm2d, Plain, Further))
+    assert not any(can_narrow(kind) for kind in (Hard, nn.Linear, None, 3))
 
 
 @pytest.mark.parametrize("make", [lambda: Hard(8), lambda: nn.LayerNorm((4, 8))])
@@ -293,55 +294,56 @@ def test_what_cannot_be_widened_keeps_its_channels(make: Callable[[], nn.Module]
     model = net(make())
     masks = dead(model, {"0": [0, 3]}, bias=True)
     plan = check_exact(model, masks, tokens(), tokens(3, 4))
-    assert "0.weight" not in plan.slices and plan.widened == ()
+    assert "0.weight" not in plan.slices and plan.of(NarrowedNorm) == ()
     reasons = {g.name: g.reason for g in engine.dependency_groups(model, tokens())}
     assert "averages over it" in reasons["0"]
 
 
 @pytest.mark.parametrize(
-    "widening",
+    "narrowed",
     [
-        Widening("1", 8, 8, None),
-        Widening("1", 8, 0, None),
-        Widening("1", 8, 6, torch.zeros(3)),
-        Widening("0", 8, 6, None),
-        Widening("norm", 8, 6, None),
+        NarrowedNorm("1", 8, 8, None),
+        NarrowedNorm("1", 8, 0, None),
+        NarrowedNorm("1", 8, 6, torch.zeros(3)),
+        NarrowedNorm("0", 8, 6, None),
+        NarrowedNorm("norm", 8, 6, None),
     ],
 )
-def test_a_widening_that_does_not_fit_is_refused(widening: Widening) -> None:
+def test_a_narrowed_that_does_not_fit_is_refused(narrowed: NarrowedNorm) -> None:
     """In one error that names the module, and nothing has been changed."""
     model = net(nn.LayerNorm(8))
     state = snapshot(model)
-    with pytest.raises(PlanError, match=f"'{widening.module}'"):
-        engine.Plan(widened=(widening,)).apply(model)
+    with pytest.raises(PlanError, match=f"'{narrowed.module}'"):
+        engine.Plan(exchanges=(narrowed,)).apply(model)
     assert unchanged(model, state) and type(model[1]) is nn.LayerNorm
 
 
-def test_a_widening_of_another_width_is_refused() -> None:
+def test_a_narrowed_of_another_width_is_refused() -> None:
     """A plan made for 8 channels does not fit a norm over 16."""
     norm = nn.LayerNorm(16, elementwise_affine=False)
     with pytest.raises(PlanError, match="'0'"):
-        engine.Plan(widened=(Widening("0", 8, 6, None),)).apply(nn.Sequential(norm))
+        engine.Plan(exchanges=(NarrowedNorm("0", 8, 6, None),)).apply(nn.Sequential(norm))
     assert type(norm) is nn.LayerNorm
 
 
-def test_a_widening_as_primitives() -> None:
+def test_a_narrowed_as_primitives() -> None:
     """There and back, with constants in float64."""
     for fill in (None, torch.tensor([1.0, 2.0])):
-        again = Widening.from_state_dict(Widening("a.norm", 8, 6, fill).state_dict())
+        again = NarrowedNorm.from_state_dict(NarrowedNorm("a.norm", 8, 6, fill).state_dict())
         assert (again.module, again.size, again.kept) == ("a.norm", 8, 6)
         assert again.fill is None if fill is None else torch.equal(again.fill, fill.double())
 
 
-def test_widening_by_hand() -> None:
+def test_narrowed_by_hand() -> None:
     """Redo gives the norm of the padded input, cut off again; undo gives the plain norm."""
     norm = nn.LayerNorm(6, elementwise_affine=False).double()
     x = torch.randn(3, 4, dtype=torch.float64)
     full = F.layer_norm(torch.cat([x, torch.tensor([[2.0, -1.0]]).expand(3, 2)], 1), (6,))
-    redo, undo = widen(norm, Widening("", 6, 4, torch.tensor([2.0, -1.0])))
-    redo()
+    change = Change(norm)
+    NarrowedNorm("", 6, 4, torch.tensor([2.0, -1.0])).prepare(change)
+    change.commit()
     torch.testing.assert_close(norm(x), full[:, :4], rtol=1e-12, atol=1e-12)
-    undo()
+    change.rollback()
     wide = torch.randn(3, 6, dtype=torch.float64)
     torch.testing.assert_close(norm(wide), F.layer_norm(wide, (6,)), rtol=1e-12, atol=1e-12)
 
@@ -402,7 +404,9 @@ def test_memory_format_of_a_norm(make: Callable[[int], nn.Module], name: str, fi
     x, narrow = FORMATS[name], make(10)
     if isinstance(narrow, nn.LayerNorm | nn.RMSNorm) and x.shape[-1] != 8:
         x = x.transpose(1, 2).contiguous()
-    widen(narrow, Widening("", 10, 8, fill))[0]()
+    change = Change(narrow)
+    NarrowedNorm("", 10, 8, fill).prepare(change)
+    change.commit()
     for key, parameter in narrow.named_parameters():
         setattr(narrow, key, nn.Parameter(parameter[:8]))
     assert narrow(x).stride() == make(8)(x).stride()

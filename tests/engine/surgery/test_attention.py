@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.ops.heads import HeadwiseAttention, headwise, shape_free
+from engine.surgery.attention import Headwise, HeadwiseAttention, headwise, shape_free
 from tests.engine.exactness import check_exact, randomised, relative_error, run
 
 MASKS = ["none", "boolean", "additive", "per head", "padding", "causal", "causal and padding"]
@@ -186,7 +186,7 @@ def test_heads_neurons_and_width_go(norm_first: bool) -> None:
     model = randomised(Encoder(norm_first))
     x = torch.randn(2, 4, 5).double()
     plan = check_exact(model, group_wise(model, x), x, torch.randn(3, 7, 5).double())
-    assert plan.headwise == ("layers.layers.0.self_attn", "layers.layers.1.self_attn")
+    assert [e.module for e in plan.of(Headwise)] == ["layers.layers.0.self_attn", "layers.layers.1.self_attn"]
     small = plan.apply(copy.deepcopy(model))
     attention = small.layers.layers[0].self_attn
     assert (attention.num_heads, attention.embed_dim, attention.in_proj_weight.shape) == (2, 4, (12, 4))

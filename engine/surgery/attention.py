@@ -6,9 +6,11 @@ channels, its class is exchanged for a subclass that computes the same from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +18,13 @@ from torch import Tensor, nn
 from typing_extensions import TypeIs
 
 from engine.errors import PlanError
-from engine.ops.padding import PaddedEncoder, RecordedEncoder
 from engine.program.graph import Node
 from engine.program.stored import distinct_modules
 from engine.rule import Shapes
+from engine.surgery.encoders import PaddedEncoder, RecordedEncoder
+from engine.surgery.exchange import Change, Decision, Exchange, Undo
 
-__all__ = ["HeadwiseAttention", "head_sizes", "headwise", "headwise_for_good", "shape_free"]
+__all__ = ["Headwise", "HeadwiseAttention", "head_sizes", "headwise", "shape_free"]
 
 
 class HeadwiseAttention(nn.MultiheadAttention):
@@ -140,34 +143,52 @@ def head_sizes(node: Node, shapes: Shapes) -> Mapping[str, int]:
     return dict(zip(("num_heads", "head_dim"), shapes(node.output)[-2:], strict=True))
 
 
-def headwise_for_good(name: str, module: nn.Module) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return functions that exchange the module's class once its parameters are narrowed, and that undo it.
+@dataclass(frozen=True, eq=False)
+class Headwise(Exchange):
+    """A multi-head attention whose sizes follow from its weights once these are narrowed."""
 
-    Raises:
-        PlanError: if the module is not torch's own multi-head attention.
-    """
-    if not shape_free(module):
-        raise PlanError(f"The plan is of another model: {name!r} ({type(module).__name__}) is no multi-head attention.")
-    before = {key: getattr(module, key) for key in ("num_heads", "embed_dim", "kdim", "vdim", "_qkv_same_embed_dim")}
+    kind = "attention"
+    title = "Attention"
 
-    scale = _scale(module)
+    @classmethod
+    def planned(cls, decision: Decision) -> Iterator[Headwise]:
+        """Yield the attention modules that lose channels."""
+        for name in sorted(decision.graph.headwise):
+            if any(stored.startswith(f"{name}." if name else "") for stored in decision.narrowed):
+                yield cls(name)
 
-    def redo() -> None:
-        width, inner = module.out_proj.weight.shape
-        module.__class__ = HeadwiseAttention
-        vars(module)["scale"] = scale
-        module.num_heads, module.embed_dim = inner // module.head_dim, width
-        joint = module.in_proj_weight
-        module.kdim = (module.k_proj_weight if joint is None else joint).shape[1]
-        module.vdim = (module.v_proj_weight if joint is None else joint).shape[1]
-        module._qkv_same_embed_dim = False  # otherwise an encoder layer's fused path would use its own sizes
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Headwise:
+        """Load a state written by `state_dict`."""
+        return cls(str(state["module"]))
 
-    def undo() -> None:
-        module.__class__ = nn.MultiheadAttention
-        vars(module).update(before)
-        del vars(module)["scale"]
+    def __str__(self) -> str:
+        return f"{self.module} takes its sizes from its weights"
 
-    return redo, undo
+    def prepare(self, change: Change) -> None:
+        """Exchange the class, and set the sizes once the parameters are narrowed.
+
+        Raises:
+            PlanError: if the module is not torch's own multi-head attention.
+        """
+        module = change.module(self.module)
+        if not shape_free(module):
+            kind = type(module).__name__
+            raise PlanError(f"The plan is of another model: {self.module!r} ({kind}) is no multi-head attention.")
+        # An encoder layer's fused path would use its own sizes where keys and values are of the queries' width.
+        change.become(module, HeadwiseAttention, {"scale": _scale(module), "_qkv_same_embed_dim": False})
+        change.add(functools.partial(_resize, module))
+
+
+def _resize(module: nn.MultiheadAttention) -> Undo:
+    """Set the sizes of an attention from its weights."""
+    before = {key: getattr(module, key) for key in ("num_heads", "embed_dim", "kdim", "vdim")}
+    width, inner = module.out_proj.weight.shape
+    module.num_heads, module.embed_dim = inner // module.head_dim, width
+    joint = module.in_proj_weight
+    module.kdim = (module.k_proj_weight if joint is None else joint).shape[1]
+    module.vdim = (module.v_proj_weight if joint is None else joint).shape[1]
+    return functools.partial(vars(module).update, before)
 
 
 @contextmanager

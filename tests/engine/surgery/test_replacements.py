@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.compaction.replace import Replacement, check_functions, opaque_names, places, replaced_by
 from engine.errors import InputError, PlanError
+from engine.surgery.replacements import Replacement, check_functions, opaque_names, places, replaced_by
 
 CPU = torch.device("cpu")
 

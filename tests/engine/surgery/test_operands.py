@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.source.operands import Bounds
+from engine.surgery.operands import Bounds
+from tests.engine.attentions import pins_of
 from tests.engine.exactness import check_exact, randomised
 
 
@@ -45,7 +46,7 @@ def test_heads_go_where_bounds_of_slices_are_computed(literal: bool) -> None:
     assert plan.is_empty == literal
     if not literal:
         assert plan.slices["qkv.weight"].shape == (12, 8) and plan.slices["out.weight"].shape == (8, 4)
-        assert {(pin.operator, pin.value) for pin in plan.pins} == {("Subscript", 4), ("Subscript", 8)}
+        assert {(pin.operator, pin.value) for pin in pins_of(plan)} == {("Subscript", 4), ("Subscript", 8)}
         again = engine.Plan.from_state_dict(plan.state_dict()).apply(randomised(Fused(literal)))
         assert again(x).shape == (2, 5, 2)
 

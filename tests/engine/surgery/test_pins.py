@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import PlanError
-from engine.source.pins import Pin, pin_of, pinned_class
+from engine.surgery.edits import Pin
+from engine.surgery.pins import Pinned, pin_of, pinned_class
 from tests.engine.attentions import (
     Attention,
     ByAttribute,
@@ -42,6 +43,7 @@ from tests.engine.attentions import (
     WithClassDefault,
     WithPrivateName,
     WithText,
+    pins_of,
     split_heads,
     stored,
     tokens,
@@ -83,7 +85,7 @@ def test_heads_go_as_a_whole(make: Callable[[], nn.Module]) -> None:
     assert "1.qkv" not in engine.not_safe_to_prune(model, tokens())
     small, plan = compacted(model, masks, tokens())
     assert plan.slices["1.qkv.weight"].shape == (12, 8) and plan.slices["1.out.weight"].shape == (8, 4)
-    assert plan.pins and type(small[1]) is not make and isinstance(small[1], make)
+    assert pins_of(plan) and type(small[1]) is not make and isinstance(small[1], make)
     assert error_of(model, masks, small, tokens(), tokens(1, 1), tokens(3, 7)) < 1e-9
 
 
@@ -117,7 +119,7 @@ def test_types_stay(tmp_path: Path) -> None:
     model = net(ByTypedFunction)
     masks, x = attention_masks(model), tokens()
     small, plan = compacted(model, masks, x)
-    assert plan.pins and error_of(model, masks, small, x) <= 1e-9
+    assert pins_of(plan) and error_of(model, masks, small, x) <= 1e-9
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.* is deprecated")
         torch.jit.script(small).save(tmp_path / "small.pt")
@@ -144,7 +146,7 @@ def test_the_pinned_numbers() -> None:
     """Only what does not follow is set: the number of heads, and the width of all heads together."""
     model = net()
     plan = compacted(model, attention_masks(model), tokens())[1]
-    assert [(p.module, p.function, p.method, p.position, p.value) for p in plan.pins] == [
+    assert [(p.module, p.function, p.method, p.position, p.value) for p in pins_of(plan)] == [
         ("1", "forward", "forward", 3, 2),
         ("1", "forward", "forward", 2, 4),
     ]
@@ -157,7 +159,7 @@ def test_only_the_module_itself_is_pinned() -> None:
     masks = attention_masks(model)
     small, plan = compacted(model, masks, tokens())
     assert type(small[2]) is Attention and type(small[1]) is not Attention and small[1].heads == 4
-    assert {p.module for p in plan.pins} == {"1"} and error_of(model, masks, small, tokens(3, 5)) < 1e-9
+    assert {p.module for p in pins_of(plan)} == {"1"} and error_of(model, masks, small, tokens(3, 5)) < 1e-9
     assert net()(tokens()).shape == (2, 4, 3)
 
 
@@ -166,7 +168,7 @@ def test_two_modules_with_one_function_have_pins_of_their_own() -> None:
     model = randomised(nn.Sequential(nn.Linear(5, 8), ByFunction(), ByFunction(), nn.Linear(8, 3)))
     masks = attention_masks(model, [0]) | {"2.qkv": without_heads(model[2].qkv, [0, 1, 3])}
     small, plan = compacted(model, masks, tokens())
-    assert {(p.module, p.function, p.method, p.value) for p in plan.pins} == {
+    assert {(p.module, p.function, p.method, p.value) for p in pins_of(plan)} == {
         ("1", "split_heads", "forward", 3),
         ("2", "split_heads", "forward", 1),
     }
@@ -182,7 +184,7 @@ def test_what_is_never_pinned(kind: str) -> None:
     assert list(unsafe) == ["stem"] and "does not follow" in unsafe.reasons["stem"]
     masks = dead(model, {"stem": [0, 1, 2]}, bias=True)
     small, plan = compacted(model, masks, x)
-    assert plan.pins == () and "stem.weight" not in plan.slices and type(small) is Sized
+    assert pins_of(plan) == () and "stem.weight" not in plan.slices and type(small) is Sized
 
 
 def test_an_attribute_is_pinned() -> None:
@@ -191,7 +193,7 @@ def test_an_attribute_is_pinned() -> None:
     assert engine.not_safe_to_prune(model, image()) == []
     masks = dead(model, {"stem": [0, 1, 2]}, bias=True)
     small, plan = compacted(model, masks, image())
-    assert [(p.position, p.value) for p in plan.pins] == [(1, 5)] and small.width == 8
+    assert [(p.position, p.value) for p in pins_of(plan)] == [(1, 5)] and small.width == 8
     assert error_of(model, masks, small, image(9), image(4, batch=1)) < 1e-9
 
 
@@ -202,7 +204,7 @@ def test_widths_that_were_computed_beforehand(widths: list[int] | tuple[int, ...
     assert engine.not_safe_to_prune(model, image()) == []
     masks = dead(model, {"stem": [0, 2, 5, 6]}, bias=True)
     small, plan = compacted(model, masks, image())
-    assert plan.pins == () and plan.attributes[""] == {"widths[0]": 1, "widths[1]": 3}
+    assert pins_of(plan) == () and plan.attributes[""] == {"widths[0]": 1, "widths[1]": 3}
     assert small.widths == type(widths)([1, 3]) and model.widths is widths
     assert error_of(model, masks, small, image(9, batch=3)) < 1e-9
     again = stored(plan).apply(copy.deepcopy(model))
@@ -234,7 +236,7 @@ def test_each_kind_of_call(kind: str) -> None:
     model = randomised(Viewed(kind))
     masks = dead(model, {"stem": [0, 1, 4, 5]}, bias=True)
     small, plan = compacted(model, masks, image())
-    assert plan.slices["stem.weight"].shape[0] == 4 and len(plan.pins) == 1
+    assert plan.slices["stem.weight"].shape[0] == 4 and len(pins_of(plan)) == 1
     assert error_of(model, masks, small, image(9, batch=3)) < 1e-9
 
 
@@ -245,7 +247,7 @@ def test_a_factor_computed_from_a_size_that_changes_stays_the_number_it_is(kind:
     assert not engine.not_safe_to_prune(model, image())
     masks = dead(model, {"stem": [0, 1]}, bias=True)
     small, plan = compacted(model, masks, image())
-    assert plan.slices["stem.weight"].shape[0] == 6 and len(plan.pins) == 1
+    assert plan.slices["stem.weight"].shape[0] == 6 and len(pins_of(plan)) == 1
     assert error_of(model, masks, small, image(), image(batch=3)) < 1e-9
     again = stored(plan).apply(copy.deepcopy(model))
     assert relative_error(run(small, image()), run(again, image())) == 0
@@ -287,7 +289,7 @@ def test_another_branch_is_pinned_as_well() -> None:
     model = randomised(Large())
     masks: Masks = {"qkv": without_heads(model.qkv, [1, 2])}
     analysis = analysis_of(model, image(), masks)
-    assert analysis.structure.graph.explored and len({p.line for p in analysis.plan.pins}) == 2
+    assert analysis.structure.graph.explored and len({p.line for p in pins_of(analysis.plan)}) == 2
     small, _ = compacted(model, masks, image())
     assert error_of(model, masks, small, image(6, batch=3), image(8), image(12), image(16, batch=1)) < 1e-9
 
@@ -308,7 +310,7 @@ def test_a_plan_survives_a_file() -> None:
     fresh = stored(plan.structure()).apply(nn.Sequential(*[copy.deepcopy(part) for part in net().train()]))
     fresh.load_state_dict(small.state_dict())
     assert relative_error(run(small, tokens(1, 3)), run(fresh, tokens(1, 3))) == 0
-    assert stored(plan).pins == plan.pins
+    assert pins_of(stored(plan)) == pins_of(plan)
 
 
 def test_a_method_that_was_chosen_when_the_module_was_made() -> None:
@@ -316,7 +318,7 @@ def test_a_method_that_was_chosen_when_the_module_was_made() -> None:
     model = net(Chosen)
     masks = attention_masks(model)
     small, plan = compacted(model, masks, tokens())
-    assert plan.pins and small[1].qkv.out_features == 12 and error_of(model, masks, small, tokens(3, 7)) < 1e-9
+    assert pins_of(plan) and small[1].qkv.out_features == 12 and error_of(model, masks, small, tokens(3, 7)) < 1e-9
     for again in (copy.deepcopy(small), pickle.loads(pickle.dumps(small)), plan.apply(copy.deepcopy(model))):
         assert again[1].forward.__self__ is again[1] and relative_error(run(small, tokens()), run(again, tokens())) == 0
     more = {"1.qkv": without_heads(small[1].qkv, [1], heads=2)}
@@ -393,24 +395,30 @@ def test_rollback_restores_the_class() -> None:
     assert relative_error(before, run(model, tokens())) == 0
 
 
+def with_pins(plan: engine.Plan, change: Callable[[Pin], Pin]) -> engine.Plan:
+    """The plan with other pins."""
+    exchanges = [dataclasses.replace(e, pins=tuple(map(change, e.pins))) for e in plan.of(Pinned)]
+    return dataclasses.replace(plan, exchanges=tuple(exchanges))
+
+
 def changed_hash(plan: engine.Plan) -> engine.Plan:
     """As if the code had been edited since."""
-    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, source="0" * 16) for p in plan.pins))
+    return with_pins(plan, lambda p: dataclasses.replace(p, source="0" * 16))
 
 
 def other_function(plan: engine.Plan) -> engine.Plan:
     """As if the method had another name now."""
-    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, function="call") for p in plan.pins))
+    return with_pins(plan, lambda p: dataclasses.replace(p, function="call"))
 
 
 def other_place(plan: engine.Plan) -> engine.Plan:
     """As if the call stood somewhere else."""
-    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, line=p.line + 1) for p in plan.pins))
+    return with_pins(plan, lambda p: dataclasses.replace(p, line=p.line + 1))
 
 
 def other_module(plan: engine.Plan) -> engine.Plan:
     """As if the module had another name."""
-    return dataclasses.replace(plan, pins=tuple(dataclasses.replace(p, module="attention") for p in plan.pins))
+    return dataclasses.replace(plan, exchanges=tuple(e.renamed("attention") for e in plan.exchanges))
 
 
 @pytest.mark.parametrize("damage", [changed_hash, other_function, other_place, other_module])
@@ -433,17 +441,6 @@ def test_a_plan_for_another_class_is_refused() -> None:
     with pytest.raises(PlanError, match="source of 'forward'"):
         plan.apply(other)
     assert unchanged(other, state) and type(other[1]) is Rewritten
-
-
-def test_a_pin_as_primitives() -> None:
-    """There and back; what is damaged is refused with the plan."""
-    pin = Pin("1", "forward", "forward", "0123456789abcdef", 3, 20, "", 1, 4)
-    assert Pin.from_state_dict(pin.state_dict()) == pin
-    assert {type(v) for v in pin.state_dict().values()} == {str, int}
-    state = engine.Plan(pins=(pin,)).state_dict()
-    state["pins"][0].pop("value")
-    with pytest.raises(PlanError, match="damaged"):
-        engine.Plan.from_state_dict(state)
 
 
 def sizes_by_name(x: Tensor) -> Tensor:
@@ -504,7 +501,7 @@ def test_heads_go_twice(make: Callable[[], nn.Module]) -> None:
     for heads, closed in ((3, [1]), (2, [0]), (1, [1])):
         masks = {"1.qkv": without_heads(model[1].qkv, closed, heads + 1)}
         small, plan = compacted(model, masks, tokens())
-        assert plan.pins and small[1].out.weight.shape == (8, 2 * heads)
+        assert pins_of(plan) and small[1].out.weight.shape == (8, 2 * heads)
         assert error_of(model, masks, small, tokens(1, 1), tokens(3, 7)) < 1e-9
         model, together = small, together.then(plan)
     again = together.apply(copy.deepcopy(fresh))

@@ -1,0 +1,1 @@
+"""Exchanging the class of a module: one file per kind of exchange, and what all of them share."""

@@ -1,0 +1,56 @@
+"""Plans of released formats, in the present one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import engine
+from engine.compaction.follow import entries
+from engine.compaction.format import FORMAT, KEY, upgraded
+from engine.errors import PlanError
+from engine.files.checkpoint import read_checkpoint
+from engine.surgery.replacements import Replacement
+from tests.engine import golden
+
+
+def plan_in(name: str, version: int) -> Any:
+    """The state of the plan in a golden file."""
+    content = read_checkpoint(golden.FOLDER / f"{name}-{version}.golden")[KEY]
+    return next(iter(entries(content).values()))["plans"][0]
+
+
+@pytest.mark.parametrize("name", golden.NETWORKS)
+def test_an_old_plan_says_what_a_new_one_says(name: str) -> None:
+    """All three versions of a file hold one plan, whose state is the same once it is upgraded."""
+    plans = [engine.Plan.from_state_dict(plan_in(name, version)) for version in (1, 2, 3)]
+    assert len({str(plan).partition("\nNotes:")[0] for plan in plans}) == 1
+    assert plan_in(name, 2)["format"] == 1 and upgraded(plan_in(name, 2)).keys() == plans[2].state_dict().keys()
+
+
+def test_an_old_replacement() -> None:
+    """Its class had the name of what is the kind now; the spread came later."""
+    old = {"module": "a", "kind": "Mine", "inputs": [], "outputs": [], "weights": {}, "stored": {"weight": [2]}}
+    state = {**engine.Plan().state_dict(), "format": 1, "pins": [], "widened": [], "headwise": [], "replaced": [old]}
+    (replacement,) = engine.Plan.from_state_dict(state).of(Replacement)
+    assert (replacement.module, replacement.class_name, replacement.stored) == ("a", "Mine", {"weight": (2,)})
+
+
+@pytest.mark.parametrize("missing", ["pins", "widened", "headwise", "replaced", "slices"])
+def test_an_incomplete_old_plan_is_refused(missing: str) -> None:
+    """As damaged."""
+    state = {**engine.Plan().state_dict(), "format": 1, "pins": [], "widened": [], "headwise": [], "replaced": []}
+    assert upgraded(state)["format"] == FORMAT
+    del state[missing]
+    with pytest.raises(PlanError, match=f"damaged.*{missing}"):
+        upgraded(state)
+
+
+def test_a_damaged_old_pin_is_refused() -> None:
+    """Whatever stands in the place of one."""
+    state = {**engine.Plan().state_dict(), "format": 1, "widened": [], "headwise": [], "replaced": []}
+    for pins in (3, [3], [{}], torch.ones(2)):
+        with pytest.raises(PlanError, match="damaged"):
+            upgraded({**state, "pins": pins})
