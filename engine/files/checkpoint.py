@@ -3,7 +3,7 @@
 ::
 
     {"state_dict": {...},                                          and whatever else a Lightning checkpoint holds
-     "lightning_compress": {"version": 2,
+     "lightning_compress": {"version": 3,
                             "compacted": {path: {"plans": [...], "certificates": [...]}},
                             "sha256": {"compacted": ..., "state_dict": ..., ...}}}
 

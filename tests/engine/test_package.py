@@ -21,7 +21,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
     errors progress program source rule recording analysis surgery ops tracer removal groups masks plots dependency
-    sensitivity    compaction compensation verification cost speedup repair checking files
+    sensitivity compaction compensation verification cost speedup repair checking files
 """.split()
 
 
