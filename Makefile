@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help check demo example docs test lint slow wheel versions lock breadth breadth-quick families architectures packages property random bench gpu clean
+.PHONY: help release-check check demo example docs test lint slow wheel versions lock breadth breadth-quick families architectures packages property random bench gpu clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -57,6 +57,15 @@ slow: $(VENV)/.stamp-dev  ## the tests that take long: spawned processes, killed
 
 wheel: $(VENV)/.stamp-dev  ## build sdist and wheel, install the wheel into an empty environment, and use it there (ten minutes)
 	$(BIN)/python -m pytest -q -m slow tests/test_distribution.py
+
+release-check: $(VENV)/.stamp-venv  ## build sdist and wheel into dist/, install the wheel into an empty environment, and run the demo from there
+	$(PIP) build twine
+	rm -rf dist $(VENV)/release
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/*.whl)[examples]"
+	$(BIN)/python tests/release_check.py $(VENV)/release
 
 versions: $(VENV)/.stamp-dev  ## the tests on each Python, with the oldest and newest torch and Lightning, then their page (hours; ARGS="tests/engine")
 	$(BIN)/python benchmarks/versions.py $(ARGS)

@@ -1,6 +1,8 @@
 """Lightning callbacks that prune while training, repair masks, count what is saved, and remove what is masked."""
 
 from lightning_compress import namesake as namesake  # first: it checks which `engine` the others would import
+
+from engine.version import __version__ as __version__  # isort: skip
 from lightning_compress.callbacks.compaction import ModelCompaction
 from lightning_compress.callbacks.compensation import Compensation
 from lightning_compress.callbacks.complexity import ComplexityMonitor

@@ -20,8 +20,8 @@ ROOT = Path(engine.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
-    errors progress program source rule recording analysis surgery ops tracer removal groups masks plots dependency
-    sensitivity compaction compensation verification cost speedup repair checking files
+    version errors progress program source rule recording analysis surgery ops tracer removal groups masks plots
+    dependency sensitivity compaction compensation verification cost speedup repair checking files
 """.split()
 
 
