@@ -266,6 +266,57 @@ def _cell(table: list[Row]) -> str:
     return f"{statistics.mean(values):.1f}{spread}"
 
 
+def curves(table: list[Row], network: str) -> dict[str, list[tuple[float, float]]]:
+    """Return name -> points (percentage of multiply-accumulates removed, accuracy), from the smallest cut on.
+
+    Torch-Pruning's curve takes the best of its rows at each budget, whatever their importance, recovery and groups.
+    """
+    own = [row for row in table if row["network"] == network]
+    peers = [row for row in own if row["by"] != "lightning-compress"]
+    names = {
+        "least squares, reconstruction": ("reconstruction", "least squares"),
+        "batch norms estimated anew, l2": ("l2", "norms"),
+        "masks alone, l2": ("l2", "none"),
+    }
+    drawn = {
+        name: [row for row in own if row not in peers and (row["criterion"], row["recovery"]) == key]
+        for name, key in names.items()
+    }
+    drawn["Torch-Pruning, its best at each budget"] = [
+        max((row for row in peers if row["amount"] == amount), key=lambda row: row["accuracy"])
+        for amount in {row["amount"] for row in peers}
+    ]
+    return {name: sorted(_means(points)) for name, points in drawn.items() if points}
+
+
+def _means(table: list[Row]) -> Iterator[tuple[float, float]]:
+    """Yield the mean over the seeds at each budget."""
+    for amount in {row["amount"] for row in table}:
+        own = [row for row in table if row["amount"] == amount]
+        yield 100 * (1 - statistics.mean(r["left"] for r in own)), statistics.mean(r["accuracy"] for r in own)
+
+
+def figure(table: list[Row], network: str, dense: float, path: Path) -> None:
+    """Draw accuracy over the multiply-accumulates removed."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "lightning-compress"  # the same picture is the same file
+    axes = plt.figure(figsize=(7.0, 3.8), layout="constrained").add_subplot()
+    for (name, points), style in zip(curves(table, network).items(), ("o-", "s--", "v:", "D-."), strict=False):
+        xs, ys = zip((0.0, dense), *points, strict=True)
+        axes.plot(xs, ys, style, label=name)
+    axes.set(xlabel="multiply-accumulates removed, %", ylabel="test accuracy, %", ylim=(0, 100))
+    axes.set_title(f"{network} on CIFAR-10, right after pruning, no training", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower left", fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    axes.figure.savefig(path, metadata={"Date": None})  # type: ignore[union-attr]
+    plt.close()
+
+
 def write(section: str, path: Path) -> None:
     """Put the section in the place of the one that the page has, or at its end."""
     text = path.read_text() if path.exists() else "# Results\n"
@@ -292,6 +343,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--images", type=int, default=10_000, help="test images")
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "accuracy.jsonl", help="finished rows")
+    parser.add_argument("--figure", type=Path, help="SVG file to draw the first network's curves into")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md", help="the page to write into")
     args = parser.parse_args()
     images = Images.load(args.data, args.images)
@@ -303,6 +355,8 @@ def main() -> int:
     )  # fmt: skip
     dense = {name: accuracy(network, images) for name, network in networks.items()}
     write(page(table, dense, args.images, args.samples), args.out)
+    if args.figure:
+        figure(table, args.networks[0], dense[args.networks[0]], args.figure)
     print(f"Written: {args.out}")
     return 0
 

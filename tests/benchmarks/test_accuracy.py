@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import accuracy
-from benchmarks.accuracy import END, START, Images, page, rows, write
+from benchmarks.accuracy import END, START, Images, curves, figure, page, rows, write
 from benchmarks.cifar_resnets import CifarResNet, pretrained
 
 
@@ -50,6 +50,26 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
         text = results.read_text()
         assert text.count(START) == text.count(END) == 1 and "old" not in text and text.endswith("more\n")
     assert "| lightning-compress | reconstruction | least squares |" in text and "| 30% |" in text
+    figure(table, "tiny", 10.0, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert drawn.startswith("<?xml") and "tiny on CIFAR-10" in drawn
+
+
+def test_curves_take_means_of_ours_and_the_best_of_the_peer() -> None:
+    """So that the picture can only be unfair to us."""
+
+    def row(by: str, criterion: str, recovery: str, accuracy: float, left: float = 0.7) -> dict[str, Any]:
+        about = {"network": "net", "amount": 0.3, "by": by, "criterion": criterion, "recovery": recovery}
+        return {**about, "accuracy": accuracy, "left": left}
+
+    table = [
+        row("lightning-compress", "reconstruction", "least squares", 80.0, 0.7),
+        row("lightning-compress", "reconstruction", "least squares", 84.0, 0.6),
+        row("Torch-Pruning", "taylor", "norms", 50.0),
+        row("Torch-Pruning, stream kept", "magnitude", "none", 60.0),
+    ]
+    ours, peer = curves(table, "net").values()
+    assert ours == [(pytest.approx(35.0), 82.0)] and peer == [(pytest.approx(30.0), 60.0)]
 
 
 def test_published_names(tmp_path: Path) -> None:
