@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -96,9 +98,17 @@ def test_every_model_has_a_recipe_and_every_architecture_a_quick_one() -> None:
     assert all(zoo.recipe(name).size >= 56 for name in models)
 
 
+SUPERVISED = """
+import json, sys
+from benchmarks import breadth
+print(json.dumps(breadth.supervise(breadth.check, sys.argv[1], 300, 4)))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["squeezenet1_1", "shufflenet_v2_x0_5", "ssdlite320_mobilenet_v3_large"])
 def test_a_model_in_a_process_of_its_own(name: str) -> None:
-    """Exact, in the time and memory that it is given."""
-    row = {"model": name} | breadth.supervise(breadth.check, name, 300, 4)
+    """Exact, in the time and memory that it is given; this process may have differentiated, and cannot be forked."""
+    run = subprocess.run([sys.executable, "-c", SUPERVISED, name], cwd=breadth.ROOT, capture_output=True, check=True)
+    row = {"model": name} | json.loads(run.stdout.splitlines()[-1])
     assert breadth.verdict(row) == "exact", breadth.reason(row)
