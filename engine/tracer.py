@@ -47,7 +47,7 @@ from engine.recording.fakes import Fakes
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import Calls, Switches, may_differ, watched
 from engine.recording.other_sizes import reads_sizes
-from engine.recording.process import EXCLUSIVE
+from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
 from engine.recording.rehearsal import trained
 from engine.recording.substitutes import does_the_same, substitutes
@@ -209,6 +209,7 @@ def _recording(
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
         scope.enter_context(evaluation(model, train, arguments, contents))
+        scope.enter_context(seeded())  # where draws decide what runs, they come out the same each time
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
         scope.enter_context(sizes_anew(model))

@@ -7,14 +7,15 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-__all__ = ["EXCLUSIVE", "unchanged_process"]
+__all__ = ["EXCLUSIVE", "seeded", "unchanged_process"]
 
 EXCLUSIVE = threading.RLock()
 """Held while a model runs for an analysis: that changes classes, modules of Python and random states meanwhile."""
@@ -44,6 +45,35 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (random.getstate, random.setstate),
     (lambda: list(warnings.filters), _set_filters),
 )
+
+
+@contextmanager
+def seeded(devices: Iterable[int] = ()) -> Iterator[None]:
+    """Draw the same random numbers in the body each time: torch's, Python's and NumPy's; their states are put back.
+
+    Args:
+        devices: CUDA devices whose generators are seeded as well as the CPU's.
+
+    Example:
+        >>> with seeded():
+        ...     first = torch.rand(2), random.random()
+        >>> with seeded():
+        ...     second = torch.rand(2), random.random()
+        >>> torch.equal(first[0], second[0]), first[1] == second[1]
+        (True, True)
+    """
+    indices, before = list(devices), (random.getstate(), np.random.get_state())
+    with torch.random.fork_rng(devices=indices):
+        try:
+            torch.default_generator.manual_seed(0)
+            for index in indices:
+                torch.cuda.default_generators[index].manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 @contextmanager

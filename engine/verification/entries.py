@@ -22,6 +22,7 @@ from engine.program.stored import distinct_modules, parameters_of, stored_tensor
 from engine.program.trees import map_tensors, results_in
 from engine.recording.around import around
 from engine.recording.evaluation import evaluation
+from engine.recording.process import seeded
 from engine.surgery.attention import headwise
 from engine.tracer import call_entry
 from engine.verification.certify import Certificate
@@ -176,7 +177,7 @@ class EntryProof:
             scope.enter_context(evaluation(model, learning))
             scope.enter_context(headwise(model))
             scope.enter_context(torch.enable_grad() if way.gradients else torch.inference_mode())
-            scope.enter_context(_seeded())
+            scope.enter_context(seeded(range(torch.cuda.device_count())))
             scope.enter_context(_creating(dtype))
             with torch.inference_mode(False):
                 stored = stored_tensors(model)
@@ -250,21 +251,6 @@ def _creating(dtype: torch.dtype | None) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Run the body with fixed random numbers, and put the states of all generators back."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            torch.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
 
 
 def _random_state() -> tuple[Any, ...]:

@@ -9,13 +9,10 @@ Hooks of modules and of parameters run, as do functions with a backward of their
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
@@ -29,6 +26,7 @@ from engine.ops.products import in_float64
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors
 from engine.recording.evaluation import evaluation
+from engine.recording.process import seeded
 from engine.surgery.replacements import Replacement
 from engine.tracer import call_model
 from engine.verification.certify import Certificate
@@ -114,7 +112,7 @@ def training_step(
         leaves.append(tensor.detach().clone().requires_grad_())
         return leaves[-1].clone()  # a forward may write into its input
 
-    with evaluation(model), _seeded(), torch.inference_mode(False), torch.enable_grad():
+    with evaluation(model), seeded(), torch.inference_mode(False), torch.enable_grad():
         used = _exchange(model, tensors)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
         with EvenDraws(in_float64) as draws, Leftovers() as leftovers:
@@ -153,19 +151,6 @@ def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
         _engine_run_backward(tuple(roots), directions, False, False, (), allow_unreachable=True, accumulate_grad=True)
     except Exception as error:  # of a hook or a function of the user's
         raise TraceError(f"The backward of {type(model).__name__} fails: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Give the random numbers of Python and NumPy a seed for the length of the body; torch's are kept elsewhere."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,4 +43,28 @@ def test_what_runs_while_training(before: str, after: str) -> None:
         with pytest.raises(VerificationError, match="another path"):
             check_shapes(model, analysis)
     else:
+        check_shapes(model, analysis)
+
+
+class LayerDrop(nn.Module):
+    """Leaves out layers as draws decide while training (arXiv 1909.11556, as in transformers' BART)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a sum over the layers that stay."""
+        for layer in self.layers:
+            if not (self.training and min(torch.rand([]), random.random(), np.random.rand()) < 0.3):
+                x = x + layer(x).relu()
+        return x
+
+
+def test_draws_that_decide_come_out_the_same() -> None:
+    """Whatever was drawn since the model was recorded."""
+    model = LayerDrop()
+    analysis = analysis_of(model, torch.randn(2, 4), {})
+    for _ in range(3):
+        torch.rand(1), random.random(), np.random.rand()
         check_shapes(model, analysis)
