@@ -51,6 +51,10 @@ class Survey:
                 out.write(json.dumps(self._done[name]) + "\n")
         return self._done[name]
 
+    def known(self, name: str) -> Row | None:
+        """Return the row of a name, or None."""
+        return self._done.get(name)
+
     def all(self, names: Sequence[str]) -> list[Row] | None:
         """Return the rows of these names; None where one is not known yet."""
         return [self._done[name] for name in names] if set(names) <= self._done.keys() else None

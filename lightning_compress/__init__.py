@@ -18,6 +18,7 @@ from lightning_compress.one_shot import prune
 from lightning_compress.report.summary import summarize
 from lightning_compress.selection.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.selection.sensitivity import analyze_sensitivity, validation_metric
+from lightning_compress.stock.pretrained import save_pretrained
 from lightning_compress.trainer.restore import Compactable
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "compact_checkpoint",
     "load_compacted",
     "prune",
+    "save_pretrained",
     "summarize",
     "validation_metric",
 ]

@@ -110,8 +110,10 @@ def _is_saving() -> bool:
     """Whether the state dict is one that ``save_pretrained`` of a model around the compacted one asks for."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
-        if frame is None or frame.f_code.co_name == _SAVE:
-            return frame is not None
+        if frame is None:
+            break
+        if frame.f_code.co_name == _SAVE and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
         frame = frame.f_back
     return False
 
@@ -126,12 +128,16 @@ def _share(value: Any, prefix: str) -> Any:
         return {_relative(name, prefix): item for name, item in value.items() if _is_inside(name, prefix)}
     if not isinstance(value, list):
         return value
-    names = [item if isinstance(item, str) else item.get("module", item.get("name")) for item in value]
-    return [
-        _relative(name, prefix) if isinstance(item, str) else {**item, "module": _relative(name, prefix)}
-        for item, name in zip(value, names, strict=True)
-        if _is_inside(name, prefix)
-    ]
+    return [_renamed(item, prefix) for item in value if _is_inside(_name_of(item), prefix)]
+
+
+def _name_of(item: Any) -> str:
+    return item if isinstance(item, str) else str(item["module"])
+
+
+def _renamed(item: Any, prefix: str) -> Any:
+    name = _relative(_name_of(item), prefix)
+    return name if isinstance(item, str) else {**item, "module": name}
 
 
 def _is_inside(name: str, prefix: str) -> bool:

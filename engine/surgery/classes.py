@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["compiled", "derived", "legible", "moved", "namespace"]
+__all__ = ["compiled", "derived", "legible", "moved", "namespace", "original"]
 
 
 def derived(
@@ -49,6 +49,18 @@ def _metaclass(base: type) -> Any:
     copyreg.pickle(metaclass, _call)
     _metaclasses[base] = metaclass
     return metaclass
+
+
+def original(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class that the user wrote, where this is one that took its place.
+
+    Example:
+        >>> original(nn.Linear)
+        <class 'torch.nn.modules.linear.Linear'>
+    """
+    while "_made_by" in vars(cls):
+        cls = vars(cls)["_made_by"][1][0]
+    return cls
 
 
 def moved(function: FunctionType, label: str, names: Mapping[str, Any]) -> FunctionType:

@@ -23,7 +23,7 @@ from engine.source.texts import source_of
 from engine.surgery.classes import compiled, legible, namespace
 from engine.surgery.operands import Bounds, Sides, Tail
 
-__all__ = ["DIVISOR", "SCALE", "Pin", "edited", "original", "place_of", "rebuilt", "source_hash"]
+__all__ = ["DIVISOR", "MEAN", "SCALE", "Pin", "edited", "original", "place_of", "rebuilt", "source_hash"]
 
 # Where the sizes stand in the call, without the tensor: the position of the first, or of the tuple that holds them.
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
@@ -32,7 +32,7 @@ DIVISOR = ("divisor", 0)
 """The demand for what a mean divides by, which is no argument."""
 SCALE = ("scale", 0)
 """The demand for what attention multiplies its scores by, which is an argument that most leave out."""
-_MEAN, _SCALE, _PART = "mean", "scale", "Subscript"
+MEAN, _SCALE, _PART = "mean", "scale", "Subscript"
 
 Place = ast.Call | ast.BinOp | ast.Subscript
 """Where a number stands: a call, an operator, the bounds of a slice."""
@@ -41,7 +41,7 @@ _BOUNDS = ("start", "end")
 
 # Operators between a tensor and a number, by the torch function that carries them out.
 _OPERATORS = {"mul": "Mult", "div": "Div", "__rdiv__": "Div"}
-_KINDS = ("", _MEAN, _SCALE, _PART, *_OPERATORS.values())
+_KINDS = ("", MEAN, _SCALE, _PART, *_OPERATORS.values())
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def place_of(site: Site, argument: tuple[str, int], op: str) -> tuple[str, int] 
         op: name of the op that it led to.
     """
     if argument == DIVISOR:
-        return (_MEAN, 0) if site.function == "mean" else None
+        return (MEAN, 0) if site.function == "mean" else None
     if argument == SCALE and site.function == op:
         return _SCALE, 0
     if site.function == "__getitem__" and argument[0] in _BOUNDS:
@@ -190,7 +190,7 @@ def _rescale(call: Place, pin: Pin) -> bool:
     return True
 
 
-_ON_CALLS: Mapping[str, Callable[[Place, Pin], bool]] = {_MEAN: _divide, _SCALE: _rescale}
+_ON_CALLS: Mapping[str, Callable[[Place, Pin], bool]] = {MEAN: _divide, _SCALE: _rescale}
 
 
 def _kind(node: Place) -> str:

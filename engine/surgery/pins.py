@@ -18,10 +18,10 @@ from engine.errors import PlanError
 from engine.program.graph import Node
 from engine.source.sites import Site
 from engine.surgery.classes import derived
-from engine.surgery.edits import DIVISOR, Pin, edited, original, place_of, rebuilt, source_hash
+from engine.surgery.edits import DIVISOR, MEAN, Pin, edited, original, place_of, rebuilt, source_hash
 from engine.surgery.exchange import Change, Decision, Exchange
 
-__all__ = ["Pinned", "is_pinned", "pin_of", "pinned_class"]
+__all__ = ["Pinned", "divisors", "is_pinned", "pin_of", "pinned_class"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +145,12 @@ def _pinned(cls: type) -> tuple[type[nn.Module], tuple[Pin, ...]]:
 def is_pinned(cls: type, pin: Pin) -> bool:
     """Whether a class is one in which this argument is pinned already, to whatever number."""
     return replace(pin, module="", value=0) in [replace(other_pin, value=0) for other_pin in _pinned(cls)[1]]
+
+
+def divisors(cls: type) -> list[float]:
+    """Return what the means of a pinned class divide by; nothing where something else is pinned too."""
+    pins = _pinned(cls)[1]
+    return sorted({pin.value for pin in pins}) if all(pin.operator == MEAN for pin in pins) else []
 
 
 def pinned_class(cls: type[nn.Module], pins: Iterable[Pin]) -> type[nn.Module]:

@@ -1,0 +1,281 @@
+"""Small networks that transformers loads by itself: half of each group masked, compacted, saved, loaded, compared.
+
+    python benchmarks/stock.py [architecture ...]      (default: all; resumes where it stopped)
+    python benchmarks/stock.py --load                  (load all that was saved, in a process without this project)
+
+For each architecture of ``architectures.py`` the same small model is taken, in float32. Half of the heads, of the
+neurons and of the stream is masked, the model is compacted, and `lightning_compress.save_pretrained` writes it. A
+model with layer norms is compacted with ``plain_norms=True``: then it is equal to the model in memory, and the masked
+model is another function. Where that fails, only heads and neurons are masked. The folder
+holds the inputs and the outputs in memory, which ``--load`` compares with those of ``from_pretrained``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import engine
+from benchmarks.architectures import Headed, NotRun, cell, prepared
+from benchmarks.breadth import general, supervise
+from benchmarks.survey import ROOT, Survey, code_state
+from engine.errors import EngineError
+from engine.program.trees import tensors_in
+from lightning_compress import save_pretrained
+from tests.engine.exactness import parameters
+
+RESULTS = ROOT / "build" / "stock.jsonl"
+FOLDERS = ROOT / "build" / "stock"
+PAGE = ROOT / "docs" / "stock.md"
+WAYS = ("all", "heads and neurons")
+
+LOADER = """
+import json, sys
+from pathlib import Path
+import torch, transformers
+for forbidden in ("engine", "lightning_compress"):
+    try:
+        __import__(forbidden)
+        sys.exit(f"{forbidden} can be imported")
+    except ImportError:
+        pass
+transformers.logging.set_verbosity_error()
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict) or hasattr(value, "values") and callable(value.values):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+for folder in map(Path, sys.argv[1:]):
+    try:
+        saved = torch.load(folder / "outputs.pt", weights_only=True)
+        model = getattr(transformers, saved["class"]).from_pretrained(folder, dtype=torch.float32).eval()
+        torch.manual_seed(0)
+        with torch.no_grad():
+            outputs = [t for t in tensors(model(**saved["inputs"])) if t.is_floating_point()]
+        pairs = list(zip(outputs, saved["outputs"], strict=True))
+        error = max(float((a - b).abs().max() / (b.abs().max() or 1)) for a, b in pairs)
+        print(json.dumps({"architecture": folder.name, "loaded": error}), flush=True)
+    except Exception as problem:
+        text = f"{type(problem).__name__}: {problem}"[:200]
+        print(json.dumps({"architecture": folder.name, "loaded": text}), flush=True)
+"""
+
+
+def masks_of(model: Read, inputs: Any, graph: engine.Graph, way: str) -> dict[str, dict[str, Tensor]]:
+    """Return masks of half of the units of each group; groups of one size keep one number."""
+    groups = [g for g in engine.dependency_groups(model, inputs, graph=graph) if g.reason is None]
+    if way == "heads and neurons":
+        groups = [group for group in groups if not any("norm" in m.role for m in group.members) and not wide(group)]
+    generator = torch.Generator().manual_seed(0)
+    keep = {g.name: torch.randperm(g.size, generator=generator) < (g.size + 1) // 2 for g in groups}
+    return engine.group_masks(groups, keep)
+
+
+def wide(group: engine.Group) -> bool:
+    """Whether a group is a stream: several layers add to it."""
+    return sum(member.role == "out" and member.units.ndim > 1 for member in group.members) > 1
+
+
+class Read(nn.Module):
+    """A model with a linear layer on each state that it returns, so that what flows through it is no output."""
+
+    def __init__(self, body: nn.Module, inputs: dict[str, Any]) -> None:
+        super().__init__()
+        self.body = body
+        with torch.no_grad():
+            found = body(**inputs)
+        self.heads = nn.ModuleDict()
+        for name in ("last_hidden_state", "pooler_output", "encoder_last_hidden_state"):
+            state = getattr(found, name, None)
+            if isinstance(state, Tensor) and state.is_floating_point() and state.ndim in (2, 3, 4):
+                self.heads[name] = nn.Conv2d(state.shape[1], 5, 1) if state.ndim == 4 else nn.Linear(state.shape[-1], 5)
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return what the layers make of the states, or else all that the model puts out."""
+        out = self.body(**inputs)
+        return [head(getattr(out, name)) for name, head in self.heads.items()] or out
+
+
+def outputs(model: torch.nn.Module, inputs: Any) -> list[Tensor]:
+    """Return what a model puts out, with the same random numbers each time."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return [t for t in tensors_in(model(**inputs)) if t.is_floating_point()]
+
+
+def check(kind: str) -> dict[str, Any]:
+    """Compact a model, save it, and return what came of it."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    rows: list[dict[str, Any]] = []
+    for way in WAYS:
+        torch.set_default_dtype(torch.float64)
+        try:
+            model, one, _ = prepared(kind)
+        except NotRun as error:
+            return {"not run": re.sub(r"\s+", " ", str(error).removeprefix("NotRun: "))[:200]}
+        finally:
+            torch.set_default_dtype(torch.float32)
+        rows.append({"model": type(model.body).__name__, "way": way} | reading(kind, model, floats(one), way))
+        if "error" in rows[-1]:
+            return rows[-1] | {"stood in the way": [row["reason"] for row in rows[:-1]]}
+    return rows[0] | {"reasons": [row["reason"] for row in rows]}
+
+
+def reading(kind: str, model: Headed, inputs: dict[str, Any], way: str) -> dict[str, Any]:
+    """Save the body of a model in one of the ways."""
+    body = model.body.float()
+    for module in body.modules():
+        if vars(module).get("dtype") == torch.float64:
+            module.dtype = torch.float32
+    torch.manual_seed(0)
+    return saved(kind, Read(body, inputs).eval(), inputs, way)
+
+
+def floats(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return inputs in float32."""
+    return {k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def saved(kind: str, model: Read, inputs: dict[str, Any], way: str) -> dict[str, Any]:
+    """Compact a model in one of the ways and save it."""
+    before, folder = parameters(model.body), FOLDERS / kind
+    try:
+        graph = engine.trace(model, inputs)
+        masks = masks_of(model, inputs, graph, way)
+        plain = any(isinstance(module, (nn.LayerNorm, nn.GroupNorm)) for module in model.body.modules())
+        speedup = engine.ModelSpeedup(model, inputs, masks, confidence=1, graph=graph, plain_norms=plain)
+        speedup.speedup_model()
+        result = save_pretrained(model.body, folder, example_input=inputs)
+    except EngineError as error:
+        return {"reason": f"{type(error).__name__}: {error}"}
+    kept = {"class": type(model.body).__name__, "inputs": inputs, "outputs": outputs(model.body, inputs)}
+    torch.save(kept, folder / "outputs.pt")
+    return {
+        "parameters": [before, parameters(model.body)],
+        "exact": speedup.certificate.exact,
+        "error": result.error,
+        "config": dict(result.config),
+    }
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Return how a row was saved, or why not."""
+    if "error" in row:
+        kind = "exact" if row["exact"] else "plain norms"
+        return kind if row["way"] == WAYS[0] else f"{kind}, {row['way']} only"
+    return general(str(row.get("reasons", [row.get("failed", row.get("refused", "?"))])[0]))[:300]
+
+
+def loaded(names: Sequence[str]) -> dict[str, Any]:
+    """Load what was saved in a process that cannot import this project; the error by architecture."""
+    errors: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as elsewhere:
+        script = Path(elsewhere, "load.py")
+        script.write_text(LOADER)
+        folders = [str(FOLDERS / name) for name in names]
+        command = [sys.executable, "-I", str(script), *folders]
+        run = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
+    for row in map(json.loads, filter(lambda text: text.startswith("{"), run.stdout.splitlines())):
+        errors[row["architecture"]] = row["loaded"]
+    if run.returncode:
+        print(run.stderr[-2000:])
+    return errors
+
+
+def line(row: dict[str, Any], error: Any = None) -> str:
+    """Return a row of the table."""
+    if "error" not in row:
+        return f"| {row['architecture']} | {cell(verdict(row))} | | | |"
+    before, after = row["parameters"]
+    changes = ", ".join(f"{name}={value:g}" for name, value in row["config"].items())
+    shown = "" if error is None else f"{error:.0e}" if isinstance(error, float) else cell(str(error))
+    return f"| {row['architecture']} | {verdict(row)} | {changes} | {before / 1e3:.0f} → {after / 1e3:.0f} | {shown} |"
+
+
+HEAD = """# Survey: transformers loads the small network
+
+`python benchmarks/stock.py` takes the small model of each architecture in transformers' `MODEL_MAPPING`
+([survey](architectures.md)), masks half of the heads, the neurons and the residual stream, compacts the model and
+calls `lightning_compress.save_pretrained`. Of {run} architectures that ran, {back} come back by `from_pretrained` in a
+process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
+{plain} with `plain_norms=True` (then equal to the model in memory, while the masked model is another function), {few}
+with heads and neurons masked only. The others have a reason. torch {torch}, transformers {transformers}, one CPU
+thread.
+
+| architecture | saved, or why not | fields that changed | parameters, k | error |
+|---|---|---|---:|---:|
+"""
+
+
+def page(rows: Sequence[dict[str, Any]], errors: dict[str, Any]) -> str:
+    """Return the page."""
+    run = [row for row in rows if "not run" not in row]
+    back = [
+        row for row in run if "error" in row and isinstance(e := errors.get(row["architecture"]), float) and e <= 1e-6
+    ]
+    ways = Counter(row["way"] if row["way"] != WAYS[0] else "exact" if row["exact"] else "plain" for row in back)
+    numbers = {"run": len(run), "back": len(back)}
+    numbers |= {name: ways[way] for name, way in (("exact", "exact"), ("plain", "plain"), ("few", WAYS[1]))}
+    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    return (
+        HEAD.format(**numbers, **versions) + "\n".join(line(row, errors.get(row["architecture"])) for row in run) + "\n"
+    )
+
+
+def main() -> int:
+    """Run what has not been run yet, print each row, load all, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architectures", nargs="*", metavar="architecture", help="keys of MODEL_MAPPING (bert, vit …)")
+    parser.add_argument("--load", action="store_true", help="load what was saved")
+    parser.add_argument("--partial", action="store_true", help="write the page of what has run so far")
+    parser.add_argument("--time", type=float, default=60, metavar="S", help="limit per model, default 60 s")
+    parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per model, default 8 GiB")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    everything = sorted(MODEL_MAPPING_NAMES)
+    survey = Survey(RESULTS, "architecture", code_state(__file__, torch.__version__, transformers.__version__))
+    names = args.architectures or everything
+    if not args.load:
+        check("bert")  # what torch and transformers import at a first run: once, and not in each process
+        for name in names:
+            shutil.rmtree(FOLDERS / name, ignore_errors=True)
+            row = survey.row(name, functools.partial(supervise, check, name, args.time, args.memory))
+            print(f"| {name} | not run |" if "not run" in row else line(row), flush=True)
+    rows = [row for name in names if (row := survey.known(name)) is not None]
+    errors = loaded([row["architecture"] for row in rows if "error" in row])
+    print(f"{sum(isinstance(e, float) and e <= 1e-6 for e in errors.values())} of {len(rows)} load")
+    if args.partial or survey.all(everything) is not None and not args.architectures:
+        PAGE.write_text(page(rows, errors))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

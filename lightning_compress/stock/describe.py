@@ -1,0 +1,218 @@
+"""The configuration that describes a narrowed network, found by building its class and looking at the sizes.
+
+No table says which field is which size. The class is built from changed configurations on the meta device; a change of
+one field shows which dimensions of which parameters, and which numbers of which modules, follow it. The search goes
+from the old configuration to one under which all names and shapes are those of the narrowed network. Where several are,
+those come first whose modules have the numbers of the narrowed ones: four heads of 8 channels have the shapes of two
+heads of 16.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from lightning_compress.stock.fields import Path, Values
+
+__all__ = ["Build", "Look", "Search", "look_at"]
+
+Build = Callable[[Values], nn.Module]
+"""Builds the class from the old configuration with other numbers; raises whatever the class raises."""
+
+Number = int | float
+Move = tuple[Path, Number]
+_MOST = 2_000  # builds
+_WIDTH = 6  # configurations from which the search goes on
+_PATIENCE = 2  # changes that bring nothing nearer
+
+
+@dataclass(frozen=True)
+class Look:
+    """The sizes of a network.
+
+    Attributes:
+        shapes: of its parameters and buffers, by name.
+        numbers: attributes of its modules that are numbers, by module and name.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    numbers: Mapping[tuple[str, str], Number]
+
+    def misfits(self, other: Look) -> list[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]]:
+        """Return the tensors that differ from those of another network: name, shape here, shape there."""
+        names = dict.fromkeys((*self.shapes, *other.shapes))
+        pairs = [(name, self.shapes.get(name), other.shapes.get(name)) for name in names]
+        return [pair for pair in pairs if pair[1] != pair[2]]
+
+    def strays(self, other: Look) -> int:
+        """Return how many numbers of modules differ from those of another network."""
+        return sum(1 for key, value in self.numbers.items() if not _close(value, other.numbers.get(key)))
+
+
+def _close(one: Number, other: Number | None) -> bool:
+    return other is not None and (one == other or math.isclose(one, other, rel_tol=1e-9))
+
+
+def look_at(model: nn.Module, numbers: Mapping[tuple[str, str], Number] | None = None) -> Look:
+    """Return the sizes of a network.
+
+    Args:
+        model: the network.
+        numbers: attributes that count as others than the modules have.
+
+    Example:
+        >>> look = look_at(nn.Linear(2, 3))
+        >>> look.shapes["weight"], look.numbers["", "in_features"]
+        ((3, 2), 2)
+    """
+    tensors = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
+    attributes = dict(_attributes(model))
+    return Look(shapes, {**attributes, **(numbers or {})})
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[tuple[str, str], Number]]:
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if not key.startswith("_") and isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield (name, key), value
+
+
+Score = tuple[int, int]
+"""Dimensions that differ, numbers of modules that differ."""
+
+
+@dataclass
+class Search:
+    """A search for the numbers of a configuration.
+
+    Args:
+        build: builds the class on the meta device.
+        fields: the numbers of the old configuration; None where a field has no value.
+        target: the narrowed network.
+    """
+
+    build: Build
+    fields: Mapping[Path, Number | None]
+    target: Look
+    looks: dict[tuple[tuple[Path, Number], ...], Look | None] = field(default_factory=dict)
+
+    def look(self, values: Values) -> Look | None:
+        """Return the sizes under a configuration; None where the class refuses it."""
+        key = tuple(sorted(values.items(), key=str))
+        if key not in self.looks:
+            if len(self.looks) > _MOST:
+                return None
+            try:
+                self.looks[key] = look_at(self.build(values))
+            except Exception:  # whatever a class raises for numbers that do not go together
+                self.looks[key] = None
+        return self.looks[key]
+
+    def solve(self) -> list[dict[Path, Number]]:
+        """Return the configurations that come nearest, best first: those with all shapes right, or the best one."""
+        base = self.look({})
+        assert base is not None
+        choices = {path: self._choices(path, base, look) for path in self.fields if (look := self._effect(path, base))}
+        moves = [(path, value) for path, values in choices.items() for value in values]
+        beam, patience = [frozenset[Move]()], _PATIENCE
+        seen = {beam[0]: self.score({})}
+        while patience:
+            best = min(seen.values())
+            for values, (path, value) in itertools.product(beam, moves):
+                if path not in dict(values):
+                    changed = values | {(path, value)}
+                    seen.setdefault(changed, self.score(dict(changed)))
+            beam = sorted((values for values in seen if len(values) == len(beam[0]) + 1), key=seen.__getitem__)[:_WIDTH]
+            patience = patience - 1 if beam and min(seen.values()) >= best else _PATIENCE * bool(beam)
+        right = [values for values in seen if not seen[values][0]] or [min(seen, key=seen.__getitem__)]
+        return [dict(values) for values in sorted(right, key=lambda v: (seen[v], len(v)))]
+
+    def score(self, values: Values) -> Score:
+        """Return how far a configuration is from the target."""
+        look = self.look(values)
+        if look is None:
+            return (10**9, 0)
+        return sum(_distance(*pair[1:]) for pair in self.target.misfits(look)), self.target.strays(look)
+
+    def _effect(self, path: Path, base: Look) -> Look | None:
+        """Return the sizes with another number in a field; None where the field is no size."""
+        for number in _others(self.fields[path]):
+            look = self.look({path: number})
+            if look is None:
+                continue
+            return look if look.shapes != base.shapes or look.numbers != base.numbers else None
+        return None
+
+    def _choices(self, path: Path, base: Look, changed: Look) -> list[Number]:
+        """Return the values that a field may have to take, by what follows it."""
+        old, new = self.fields[path], self._tried_number(path, changed)
+        if isinstance(old, float):
+            follows = [key for key, value in base.numbers.items() if value == old and changed.numbers.get(key) != value]
+            return sorted({self.target.numbers[key] for key in follows if key in self.target.numbers} - {old})
+        if not self._matters(base, changed):
+            return []
+        values: set[int] = set()
+        for a, b, c in _dimensions(base, self.target, changed):
+            if a != b and b != 0:
+                values |= _linear(old, new, a, c, b)
+                if isinstance(old, int):
+                    values |= {old * b // a} if old * b % a == 0 else set()
+        for ratio in {(a, b) for a, b, _ in _dimensions(base, self.target, None) if a != b and a and b}:
+            if isinstance(old, int) and old * ratio[1] % ratio[0] == 0:
+                values.add(old * ratio[1] // ratio[0])
+        for key, value in base.numbers.items():
+            wanted = self.target.numbers.get(key)
+            if value == old and isinstance(wanted, int) and changed.numbers.get(key) != value:
+                values.add(wanted)
+        return sorted(value for value in values if value != old and value > 0)
+
+    def _matters(self, base: Look, changed: Look) -> bool:
+        """Whether a dimension that follows a field differs from the target, or nothing but numbers of modules do."""
+        return changed.shapes == base.shapes or any(a != b for a, b, _ in _dimensions(base, self.target, changed))
+
+    def _tried_number(self, path: Path, changed: Look) -> Number:
+        return next(n for n in _others(self.fields[path]) if self.look({path: n}) is changed)
+
+
+def _others(value: Number | None) -> list[Number]:
+    """Return other numbers for a field, of which a class accepts one, or it is no size."""
+    if isinstance(value, float):
+        return [value * 1.25 if value else 0.5]
+    if value is None or value <= 0:
+        return [24, 40, 2]
+    return [n for n in (value * 2, value * 3, value // 2, value + 1) if n != value and n > 0]
+
+
+def _distance(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> int:
+    if one is None or other is None or len(one) != len(other):
+        return 8
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def _dimensions(base: Look, target: Look, changed: Look | None) -> Iterator[tuple[int, int, int]]:
+    """Yield the size of each dimension in three networks, of those that differ between the first and the last."""
+    for name, shape in base.shapes.items():
+        wanted, new = target.shapes.get(name), None if changed is None else changed.shapes.get(name)
+        if wanted is None or len(wanted) != len(shape) or new is not None and len(new) != len(shape):
+            continue
+        for n, (a, b) in enumerate(zip(shape, wanted, strict=True)):
+            if changed is None or new is not None and new[n] != a:
+                yield a, b, a if new is None else new[n]
+
+
+def _linear(old: Any, new: Any, size: int, changed: int, wanted: int) -> set[int]:
+    """Return the value at which a size that depends on a field linearly is the wanted one."""
+    if old is None and isinstance(new, int) and changed:
+        return {new * wanted // changed} if new * wanted % changed == 0 else set()
+    if not isinstance(old, int) or not isinstance(new, int) or size == changed:
+        return set()
+    step = (wanted - size) * (new - old)
+    return {old + step // (changed - size)} if step % (changed - size) == 0 else set()

@@ -1,0 +1,115 @@
+"""Why a plain configuration does not describe a network, and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NoReturn
+
+from engine.errors import InputError, VerificationError
+from engine.verification.rescaled import Rescaled
+from lightning_compress.stock.describe import Search
+from lightning_compress.stock.fields import Path, Values, shown
+from lightning_compress.stock.formats import Format
+
+__all__ = ["check_norms", "refuse", "refuse_numbers"]
+
+
+def check_norms(norms: Mapping[str, Rescaled]) -> None:
+    """Refuse norms that an ordinary one does not replace.
+
+    Raises:
+        InputError: naming the first.
+    """
+    for name, norm in norms.items():
+        if not norm.is_plain:
+            raise InputError(
+                f"{name!r} ({norm.kind}) keeps the statistics of {norm.size} channels while {norm.kept} are left, "
+                "which no weights of an ordinary norm express. Compact with `plain_norms=True`, which computes another "
+                "function than the masked model, or leave the channels that it normalizes unmasked."
+            )
+
+
+def refuse(search: Search, values: Values, form: Format) -> NoReturn:
+    """Say which parameter has a shape that no configuration gives it.
+
+    Raises:
+        InputError: always.
+    """
+    look, base = search.look(values), search.look({})
+    assert look is not None and base is not None
+    name, wanted, shape = search.target.misfits(look)[0]
+    fields = _fields_of(search, name)
+    governed = f" They follow {_listed(fields)} of the configuration" if fields else " No field of it sets them"
+    others = _others(search, name, fields)
+    raise InputError(
+        f"No {form.cls.__name__} configuration describes this network: {name!r} has shape {_shape(wanted)}, and "
+        f"{_shape(shape)} under the nearest one ({_changes(values)}).{governed}{others}. Prune with equal amounts in "
+        "the layers that share a field (`uniform=True`), to widths that fields can express (`round_to`), and whole "
+        "heads (`attention='heads'`); or save `model.state_dict()`, which holds the plan."
+    )
+
+
+def refuse_numbers(
+    search: Search, values: Values, error: float, norms: Mapping[str, Rescaled], form: Format
+) -> NoReturn:
+    """Say how far the class is from the model under the nearest configuration.
+
+    Raises:
+        VerificationError: always.
+    """
+    look = search.look(values)
+    assert look is not None
+    strays = [
+        f"{module}.{key} is {value:g} there and {look.numbers[module, key]:g} under it"
+        for (module, key), value in search.target.numbers.items()
+        if (module, key) in look.numbers and look.numbers[module, key] != value and (module in norms or not norms)
+    ]
+    which = f" ({'; '.join(strays[:2])})" if strays else ""
+    raise VerificationError(
+        f"{form.cls.__name__} has the shapes of this network under {_changes(values)}, and computes something else: "
+        f"outputs differ by {error:.1e} of the largest{which}. Sizes that were pinned or heads whose dimensions were "
+        "pruned are in no configuration; save `model.state_dict()`, which holds the plan."
+    )
+
+
+def _fields_of(search: Search, name: str) -> list[Path]:
+    """Return the fields that the shape of a tensor follows."""
+    base = search.look({})
+    assert base is not None
+    singles = [key[0] for key in search.looks if len(key) == 1]
+    return list(
+        dict.fromkeys(
+            path
+            for path, value in singles
+            if (look := search.look({path: value})) is not None and look.shapes.get(name) != base.shapes.get(name)
+        )
+    )
+
+
+def _others(search: Search, name: str, fields: list[Path]) -> str:
+    """Return what the same parameter of other layers has, where layers differ."""
+    if not fields:
+        return ""
+    generic = _generic(name)
+    shapes = Counter(shape for other, shape in search.target.shapes.items() if _generic(other) == generic)
+    if len(shapes) < 2:
+        return ""
+    listed = ", ".join(f"{_shape(shape)} ({count}×)" for shape, count in shapes.most_common(4))
+    return f", which has one value for all layers, while they have {listed}"
+
+
+def _generic(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "no place" if shape is None else str(list(shape))
+
+
+def _changes(values: Values) -> str:
+    return ", ".join(f"{shown(path)}={value:g}" for path, value in values.items()) or "the old one"
+
+
+def _listed(paths: list[Path]) -> str:
+    return ", ".join(f"`{shown(path)}`" for path in paths)

@@ -1,0 +1,90 @@
+"""The two protocols by which packages save networks: those of transformers and of diffusers.
+
+Neither package is imported. A model of transformers has a configuration object (``to_dict``, ``from_dict``) that its
+class takes; one of diffusers a mapping that its class takes as ``from_config``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.errors import InputError
+from engine.surgery.classes import original
+from lightning_compress.stock.fields import Values, set_numbers
+
+__all__ = ["Format", "format_of"]
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Suppress what classes say about configurations that are only tried."""
+    level = logging.root.manager.disable
+    try:
+        logging.disable(logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a class is built from a configuration, saved and loaded.
+
+    Attributes:
+        cls: the class as its package has it.
+        config: the old configuration, as primitives.
+        kind: class of the configuration object, where it is one.
+    """
+
+    cls: Any
+    config: Mapping[str, Any]
+    kind: Any = None
+
+    def build(self, values: Values, device: str = "meta") -> nn.Module:
+        """Return a new instance under the old configuration with other numbers."""
+        config = set_numbers(self.config, values)
+        with _silent(), torch.random.fork_rng(devices=[]), torch.device(device):
+            model: nn.Module = (
+                self.cls.from_config(config) if self.kind is None else self.cls(self.kind.from_dict(config))
+            )
+        return model
+
+    def load(self, directory: str | os.PathLike[str], dtype: torch.dtype) -> nn.Module:
+        """Return the saved network, as anybody loads it."""
+        name = "torch_dtype" if self.kind is None else "dtype"
+        model: nn.Module = self.cls.from_pretrained(os.fspath(directory), **{name: dtype})
+        return model
+
+
+def format_of(model: nn.Module) -> Format:
+    """Return how a model is saved.
+
+    Raises:
+        InputError: where it follows neither protocol.
+    """
+    cls: Any = original(type(model))
+    config = getattr(model, "config", None)
+    if callable(getattr(cls, "from_pretrained", None)) and callable(getattr(cls, "save_pretrained", None)):
+        if callable(getattr(type(config), "from_dict", None)) and callable(getattr(config, "to_dict", None)):
+            return Format(cls, _primitives(config), type(config))
+        if isinstance(config, Mapping) and callable(getattr(cls, "from_config", None)):
+            return Format(cls, dict(config))
+    inside = [name for name, part in model.named_modules() if name and hasattr(type(part), "save_pretrained")]
+    hint = f" Pass its part {inside[0]!r}." if inside else " For other networks there is `save_stock`."
+    raise InputError(f"{cls.__name__} has no configuration and no `from_pretrained`.{hint}")
+
+
+def _primitives(config: Any) -> dict[str, Any]:
+    values: dict[str, Any] = config.to_dict()
+    return values

@@ -1,0 +1,58 @@
+"""The search for the configuration of a narrowed network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from lightning_compress.stock.describe import Search, look_at
+from lightning_compress.stock.fields import set_numbers
+
+CONFIG = {"width": 12, "heads": 3, "inner": 24, "eps": 1e-5, "unused": 7, "ratio": None}
+
+
+class Net(nn.Module):
+    """A network whose class refuses heads that do not divide its width."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, heads = config["width"], config["heads"]
+        if width % heads:
+            raise ValueError("heads do not divide the width")
+        self.head_dim = width // heads
+        self.inner = nn.Linear(width, config["inner"])
+        self.outer = nn.Linear(config["inner"], config["ratio"] or 5)
+        self.norm = nn.LayerNorm(width, eps=config["eps"])
+
+
+def search(**fields: Any) -> Search:
+    """A search for a network of which only the shapes and numbers are known."""
+    target = look_at(Net({**CONFIG, **fields}))
+    numbers = {(name,): value for name, value in CONFIG.items()}
+    return Search(lambda values: Net(set_numbers(CONFIG, values)), numbers, target)
+
+
+def test_the_configuration_is_found() -> None:
+    """Sizes, what divides them, and eps; what is no size keeps its value."""
+    found = search(width=8, heads=2, inner=10, eps=1e-3).solve()
+    assert found[0] == {("width",): 8, ("heads",): 2, ("inner",): 10, ("eps",): 1e-3}
+
+
+def test_a_field_without_a_value_gets_one() -> None:
+    """Where a size follows it once it has one."""
+    assert search(ratio=9).solve()[0] == {("ratio",): 9}
+
+
+def test_nothing_changes_where_nothing_differs() -> None:
+    """The old configuration is the answer."""
+    assert search().solve()[0] == {}
+
+
+def test_the_nearest_is_returned_where_none_fits() -> None:
+    """With how far it is."""
+    task = search(width=8, heads=2)
+    task.target.shapes["outer.weight"] = (5, 23)
+    nearest = task.solve()[0]
+    assert nearest == {("width",): 8, ("heads",): 2} and task.score(nearest)[0] == 1
