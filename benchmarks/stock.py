@@ -52,12 +52,11 @@ LOADER = """
 import json, sys
 from pathlib import Path
 import torch, transformers
-for forbidden in ("engine", "lightning_compress"):
-    try:
-        __import__(forbidden)
-        sys.exit(f"{forbidden} can be imported")
-    except ImportError:
-        pass
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("engine", "lightning_compress"):
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Blocked())
 transformers.logging.set_verbosity_error()
 def tensors(value):
     if isinstance(value, torch.Tensor):

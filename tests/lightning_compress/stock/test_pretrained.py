@@ -23,12 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 LOAD = """
 import sys, torch, transformers
-for name in ("engine", "lightning_compress"):
-    try:
-        __import__(name)
-        raise SystemExit(name + " can be imported")
-    except ImportError:
-        pass
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("engine", "lightning_compress"):
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Blocked())
 for folder in sys.argv[1:]:
     saved = torch.load(folder + "/check.pt")
     model = getattr(transformers, saved["class"]).from_pretrained(folder).eval()
@@ -39,7 +38,7 @@ for folder in sys.argv[1:]:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """What the model makes of the inputs."""
+    """Return the logits of the inputs."""
     with torch.no_grad():
         return model(**inputs(model)).logits
 
