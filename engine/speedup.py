@@ -159,6 +159,21 @@ class ModelSpeedup:
         """The applied plan; before `speedup_model`, the plan for the current weights."""
         return self._decided()[0].plan if self._done is None else self._done
 
+    def check_training(self, training: bool = True) -> bool:
+        """Return whether the compaction is exact in train mode, too: no removed channel leaves a constant behind.
+
+        Args:
+            training: whether training continues, so that it has to be.
+
+        Raises:
+            VerificationError: where it has to be, and is not.
+        """
+        analysis, exact = self._decided()
+        in_train = exact and exact_in_train(analysis, self._model, self._masks)
+        if training and not in_train:
+            raise VerificationError(_LEAVES_CONSTANTS)
+        return in_train
+
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Compact the model in place.
 
@@ -176,11 +191,9 @@ class ModelSpeedup:
             PlanError: if an optimizer's state cannot be narrowed, or `customized_replace_func` fails or would leave an
                 optimizer with stale parameters; the model is left unchanged.
         """
+        in_train = self.check_training(training)
         analysis, exact = self._decided()
         plan = analysis.plan
-        in_train = exact and exact_in_train(analysis, self._model, self._masks)
-        if training and not in_train:
-            raise VerificationError(_LEAVES_CONSTANTS)
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
         verify = self._confidence > 0 and not plan.is_empty
         if verify and (in_train or self._graph.entries) and _trains_together():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,8 +15,8 @@ from lightning_compress.trainer.averages import follow_loading
 from lightning_compress.trainer.packages import Callback
 from lightning_compress.trainer.restore import follow_checkpoints
 from lightning_compress.trainer.steps import TRAINING, cannot_follow, forget_steps, step_entries
-from lightning_compress.trainer.strategy import check_strategy
-from lightning_compress.trainer.target import find_example, find_model, place_example
+from lightning_compress.trainer.strategy import check_strategy, parallel
+from lightning_compress.trainer.target import find_example, find_model, place_example, to_device
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -41,7 +42,7 @@ class CompressionCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         follow_checkpoints(pl_module)
         if stage == "fit":
-            check_strategy(trainer)
+            check_strategy(trainer, self.why_not_sharded())
             follow_loading(pl_module)
             forget_steps(pl_module)
             self._example = None
@@ -111,16 +112,30 @@ class CompressionCallback(Callback):
         Raises:
             MisconfigurationException: where a step cannot be recorded.
         """
-        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
         callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
-        entries = step_entries(trainer, pl_module, [kind for kind in kinds if training or kind != TRAINING])
-        try:
-            return engine.trace(model, example, entries=entries)
-        except EngineError as error:
-            if entries:
-                raise cannot_follow(error) from error
-            raise
+        with self.planning(trainer, pl_module) as (model, example):
+            entries = step_entries(trainer, pl_module, [kind for kind in kinds if training or kind != TRAINING])
+            try:
+                return engine.trace(model, example, entries=entries)
+            except EngineError as error:
+                if entries:
+                    raise cannot_follow(error) from error
+                raise
+
+    @contextmanager
+    def planning(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[nn.Module, Any]]:
+        """The model as the engine looks at it, and an example input on its device.
+
+        Its parameters are whole: themselves, or, where they are spread over processes, without data.
+        """
+        self.example(trainer, pl_module)
+        with parallel(trainer).planning(pl_module):
+            yield self.target(pl_module)[1], self.example(trainer, pl_module)
+
+    def why_not_sharded(self) -> str | None:
+        """Why it cannot work on parameters that are spread over processes; None where it can."""
+        return f"`{type(self).__name__}` does not work on sharded parameters."
 
     def target(self, pl_module: LightningModule) -> tuple[str, nn.Module]:
         """Path and module of the model, looked up anew: modules may be exchanged between the hooks."""
@@ -130,5 +145,9 @@ class CompressionCallback(Callback):
         """The example input, on the model's device. A batch is drawn once per fit."""
         model = self.target(pl_module)[1]
         if self._example is None:
-            self._example = find_example(trainer, pl_module, model, self.example_input)
+            spread = parallel(trainer)
+            with spread.planning(pl_module):
+                self._example = find_example(trainer, pl_module, model, self.example_input, placed=False)
+            if spread.shards:  # every rank has other batches
+                self._example = trainer.strategy.broadcast(to_device(self._example, "cpu"))
         return place_example(self._example, trainer, model)

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.nn.utils import prune
-from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
@@ -29,6 +27,7 @@ from lightning_compress.report.latency import Comparison, check_runs, compare, r
 from lightning_compress.trainer.launchers import bring_results_back
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import EVALUATING, TRAINING
+from lightning_compress.trainer.strategy import Job, parallel
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -168,6 +167,12 @@ class ModelCompaction(CompressionCallback):
         return EVALUATING if self.when is None else (TRAINING, *EVALUATING)
 
     @override
+    def why_not_sharded(self) -> str | None:
+        if self.reindex:
+            return "`ModelCompaction(reindex=True)` looks at the weights to see which layers it pays to separate."
+        return "`ModelCompaction(latency_runs=...)` runs the model on one rank." if self.latency_runs else None
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # What is missing, rejected or cannot be recorded is an error before the first epoch, not after the last.
         check_source(self.when, trainer, self.target(pl_module)[1])
@@ -199,8 +204,9 @@ class ModelCompaction(CompressionCallback):
         masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
         if not masks:
             return 0.0
-        example, graph = self.example(trainer, pl_module), self.trace(trainer, pl_module)
-        small = engine.count_flops_params(model, example, verbose=False, masks=masks, graph=graph)[1]
+        graph = self.trace(trainer, pl_module)
+        with self.planning(trainer, pl_module) as (whole, example):
+            small = engine.count_flops_params(whole, example, verbose=False, masks=masks, graph=graph)[1]
         return 1 - small / sum(parameter.numel() for parameter in model.parameters())
 
     @override
@@ -233,12 +239,12 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        was, device = pl_module.device, trainer.strategy.root_device
-        _move(pl_module, trainer.optimizers, device)
+        was, spread = pl_module.device, parallel(trainer)
+        spread.move(pl_module, trainer.strategy.root_device)
         try:
             self._finish(trainer, pl_module, alone=False)
         finally:
-            _move(pl_module, trainer.optimizers, was)
+            spread.move(pl_module, was)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -255,7 +261,7 @@ class ModelCompaction(CompressionCallback):
     def _finish(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""
         self._training = False
-        alone = alone or trainer.world_size == 1
+        alone = alone or parallel(trainer).alone
         failed = not self._try(trainer, pl_module, training=False, alone=alone)
         if self.plan is None and not failed:
             rank_zero_info("ModelCompaction: nothing is masked that could be removed, so nothing changes.")
@@ -297,17 +303,9 @@ class ModelCompaction(CompressionCallback):
             _make_permanent(model)
         example = self.example(trainer, pl_module)
         masked = self._masked(trainer, model)
-        plan, certificate = shrink(
-            trainer,
-            pl_module,
-            path,
-            self.trace(trainer, pl_module, training or not self.save_weights_only),
-            masks or None,
-            confidence=self.confidence,
-            reindex=self.reindex,
-            training=training,
-            alone=alone or trainer.world_size == 1,
-        )
+        graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
+        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex)
+        plan, certificate = shrink(trainer, pl_module, job, alone)
         if plan.is_empty:
             return False
         self._time(trainer, masked, model, example)
@@ -346,7 +344,7 @@ class ModelCompaction(CompressionCallback):
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
         # States that are spread over the ranks cannot be had by one that may be alone.
-        weights_only = self.save_weights_only or (alone and trainer.world_size > 1)
+        weights_only = self.save_weights_only or (alone and not parallel(trainer).alone)
         checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
         self.checkpoint_path = save(trainer, checkpoint, self._folder / f"{self.filename}.ckpt", alone)
 
@@ -398,12 +396,3 @@ def _make_permanent(model: nn.Module) -> None:
     for name, own in engine.read_masks(model).items():
         for parameter in own:
             prune.remove(model.get_submodule(name), parameter.removesuffix("_orig"))
-
-
-def _move(pl_module: nn.Module, optimizers: list[Optimizer], device: torch.device) -> None:
-    pl_module.to(device)
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.ndim:
-                    state[key] = value.to(device)

@@ -13,6 +13,7 @@ from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import active_masks, holders
 from lightning_compress.report.latency import check_runs, latency
 from lightning_compress.selection.amounts import kept_units
+from lightning_compress.trainer.strategy import parallel
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -125,23 +126,30 @@ class ComplexityMonitor(CompressionCallback):
             pl_module: the LightningModule.
             compacted: whether the model is compacted, so that no mask is in force.
         """
-        if not trainer.is_global_zero:
+        spread = parallel(trainer)
+        if not trainer.is_global_zero and not spread.shards:
             return
         path, model = self.target(pl_module)
         # Without explicit masks, ModelCompaction reads zeros from the weights: the prediction has to do the same.
         masks = active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
-        if compacted or (masks is None and not trainer.global_step and holders(trainer)):
+        if compacted or (masks is None and (spread.shards or not trainer.global_step) and holders(trainer)):
             masks = {}  # what is zero by itself before the first step (a ViT's head) has yet to learn
-        metrics = measure(model, self.example(trainer, pl_module), masks, self.trace(trainer, pl_module))
+        graph = self.trace(trainer, pl_module)
+        with self.planning(trainer, pl_module) as (whole, example):
+            metrics = measure(whole, example, masks, graph)
         # Right after the compaction no step has been made: one later, both can be seen in a chart.
         entry = {"step": trainer.global_step + compacted, **metrics}
         if self.history and {k: v for k, v in self.history[-1].items() if k != LATENCY} == entry:
             return
         if self.latency_runs:
-            entry[LATENCY] = latency(model, self.example(trainer, pl_module), self.latency_runs)
+            entry[LATENCY] = latency(model, self.example(trainer, pl_module), self.latency_runs, spread.running)
         self.history.append(entry)
-        for logger in trainer.loggers:
+        for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.log_metrics({k: v for k, v in entry.items() if k != "step"}, step=int(entry["step"]))
+
+    @override
+    def why_not_sharded(self) -> str | None:
+        return None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -22,6 +22,7 @@ from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.zeroing import Zeroing, zero_gradients, zero_weights
 from lightning_compress.selection.amounts import Masks
 from lightning_compress.trainer.averages import averages
+from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ class MaskingCallback(CompressionCallback):
 
     def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Put masks in force: from now on, what they mask is zero and stays zero, in averaged copies too."""
+        self._at_rest(pl_module)
         path, model = self.target(pl_module)
         self._masks = place(masks, model)
         write_buffers(model, self._masks)
@@ -222,8 +224,13 @@ class MaskingCallback(CompressionCallback):
 
     def enforce(self, pl_module: LightningModule) -> None:
         """Zero what is masked once more: averaging callbacks write non-zeros there."""
+        self._at_rest(pl_module)
         self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
         zero_weights(self._zeroings)
+
+    def _at_rest(self, pl_module: LightningModule) -> None:
+        if pl_module._trainer is not None:
+            parallel(pl_module._trainer).at_rest(pl_module)
 
     def catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Mask what is due by now. Whoever is about to act on the masks may ask for it, as often as it likes."""

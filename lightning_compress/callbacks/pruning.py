@@ -23,6 +23,7 @@ from lightning_compress.selection.selector import Selector
 from lightning_compress.trainer.calibration import train_batches
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import from_rank_zero
+from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
@@ -147,6 +148,13 @@ class ChannelPruning(MaskingCallback):
         self._unscored: list[str] = []
         self._gatherer.load_state_dict({})
 
+    @override
+    def why_not_sharded(self) -> str | None:
+        kinds = [*self._gatherer.kinds, *(["reconstruction"] if self._reconstructs else [])]
+        if kinds:
+            return f"`ChannelPruning` with this criterion looks at what the training computes ({', '.join(kinds)})."
+        return "`ChannelPruning(target='latency')` measures copies." if self._selector.target == "latency" else None
+
     @property
     def finished(self) -> bool:
         """Whether the whole amount is masked, so that the model is at its final sparsity."""
@@ -206,16 +214,17 @@ class ChannelPruning(MaskingCallback):
         amounts = self._selector.amounts(subject.groups)
         if not self._present:
             self._present = {group.name: torch.ones(group.size, dtype=torch.bool) for group in subject.groups}
-        if self._selector.target != "channels" and not self._reference:
-            self._reference = from_rank_zero(trainer, lambda: targets.reference(subject, self._selector.target))
-        self._selector.check_reachable(subject, self._reference)
-        if not self._fraction:
-            self._selector.check_effective(subject, self._schedule(1.0), self._reference)
+        with parallel(trainer).planning(pl_module):
+            if self._selector.target != "channels" and not self._reference:
+                self._reference = from_rank_zero(trainer, lambda: targets.reference(subject, self._selector.target))
+            self._selector.check_reachable(subject, self._reference)
+            if not self._fraction:
+                self._selector.check_effective(subject, self._schedule(1.0), self._reference)
         self._look_at(subject)
         if amounts and self._reconstructs:
             from_rank_zero(trainer, lambda: self._losses(trainer, pl_module, subject, samples=8))
         elif amounts and not self._gatherer.kinds:
-            self._scores(subject, self._alive(trainer, pl_module))
+            self._scores(trainer, subject, self._alive(trainer, pl_module))
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -285,9 +294,9 @@ class ChannelPruning(MaskingCallback):
         self._fraction, self._last_event = fraction, position
 
     def _subject(self, trainer: Trainer, pl_module: LightningModule) -> targets.Subject:
-        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
         graph = self.trace(trainer, pl_module)
-        groups = engine.dependency_groups(model, example, graph=graph)
+        with self.planning(trainer, pl_module) as (model, example):
+            groups = engine.dependency_groups(model, example, graph=graph)
         return targets.Subject(
             model, example, graph, groups, trainer.precision_plugin.forward_context, (trainer, *trainer.loggers)
         )
@@ -315,13 +324,14 @@ class ChannelPruning(MaskingCallback):
 
         def choose() -> Masks:
             losses = self._losses(trainer, pl_module, subject, self.samples) if self._reconstructs else {}
-            return self._choose(subject, alive, fraction, losses)
+            return self._choose(trainer, pl_module, subject, alive, fraction, losses)
 
-        masks = from_rank_zero(trainer, choose)
+        masks = parallel(trainer).decided(choose)
         # Every repair in the Trainer is asked before a weight is zeroed, wherever it stands in the list of callbacks.
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
-                masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
+                with callback.planning(trainer, pl_module):
+                    masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
         boolean = {module: {name: mask != 0 for name, mask in own.items()} for module, own in masks.items()}
         self._impose_on_all(trainer, pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")), subject.graph)
 
@@ -349,16 +359,25 @@ class ChannelPruning(MaskingCallback):
                 subject.model, subject.example, subject.groups, batches, samples=samples, graph=subject.graph
             )
 
-    def _choose(self, subject: targets.Subject, alive: Living, fraction: float, losses: Mapping[str, Tensor]) -> Masks:
-        scores = self._scores(subject, alive, losses) if self._selector.amounts(subject.groups) else {}
+    def _choose(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        subject: targets.Subject,
+        alive: Living,
+        fraction: float,
+        losses: Mapping[str, Tensor],
+    ) -> Masks:
+        scores = self._scores(trainer, subject, alive, losses) if self._selector.amounts(subject.groups) else {}
         dense = {name: len(present) for name, present in self._kept_units().items()}
-        keep = self._selector.choose(subject, scores, alive.kept, fraction, self._reference, dense)
+        with parallel(trainer).planning(pl_module):
+            keep = self._selector.choose(subject, scores, alive.kept, fraction, self._reference, dense)
         return dict(engine.group_masks(subject.groups, keep))
 
     def _scores(
-        self, subject: targets.Subject, alive: Living, losses: Mapping[str, Tensor] | None = None
+        self, trainer: Trainer, subject: targets.Subject, alive: Living, losses: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        get = subject.model.get_parameter
+        get = parallel(trainer).reader(subject.model)
         gathered = {**self._gatherer.gathered, "reconstruction": losses or {}}
         evidence = Evidence(get, alive.kept, gathered, alive.reads, self._kept_units())
         chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]

@@ -98,7 +98,12 @@ class MaskConflictRepair(MaskingCallback):
 
     def _repaired_in(self, masks: Masks, trainer: Trainer, pl_module: LightningModule) -> Masks:
         graph = self.trace(trainer, pl_module)
-        return self.repaired(masks, self.target(pl_module)[1], self.example(trainer, pl_module), graph)
+        with self.planning(trainer, pl_module) as (model, example):
+            return self.repaired(masks, model, example, graph)
+
+    @override
+    def why_not_sharded(self) -> str | None:
+        return None
 
     def _repair_buffers(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = self.target(pl_module)[1]

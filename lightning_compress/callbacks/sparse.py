@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
+from engine.program.dtensors import gathered_from, local, spread
 from engine.sensitivity.importance import cut, unit_sums
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import MaskWatch, active_masks
@@ -20,6 +21,7 @@ from lightning_compress.selection import schedules
 from lightning_compress.selection.alive import Living
 from lightning_compress.selection.criteria import is_shift
 from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.strategy import parallel
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -161,11 +163,16 @@ class SparseTraining(CompressionCallback):
         self._alive, self._watch = Living(), MaskWatch()
 
     @override
+    def why_not_sharded(self) -> str | None:
+        return None
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._window = self._timing.window(trainer)
         self._timing.check_reached("SparseTraining", trainer, self._window)
         self._look_at(trainer, pl_module)
         model = self.target(pl_module)[1]
+        parallel(trainer).at_rest(pl_module)
         if not any(self._factors(group, model, 1.0) for group in self._groups):
             names = ", ".join(group.name for group in self._groups[:4])
             raise MisconfigurationException(
@@ -174,7 +181,8 @@ class SparseTraining(CompressionCallback):
             )
 
     def _look_at(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        groups = engine.dependency_groups(self.target(pl_module)[1], self.example(trainer, pl_module))
+        with self.planning(trainer, pl_module) as (model, example):
+            groups = engine.dependency_groups(model, example)
         chosen = selection.amounts(groups, 1.0, self.layers, self.exclude)
         self._groups, self._all = [group for group in groups if group.name in chosen], groups
         self._alive, self._watch = Living(), MaskWatch()
@@ -207,14 +215,15 @@ class SparseTraining(CompressionCallback):
             for name, factor in self._factors(group, model, strength).items():
                 parameter = model.get_parameter(name)
                 if parameter.grad is not None and id(parameter) in stepped:
-                    parameter.grad.addcmul_(parameter.detach(), factor.to(parameter.dtype))
+                    factor = local(spread(factor.to(parameter.dtype).expand(parameter.shape), parameter))
+                    local(parameter.grad).addcmul_(local(parameter).detach(), factor)
 
     def _factors(self, group: engine.Group, model: nn.Module, strength: float) -> Factors:
         device = model.get_parameter(group.members[0].parameter).device
         each = torch.full((group.size,), strength, device=device)
         if self.amount < 1.0:
             each *= self._smallest(group, model).to(device)
-        return PENALTIES[self.penalty](group, model.get_parameter, each, self._alive)
+        return PENALTIES[self.penalty](group, gathered_from(model), each, self._alive)
 
     def _smallest(self, group: engine.Group, model: nn.Module) -> Tensor:
         """Which units are the smallest of those that are not masked."""
@@ -226,4 +235,4 @@ class SparseTraining(CompressionCallback):
     def _sizes(self, group: engine.Group, model: nn.Module) -> Tensor:
         role = "norm" if self.penalty == "bn_scale" else "out"
         members = [m for m in group.members if m.role == role and not is_shift(m.parameter)]
-        return _squares(group, members, model.get_parameter, self._alive)
+        return _squares(group, members, gathered_from(model), self._alive)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engine.program.dtensors import local, spread
+
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes per entry, the integers of that size."""
 
@@ -17,7 +19,7 @@ class Zeroing:
     """The masked entries of one parameter.
 
     Attributes:
-        parameter: whose weights and gradient are written.
+        parameter: whose weights and gradient are written; of one that is sharded, what this process holds.
         weights: whether its weights are; those under `torch.nn.utils.prune` are masked by a buffer.
         masked: bool, True for what is masked; of size 1 along the dimensions along which that is the same.
         bits: the same for the rest, in integers of the size of the parameter's entries, all bits set or none; ``None``
@@ -37,6 +39,7 @@ class Zeroing:
             >>> Zeroing.of(nn.Parameter(torch.ones(2, 3)), torch.tensor([True, False, True]).expand(2, 3)).masked
             tensor([[False,  True, False]])
         """
+        own, mask = local(parameter), local(spread(mask, parameter))
         keep = mask
         for dim in range(mask.ndim):
             first = keep.narrow(dim, 0, min(1, keep.size(dim)))
@@ -44,13 +47,14 @@ class Zeroing:
         kind = INTEGERS.get(parameter.element_size())
         small = kind is not None and (mask.ndim <= 1 or keep.numel() < mask.numel())
         bits = -keep.to(kind) if small else None
-        if bits is not None and bits.ndim > 1 and bits.size(0) == 1 < len(parameter):
+        if bits is not None and bits.ndim > 1 and bits.size(0) == 1 < len(own):
             # Broadcast along the slowest dimension only: kernels of 3 × 3 are too short to be worth a loop each.
-            bits = torch.empty_like(parameter[:1], dtype=kind).copy_(bits)
+            bits = torch.empty_like(own[:1], dtype=kind).copy_(bits)
         return cls(parameter, weights, ~keep, bits)
 
     def fill(self, tensor: Tensor) -> None:
         """Zero the masked entries of the parameter's data or gradient."""
+        tensor = local(tensor)
         # Products would make NaN of masked infinities, and filling by index or by mask takes 2 to 4 times as long.
         if self.bits is None or tensor.dtype != self.parameter.dtype:
             tensor.masked_fill_(self.masked, 0)

@@ -19,6 +19,7 @@ from engine.errors import CheckpointError, EngineError
 from engine.files.atomic import next_version, replacing, save, unwritable
 from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
 from lightning_compress.trainer.packages import LIGHTNING_MODULES
+from lightning_compress.trainer.strategy import parallel
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -38,8 +39,9 @@ def dump(trainer: Trainer, weights_only: bool = True) -> dict[str, Any]:
     # `Trainer.save_checkpoint` would write at once, with a barrier that hangs where another rank was interrupted.
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=weights_only)
     # Callbacks that average weights put theirs in; what was verified is the module's.
-    checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
-    return {**readable_hparams(checkpoint), KEY: content_of(trainer.lightning_module)}
+    spread = parallel(trainer)
+    checkpoint["state_dict"] = spread.state_dict()
+    return {**readable_hparams(spread.whole_states(checkpoint)), KEY: content_of(trainer.lightning_module)}
 
 
 def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:

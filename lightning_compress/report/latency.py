@@ -6,8 +6,8 @@ import copy
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from lightning_compress.trainer.target import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+Running = Callable[[nn.Module], AbstractContextManager[Any]]
 
 SLOWER = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
 _WARM_UP = 2
@@ -130,13 +132,14 @@ def compare(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) ->
     return Comparison(Spread.of(one.times), Spread.of(two.times), runs, shapes, device_name(compacted))
 
 
-def latency(model: nn.Module, example: Any, runs: int) -> float:
+def latency(model: nn.Module, example: Any, runs: int, running: Running = evaluation) -> float:
     """Median time of a forward pass in eval mode, in milliseconds; passes before it warm up.
 
     Args:
         model: the model; its mode and the random state stay as they are.
         example: what it takes, in the form that ``engine.trace`` takes.
         runs: number of timed passes, 1 or more.
+        running: the context in which the model runs in eval mode.
 
     Raises:
         TraceError: where the model rejects the example.
@@ -145,7 +148,7 @@ def latency(model: nn.Module, example: Any, runs: int) -> float:
         >>> latency(nn.Linear(2, 2), torch.ones(1, 2), runs=3) > 0
         True
     """
-    timed = _Timed(model, example)
+    timed = _Timed(model, example, running)
     with timed.ready():
         for _ in range(runs):
             timed.run()
@@ -155,7 +158,8 @@ def latency(model: nn.Module, example: Any, runs: int) -> float:
 class _Timed:
     """A network whose forward passes are timed."""
 
-    def __init__(self, model: nn.Module, example: Any) -> None:
+    def __init__(self, model: nn.Module, example: Any, running: Running = evaluation) -> None:
+        self._running = running
         self.model, (self.args, self.kwargs) = model, resolve_inputs(example)
         self.times: list[float] = []
         self._wait = torch.get_device_module(_device(model)).synchronize
@@ -164,7 +168,7 @@ class _Timed:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Eval mode, without gradients, warmed up."""
-        with evaluation(self.model), torch.no_grad():
+        with self._running(self.model), torch.no_grad():
             # off while tracing, but what is timed is what users run
             torch.backends.mha.set_fastpath_enabled(self._fast_path)
             for _ in range(_WARM_UP):

@@ -89,7 +89,7 @@ def analyze_sensitivity(
         >>> table.suggest(0.1)
         {'layer': 0.0}
     """
-    check_strategy(trainer)
+    check_strategy(trainer, "The sensitivity analysis validates copies of the model.")
     task = _Task(
         trainer=trainer,
         module=module,
@@ -150,7 +150,7 @@ def validation_metric(
         >>> net, example, evaluate = validation_metric(trainer, module, metric="val_acc")  # doctest: +SKIP
         >>> amounts = anneal_amounts(net, example, evaluate, amount=0.5).amounts  # doctest: +SKIP
     """
-    check_strategy(trainer)
+    check_strategy(trainer, "The sensitivity analysis validates copies of the model.")
     replica, own = _replica(trainer, module), _own_trainer(trainer)
     network = find_model(replica, model)[1]
     data = _data(trainer, datamodule, dataloaders)

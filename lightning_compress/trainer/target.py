@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,9 +77,14 @@ def _is_network(module: nn.Module) -> bool:
 
 
 def find_example(
-    trainer: Trainer, pl_module: LightningModule, model: nn.Module, example_input: Any = None, loader: Any = None
+    trainer: Trainer,
+    pl_module: LightningModule,
+    model: nn.Module,
+    example_input: Any = None,
+    loader: Any = None,
+    placed: bool = True,
 ) -> Any:
-    """An example input that ``model`` accepts, on its device and in the trainer's precision.
+    """An example input that ``model`` accepts.
 
     Args:
         trainer: the Trainer that fits ``pl_module``.
@@ -89,6 +94,7 @@ def find_example(
             keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first
             training batch.
         loader: dataloader whose first batch is used in place of the first training batch.
+        placed: whether it is to be on the model's device, in the trainer's precision; else it is as it was found.
 
     Returns:
         A tensor, tuple or mapping in the form that ``engine.trace`` takes.
@@ -104,7 +110,8 @@ def find_example(
         source = "the first training batch" if loader is None else "the first validation batch"
         batch = first_batch(trainer) if loader is None else batch_of(loader)
         candidates = [c for part in (_head(batch), batch) for c in batch_candidates(part, model)]
-    return _accepted(model, [place_example(c, trainer, model) for c in candidates], source)
+    example = _accepted(model, candidates, source, lambda candidate: place_example(candidate, trainer, model))
+    return place_example(example, trainer, model) if placed else example
 
 
 def from_shape(example_input: Any) -> Any:
@@ -135,11 +142,11 @@ def to_device(data: Any, device: torch.device | str) -> Any:
     return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to(device))
 
 
-def _accepted(model: nn.Module, candidates: Sequence[Any], source: str) -> Any:
+def _accepted(model: nn.Module, candidates: Sequence[Any], source: str, placed: Callable[[Any], Any]) -> Any:
     reason: EngineError | None = None
     for candidate in candidates:
         try:
-            engine.trace(model, candidate)
+            engine.trace(model, placed(candidate))
         except EngineError as error:
             reason = reason or error
         else:

@@ -1,27 +1,83 @@
-"""Strategies that keep each parameter whole are accepted, others are refused."""
+"""Strategies: which are accepted, which are refused, and what those that spread parameters refuse."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
 
+import lightning_compress
+from lightning_compress import ChannelPruning, Compensation, Distillation, ModelCompaction
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.strategy import check_strategy
+from lightning_compress.trainer.strategy import Copied, Sharded, Whole, check_strategy, parallel
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
-def test_sharding_strategies_are_refused(strategy: type) -> None:
-    """FSDP, DeepSpeed and model parallelism are errors that say what works, subclasses included."""
-    subclass = type("Mine", (strategy,), {})
-    for cls in (strategy, subclass):
-        holder = SimpleNamespace(strategy=object.__new__(cls))
-        with pytest.raises(MisconfigurationException, match=f"{cls.__name__}.*offline.*ddp"):
-            check_strategy(holder)
+def holder(strategy: type) -> Any:
+    """A Trainer with a strategy that was never set up."""
+    return SimpleNamespace(strategy=object.__new__(strategy), world_size=1, is_global_zero=True)
 
 
-def test_ddp_and_subclasses_are_accepted() -> None:
-    """DDP and what derives from it works."""
-    for cls in (DDPStrategy, type("Mine", (DDPStrategy,), {})):
-        check_strategy(SimpleNamespace(strategy=object.__new__(cls)))
+@pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy])
+def test_flattening_strategies_are_refused(strategy: type) -> None:
+    """FSDP of the first kind and DeepSpeed are errors that say what works, subclasses included."""
+    for cls in (strategy, type("Mine", (strategy,), {})):
+        with pytest.raises(MisconfigurationException, match=f"(?s){cls.__name__}.*ModelParallelStrategy.*offline"):
+            check_strategy(holder(cls))
+
+
+def test_unknown_strategies_are_refused() -> None:
+    """Nobody knows how they spread parameters."""
+    with pytest.raises(MisconfigurationException, match="not under `Other`"):
+        parallel(holder(type("Other", (), {})))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"), [(SingleDeviceStrategy, Whole), (DDPStrategy, Copied), (ModelParallelStrategy, Sharded)]
+)
+def test_others_are_accepted(strategy: type, kind: type) -> None:
+    """One device, DDP and model parallelism, and what derives from them."""
+    for cls in (strategy, type("Mine", (strategy,), {})):
+        check_strategy(holder(cls))
+        assert type(parallel(holder(cls))) is kind
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        Compensation(),
+        Distillation(),
+        ChannelPruning("taylor"),
+        ChannelPruning("reconstruction"),
+        ChannelPruning(target="latency", amount=0.5),
+        ModelCompaction(reindex=True),
+        ModelCompaction(latency_runs=2),
+    ],
+)
+def test_what_needs_whole_parameters_is_refused(callback: Any) -> None:
+    """In ``setup``, by the name of the callback, and only where parameters are sharded."""
+    reason = callback.why_not_sharded()
+    check_strategy(holder(DDPStrategy), reason)
+    with pytest.raises(MisconfigurationException, match=f"(?s)`{type(callback).__name__}.*ModelParallelStrategy"):
+        check_strategy(holder(ModelParallelStrategy), reason)
+
+
+def test_callbacks_refuse_unless_they_say_otherwise() -> None:
+    """A further callback works on sharded parameters only once somebody has made sure."""
+    works = {"ChannelPruning", "ComplexityMonitor", "MaskConflictRepair", "ModelCompaction", "SparseTraining"}
+    base = lightning_compress.ChannelPruning.__mro__[2]
+    assert base.why_not_sharded(base()) is not None
+    for name in works:
+        assert getattr(lightning_compress, name)().why_not_sharded() is None
+
+
+def test_decisions_in_one_process() -> None:
+    """A function's result, and no communication."""
+    assert parallel(holder(SingleDeviceStrategy)).decided(lambda: 3) == 3

@@ -1,0 +1,129 @@
+"""Apply a plan to a model whose parameters are spread over processes: gather one, cut it, spread it, drop it.
+
+Everything else (classes, attributes, buffers, history) changes as in any other model: the parts that are no sharded
+parameters are left to `engine.compaction.compact`, which sees parameters without data meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engine.compaction.compact import Compaction, compacted
+from engine.compaction.optimizers import check_entrywise, follows, small_state
+from engine.compaction.plan import Plan
+from engine.compaction.slices import Slice
+from engine.errors import PlanError
+from engine.program.arrays import is_finite
+from engine.program.dtensors import Resized, owners, placeholders, resharded, spread, whole
+from engine.program.stored import parameters_of
+
+__all__ = ["ShardedCompaction"]
+
+
+class ShardedCompaction:
+    """A prepared change of a model with sharded parameters; every process has to prepare and commit it.
+
+    Modules and parameters stay the same objects, as do the tensors of optimizers' states that are not cut.
+
+    Args:
+        plan: the plan, on the CPU.
+        model: the model to change.
+        optimizers: optimizers whose state is cut along with the parameters.
+
+    Raises:
+        PlanError: where something does not fit; nothing is changed then.
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
+        self._model, self._optimizers = model, optimizers
+        self._tried: set[tuple[int, int, int]] = set()
+        self._changes: list[Resized] = []
+        self._states: list[tuple[dict[Any, Any], Any, Tensor]] = []
+        resharded(model)
+        with placeholders(model, runs=False):
+            self._rest: Compaction = plan.prepare(model)
+        try:
+            self._prepare(plan)
+        except BaseException:
+            self.close()
+            raise
+
+    @torch.no_grad()
+    def _prepare(self, plan: Plan) -> None:
+        parameters, group_of = parameters_of(self._model), owners(self._model)
+        folded = {fold.name for fold in plan.folds}
+        for name in sorted({*plan.slices, *plan.masks, *folded} & parameters.keys()):
+            parameter, cut = parameters[name], plan.slices.get(name)
+            folds = [fold for fold in plan.folds if fold.name == name]
+            full = whole(parameter).detach()
+            if not is_finite(full):
+                raise PlanError(f"{name!r} holds infinities or NaN, which no mask makes zero.")
+            new = compacted(name, full, cut, plan.masks.get(name), folds)
+            gradient = None if parameter.grad is None or folds else whole(parameter.grad)
+            if gradient is not None:
+                gradient = compacted(name, gradient, cut, plan.masks.get(name), [])
+            change = Resized.of(parameter, new, gradient, group_of)
+            self._changes.append(change)
+            if cut is not None:
+                for optimizer in self._optimizers:
+                    self._prepare_states(name, optimizer, change, cut)
+
+    def _prepare_states(self, name: str, optimizer: Optimizer, change: Resized, cut: Slice) -> None:
+        state = optimizer.state.get(change.parameter, {})
+        for key, entry in state.items():
+            if not isinstance(entry, Tensor) or entry.ndim == 0:
+                continue
+            if not follows(entry, cut):
+                raise PlanError(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
+                    f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
+                )
+            self._states.append((state, key, spread(small_state(whole(entry), cut), change.other)))
+        for number, group in enumerate(optimizer.param_groups):
+            tried = id(optimizer), number, change.parameter.ndim
+            if tried not in self._tried and any(own is change.parameter for own in group["params"]):
+                check_entrywise(optimizer, group, change.parameter.ndim, name)
+                self._tried.add(tried)
+
+    def commit(self) -> None:
+        """Apply all prepared changes."""
+        undo: list[Callable[[], None]] = []
+        try:
+            for change in self._changes:
+                change.exchange()
+                undo.append(change.exchange)
+            self._exchange_states()
+            undo.append(self._exchange_states)
+            undo.append(self._undo_rest)
+            with placeholders(self._model, runs=False):
+                self._rest.commit()
+        except BaseException:
+            for step in reversed(undo):
+                step()
+            raise
+
+    def _undo_rest(self) -> None:
+        with placeholders(self._model, runs=False):
+            self._rest.rollback()
+
+    def rollback(self) -> None:
+        """Undo all changes, once they are committed."""
+        resharded(self._model)
+        self._undo_rest()
+        self._exchange_states()
+        for change in reversed(self._changes):
+            change.exchange()
+
+    def close(self) -> None:
+        """Forget what is not in force."""
+        for change in self._changes:
+            change.drop()
+
+    def _exchange_states(self) -> None:
+        for number, (state, key, entry) in enumerate(self._states):
+            self._states[number], state[key] = (state, key, state[key]), entry

@@ -1,0 +1,304 @@
+"""Parameters that are spread over processes: gather one, spread a new one, exchange it, and do without their data.
+
+Every use of torch's private names for FSDP2 is in this file; a torch that changed them is refused by `owners`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils import swap_tensors
+
+from engine.errors import PlanError
+from engine.program.stored import distinct_modules
+
+__all__ = ["Resized", "gathered_from", "has_shards", "local", "owners", "placeholders", "resharded", "spread", "whole"]
+
+_WRAPPED: dict[type, type] = {}
+
+Owners = Mapping[int, tuple[Any, int]]
+"""By id of a parameter that FSDP2 shards: the group that communicates it, and its place there."""
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Whether a parameter of a model is spread over processes.
+
+    Example:
+        >>> has_shards(nn.Linear(2, 2))
+        False
+    """
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor; every process that holds a part of it has to come here.
+
+    Example:
+        >>> whole(torch.ones(2))
+        tensor([1., 1.])
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    full: Tensor = tensor.full_tensor()
+    return full.detach()
+
+
+def gathered_from(model: nn.Module) -> Callable[[str], Tensor]:
+    """Return what gives a model's parameter by its name, whole; every process has to ask for the same.
+
+    Example:
+        >>> gathered_from(nn.Linear(2, 2))("bias").shape
+        torch.Size([2])
+    """
+    return lambda name: whole(model.get_parameter(name))
+
+
+def spread(full: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor spread as another one is; every process has all of it, so that nothing is communicated.
+
+    Args:
+        full: all of the tensor.
+        like: says over which processes, and along which dimension; a tensor that is whole leaves `full` as it is.
+
+    Example:
+        >>> spread(torch.ones(2), torch.zeros(5))
+        tensor([1., 1.])
+    """
+    if not isinstance(like, DTensor):
+        return full
+    mesh = like.device_mesh
+    copies = DTensor.from_local(full.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return copies.redistribute(mesh, like.placements)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds; it shares its memory.
+
+    Example:
+        >>> local(torch.ones(2))
+        tensor([1., 1.])
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    part: Tensor = tensor._local_tensor
+    return part.detach()
+
+
+# ---------------------------------------------------------------- a model without data
+
+
+@contextmanager
+def placeholders(model: nn.Module, runs: bool = True) -> Iterator[None]:
+    """Let a model be whole and without data for a while: on the meta device, of its plain classes, without FSDP.
+
+    Parameters and hooks that are registered inside are dropped at the end; changes of classes and attributes stay.
+
+    Args:
+        model: a model, some of whose parameters are spread over processes.
+        runs: whether it can run inside: its buffers and other tensors are without data as well, and nothing gathers
+            parameters. Else it is parameters alone that have no data, and buffers and hooks may change for good.
+    """
+    modules = list(distinct_modules(model).values())
+    resharded(model)
+    metas: dict[int, Any] = {}
+    saved: list[tuple[nn.Module, type, dict[str, Any]]] = []
+    try:
+        for module in modules:
+            saved.append((module, type(module), _set_aside(module, runs)))
+            _empty(module, saved[-1][2], metas)
+        yield
+    finally:
+        for module, kind, tables in saved:
+            vars(module).update(tables)
+            module.__class__ = _wrapped(kind, type(module))
+
+
+def _set_aside(module: nn.Module, runs: bool) -> dict[str, Any]:
+    """Return those attributes of a module that hold data, or that torch's strategies put there."""
+    own = vars(module)
+    names = {"_parameters"}
+    if runs:
+        names |= {"_buffers"} | {name for name in own if name.endswith("_hooks")}
+        names |= {name for name, value in own.items() if isinstance(value, Tensor) or _is_state(value)}
+        names |= {"_device"} & {name for name, value in own.items() if isinstance(value, torch.device)}  # Lightning's
+    return {name: value for name, value in own.items() if name in names}
+
+
+def _empty(module: nn.Module, tables: Mapping[str, Any], metas: dict[int, Any]) -> None:
+    own = vars(module)
+    for name, table in tables.items():
+        if name in ("_parameters", "_buffers"):
+            own[name] = {key: _meta(tensor, metas) for key, tensor in table.items()}
+        elif name.endswith("_hooks"):
+            own[name] = OrderedDict((key, hook) for key, hook in table.items() if not _of_torch(hook))
+        elif name == "_device":
+            own[name] = torch.device("meta")
+        elif isinstance(table, Tensor):
+            own[name] = _meta(table, metas)
+        else:
+            del own[name]
+    module.__class__ = _plain(type(module))
+
+
+def _is_state(value: Any) -> bool:
+    """Whether an attribute is what a strategy of torch remembers of a module."""
+    values = list(value.values()) if isinstance(value, OrderedDict) else [value]
+    return any(type(item).__module__.startswith("torch.distributed.") for item in values)
+
+
+def _meta(tensor: Tensor | None, metas: dict[int, Any]) -> Any:
+    if tensor is None:
+        return None
+    if id(tensor) not in metas:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        metas[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return metas[id(tensor)]
+
+
+def _of_torch(hook: Any) -> bool:
+    """Whether a hook gathers or frees parameters, or moves inputs between layouts."""
+    function = hook.func if isinstance(hook, functools.partial) else hook
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    return str(getattr(function, "__module__", "")).startswith("torch.distributed.")
+
+
+def _plain(kind: type) -> type:
+    if not issubclass(kind, FSDPModule):
+        return kind
+    return kind.__mro__[kind.__mro__.index(FSDPModule) + 1]
+
+
+def _wrapped(before: type, now: type) -> type:
+    """Return the class for a module that was of one class, and whose plain class is now another."""
+    if not issubclass(before, FSDPModule) or _plain(before) is now:
+        return before if issubclass(before, FSDPModule) else now
+    if now not in _WRAPPED:
+        _WRAPPED[now] = type(f"FSDP{now.__name__}", (FSDPModule, now), {"__deepcopy__": before.__deepcopy__})  # type: ignore[attr-defined]
+    return _WRAPPED[now]
+
+
+def resharded(model: nn.Module) -> None:
+    """Let modules hold their shards, and not what the last forward pass gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+# ---------------------------------------------------------------- exchanging a parameter
+
+
+def owners(model: nn.Module) -> Owners:
+    """Return who gathers each parameter of a model; those that FSDP2 does not shard are missing.
+
+    Raises:
+        PlanError: where torch keeps this otherwise than this version of the package knows.
+    """
+    table: dict[int, tuple[Any, int]] = {}
+    try:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                state: Any = module._get_fsdp_state()
+                for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+                    shards = [] if group is None else group.fsdp_params
+                    table |= {id(shard.sharded_param): (group, number) for number, shard in enumerate(shards)}
+    except AttributeError as error:
+        raise PlanError(
+            f"torch {torch.__version__} keeps the shards of FSDP2 otherwise than this package knows ({error}). Compact "
+            "the checkpoint after the fit (`lightning_compress.compact_checkpoint`), or update the package."
+        ) from error
+    return table
+
+
+@dataclass
+class Resized:
+    """A parameter with other values in another shape, spread as before; prepared, and not in force yet.
+
+    Attributes:
+        parameter: stays the same object.
+        other: holds the new values, and from `exchange` on the old ones.
+        group: FSDP2's group of parameters that are communicated together; None where it does not shard the parameter.
+        number: the parameter's place in the group.
+        shard: FSDP2's record of the new parameter, and from `exchange` on of the old one.
+    """
+
+    parameter: nn.Parameter
+    other: nn.Parameter
+    group: Any = None
+    number: int = 0
+    shard: Any = None
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter, full: Tensor, gradient: Tensor | None, known_owners: Owners) -> Resized:
+        """Prepare new values.
+
+        Args:
+            parameter: a parameter of a model.
+            full: all of its new values, on every process.
+            gradient: all of its new gradient.
+            known_owners: what `owners` says of the model.
+        """
+        if id(parameter) not in known_owners:
+            change = cls(parameter, nn.Parameter(spread(full, parameter), parameter.requires_grad))
+        else:
+            group, number = known_owners[id(parameter)]
+            shard = _shard(group.fsdp_params[number], group, full, parameter.requires_grad)
+            change = cls(parameter, shard.sharded_param, group, number, shard)
+        if gradient is not None:
+            change.other.grad = spread(gradient, change.other)
+        return change
+
+    def exchange(self) -> None:
+        """Put the new values in force, and the old ones again when called once more."""
+        swap_tensors(self.parameter, self.other)
+        if self.group is None:
+            return
+        old, new = self.group.fsdp_params[self.number], self.shard
+        old.sharded_param, new.sharded_param = self.other, self.parameter
+        old._post_load_hook_handle.remove()
+        new._post_load_hook_handle.remove()
+        new._post_load_hook_handle = new._module_info.module.register_load_state_dict_post_hook(
+            lambda *args, **kwargs: new.reset_sharded_param()
+        )
+        self.group.fsdp_params[self.number], self.shard = new, old
+        new._setattr_on_modules(self.parameter)
+
+    def drop(self) -> None:
+        """Forget what is not in force."""
+        if self.shard is not None:
+            self.shard._post_load_hook_handle.remove()
+
+
+def _shard(old: Any, group: Any, full: Tensor, requires_grad: bool) -> Any:
+    """Return FSDP2's record of a parameter that takes the place of another, which stays registered."""
+    spec = old._unsharded_dtensor_spec if old.is_dtensor else None
+    if spec is not None:  # split by tensor parallelism as well
+        split = DTensor.from_local(full.contiguous(), spec.mesh, [Replicate()] * spec.mesh.ndim, run_check=False)
+        full = split.redistribute(spec.mesh, spec.placements)
+    new_parameter = nn.Parameter(full.contiguous(), requires_grad)
+    try:
+        new = type(old)(
+            new_parameter,
+            old._module_info,
+            old.mesh_info,
+            old.post_forward_mesh_info,
+            old.device,
+            lambda parameter: old.fsdp_placement,
+            old.mp_policy,
+            group.offload_policy,
+        )
+    finally:
+        old._setattr_on_modules(old.sharded_param)
+    new._param_fqn = old._param_fqn
+    if hasattr(old, "param_dtype"):  # FSDP2 has seen a forward pass already
+        new.init_dtype_attrs(new.mp_policy)
+    return new

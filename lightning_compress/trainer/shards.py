@@ -1,0 +1,156 @@
+"""A model whose parameters are spread over the processes of a fit: look at it, cut it, compare it, write it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import engine
+from engine.compaction.plan import Plan
+from engine.compaction.sharded import ShardedCompaction
+from engine.errors import VerificationError
+from engine.program.dtensors import has_shards, placeholders, resharded, whole
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import map_tensors, tensors_in
+from engine.tracer import call_model, resolve_inputs
+
+__all__ = ["Sharding"]
+
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_NOTE = (
+    "Compared on the sharded model, on all ranks: the outputs, not what is inside. What is said of train mode holds by "
+    "the rules alone."
+)
+
+
+class Sharding:
+    """A model, some of whose parameters are spread over processes; every process has to ask for the same.
+
+    Args:
+        model: the model, or the LightningModule.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def without_data(self) -> AbstractContextManager[None]:
+        """Let the model be whole, on the meta device, for a while; within itself it does nothing."""
+        self.at_rest()  # what was gathered are plain tensors
+        return placeholders(self._model) if has_shards(self._model) else nullcontext()
+
+    def at_rest(self) -> None:
+        """Let the model hold its shards."""
+        resharded(self._model)
+
+    def prepared(self, plan: Plan, optimizers: Sequence[Optimizer]) -> ShardedCompaction:
+        """A change of the model and of its optimizers."""
+        return ShardedCompaction(plan, self._model, optimizers)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the model run in eval mode, on all ranks together; its attributes and buffers are as before afterwards.
+
+        What FSDP2 has freed cannot be looked at, so that objects inside of attributes are left alone.
+        """
+        modules = list(distinct_modules(self._model).values())
+        before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+        buffers = {id(b): (b, b.clone()) for _, _, own in before for b in own.values() if b is not None}
+        with torch.random.fork_rng(devices=[]):
+            try:
+                for module in modules:
+                    module.training = False
+                yield
+            finally:
+                self.at_rest()
+                for module, attributes, own in before:
+                    for name in vars(module).keys() - attributes.keys():
+                        del vars(module)[name]
+                    vars(module).update(attributes)
+                    module._buffers.update(own)
+                for buffer, values in buffers.values():
+                    with torch.no_grad():
+                        buffer.copy_(values)
+
+    def outputs(self, example: Any, confidence: int) -> list[list[Tensor]]:
+        """What the model computes of random inputs, the same ones on all ranks."""
+        runs = []
+        for seed in range(min(confidence, 2)):
+            args, kwargs = resolve_inputs(_noise(example, seed))
+            with self.running(), torch.no_grad():
+                outputs = list(tensors_in(call_model(self._model, args, kwargs)))
+            runs.append([whole(tensor) for tensor in outputs])
+        return runs
+
+    def compared(
+        self, before: Any, example: Any, confidence: int, certificate: engine.Certificate
+    ) -> engine.Certificate:
+        """The certificate of a change, with what was compared.
+
+        Raises:
+            VerificationError: where the outputs differ.
+        """
+        if not before:
+            return certificate
+        after = self.outputs(example, confidence)
+        error, dtype = 0.0, torch.float64
+        for masked, small in zip(before, after, strict=True):
+            for one, other in zip(masked, small, strict=True):
+                if one.shape != other.shape:
+                    raise VerificationError(
+                        f"An output has shape {tuple(other.shape)} after the compaction, and {tuple(one.shape)} before."
+                    )
+                if one.is_floating_point() and one.numel():
+                    scale = one.abs().max().clamp(min=torch.finfo(one.dtype).tiny)
+                    error = max(error, float((one - other).abs().max() / scale))
+                    dtype = min(dtype, one.dtype, key=lambda kind: torch.finfo(kind).bits)
+        tolerance = _TOLERANCES.get(dtype, 1e-1)
+        if not error <= tolerance:
+            raise VerificationError(
+                f"The outputs of the compacted model differ from those of the masked one by {error:.1e} (tolerance "
+                f"{tolerance:.0e}, {dtype})."
+            )
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(example))
+        return replace(
+            certificate, verified=True, max_error=error, tolerance=tolerance, dtype=str(dtype).removeprefix("torch."),
+            samples=sum(shape[0] if shape else 1 for shape in shapes[:1]) * len(before), shapes=shapes,
+            notes=(*certificate.notes, _NOTE),
+        )  # fmt: skip
+
+    def digest(self) -> str:
+        """A digest of the names, classes and shapes of the model."""
+        stored = {name: tuple(tensor.shape) for name, tensor in stored_tensors(self._model).items()}
+        kinds = {name: type(module).__name__ for name, module in self._model.named_modules()}
+        return hashlib.sha256(repr((stored, kinds)).encode()).hexdigest()[:12]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state dict with whole tensors, on the CPU."""
+        self.at_rest()
+        state = self._model.state_dict()
+        for name, value in state.items():
+            state[name] = whole(value).cpu() if isinstance(value, Tensor) else value
+        return state
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state dict of an optimizer with whole tensors, on the CPU."""
+        state: dict[str, Any] = map_tensors(optimizer.state_dict(), lambda tensor: whole(tensor).cpu())
+        return state
+
+
+def _noise(example: Any, seed: int) -> Any:
+    """Random numbers in the form of an example; integers are those of the example, in another order."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype).to(tensor.device)
+        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+        return tensor.flatten()[order].view(tensor.shape)
+
+    return map_tensors(example, drawn)

@@ -1,0 +1,203 @@
+"""A fit whose parameters are spread over two CPU processes, or the same fit in one; each writes what it holds.
+
+Started by test_sharded.py: ``python sharded_fit.py FOLDER MODEL OPTIMIZER DEVICES``.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
+from tests.lightning_compress.ddp_fit import Smooth
+from tests.lightning_compress.models import fit, seeded
+
+WORDS, LENGTH = 11, 6
+
+
+class Attention(nn.Module):
+    """Grouped queries: two heads of queries share one of keys and values."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.head_dim = width // heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Causal attention."""
+        b, n, _ = x.shape
+        q, k, v = (p(x).view(b, n, -1, self.head_dim).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).reshape(b, n, -1))
+
+
+class Layer(nn.Module):
+    """Of a decoder like Llama."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention = Attention(width, heads=4, kv_heads=2)
+        self.gate, self.up = nn.Linear(width, 17, bias=False), nn.Linear(width, 17, bias=False)
+        self.down = nn.Linear(17, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention and a gated network."""
+        x = x + self.attention(self.attention_norm(x))
+        h = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Decoder(nn.Module):
+    """Words to the next words."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(2))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, WORDS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Encoder(nn.Module):
+    """Layer norms, torch's own attention, and embeddings that are the output layer, too."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 2, 13, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+MODELS = {"decoder": Decoder, "encoder": Encoder, "cnn": Smooth}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, 0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+}
+
+
+class Spread(LightningModule):
+    """Eight samples a step, on however many processes; images are the same on all, as batch norms look at them."""
+
+    def __init__(self, model: str = "decoder", optimizer: str = "sgd", spread: bool = True) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(0)
+        self.net = MODELS[model]().double()  # the strategy has no plugin for double precision
+
+    def configure_model(self) -> None:
+        """Shard each layer, and the rest."""
+        if self.hparams.spread and self.device_mesh is not None:
+            mesh = self.device_mesh["data_parallel"]
+            for layer in getattr(self.net, "layers", []):
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.net, mesh=mesh)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """Cross entropy."""
+        return F.cross_entropy(self.net(batch[0]).flatten(0, -2), batch[1].flatten())
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """A value to monitor."""
+        self.log("val_loss", self.training_step(batch, batch_idx), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """By its name."""
+        return OPTIMIZERS[self.hparams.optimizer](self.parameters())
+
+    def train_dataloader(self) -> DataLoader:
+        """Random samples in their order."""
+        generator = torch.Generator().manual_seed(0)
+        ranks, rank = 1, 0
+        if self.hparams.model == "cnn":
+            x, y = torch.randn(24, 3, 8, 8, generator=generator).double(), torch.randint(3, (24,), generator=generator)
+        else:
+            x = torch.randint(WORDS, (24, LENGTH), generator=generator)
+            y = x.roll(-1, 1)
+            if torch.distributed.is_initialized() and self.device_mesh is not None:
+                mesh = self.device_mesh["data_parallel"]
+                ranks, rank = mesh.size(), mesh.get_local_rank()
+        return DataLoader(TensorDataset(x[rank::ranks], y[rank::ranks]), batch_size=8 // ranks)
+
+    val_dataloader = train_dataloader
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """All of a tensor."""
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
+
+
+class Record(Callback):
+    """Keeps weights and masks after each step, and writes them when the fit is over."""
+
+    def __init__(self, folder: Path, pruning: ChannelPruning, compaction: ModelCompaction) -> None:
+        self.folder, self.pruning, self.compaction = folder, pruning, compaction
+        self.steps: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        """Keep."""
+        masks = {f"{m}.{n} mask": mask.clone() for m, own in self.pruning.masks.items() for n, mask in own.items()}
+        self.steps.append({k: gathered(v) for k, v in pl_module.state_dict().items()} | masks)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write."""
+        states = [gathered(value) for o in trainer.optimizers for s in o.state.values() for value in s.values()]
+        result = {
+            "steps": self.steps,
+            "weights": {name: gathered(value) for name, value in pl_module.state_dict().items()},
+            "states": states,
+            "path": self.compaction.checkpoint_path,
+            "certificate": self.compaction.certificate.state_dict(),
+            "kept": {name: cut.shape for name, cut in self.compaction.plan.slices.items()},
+        }
+        torch.save(result, self.folder / f"rank{trainer.global_rank}.pt")
+
+
+def run(folder: Path, model: str, optimizer: str, devices: int) -> None:
+    """Fit, pruning in three epochs, compacting in the third and at the end."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pruning = ChannelPruning("l2", amount=0.5, schedule="linear", start=0, end=3)
+    compaction = ModelCompaction(when=2, on_failure="raise")
+    module = seeded(Spread, model=model, optimizer=optimizer, spread=devices > 1)
+    record = Record(folder, pruning, compaction)
+    options: dict[str, Any] = {"max_epochs": 4, "use_distributed_sampler": False}
+    if devices > 1:
+        options["strategy"] = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
+    callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), record]
+    fit(module, folder, *callbacks, devices=devices, limit_val_batches=2, **options)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

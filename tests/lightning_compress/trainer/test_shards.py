@@ -1,0 +1,56 @@
+"""What is asked of a sharded model, asked of a plain one; two processes are in test_sharded.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import engine
+from engine.errors import VerificationError
+from lightning_compress.trainer.shards import Sharding
+
+
+def net() -> nn.Module:
+    """With a buffer that train mode writes."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+
+def test_outputs_are_those_of_eval_mode() -> None:
+    """The same numbers each time, and no trace on the model."""
+    model, example = net(), torch.zeros(5, 3).double()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = (Sharding(model).outputs(example, confidence=8) for _ in range(2))
+    assert len(first) == 2 and all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    assert model.training and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert Sharding(model).outputs(example, confidence=0) == []
+
+
+def test_integers_are_drawn_from_the_example() -> None:
+    """A word that the embedding has."""
+    model, example = nn.Embedding(9, 2), torch.tensor([[8, 0, 3]])
+    outputs = Sharding(model).outputs(example, confidence=1)
+    assert sorted(outputs[0][0][0, :, 0].tolist()) == sorted(model(example)[0, :, 0].tolist())
+
+
+def test_a_difference_is_an_error() -> None:
+    """The certificate says what was compared; a model that computes anything else has none."""
+    model, example = net(), torch.zeros(5, 3).double()
+    sharding = Sharding(model)
+    before = sharding.outputs(example, confidence=8)
+    verdict = sharding.compared(before, example, 8, engine.Certificate())
+    assert verdict.verified and verdict.max_error == 0 and verdict.dtype == "float64" and "sharded" in str(verdict)
+    with torch.no_grad():
+        model[2].weight[0, 0] += 1e-6
+    with pytest.raises(VerificationError, match="differ from those of the masked one"):
+        sharding.compared(before, example, 8, engine.Certificate())
+
+
+def test_digests() -> None:
+    """Of names, classes and shapes, not of weights."""
+    one, other = net(), net()
+    with torch.no_grad():
+        other[0].weight += 1
+    assert Sharding(one).digest() == Sharding(other).digest() != Sharding(one[0]).digest()
+    assert Sharding(one).state_dict().keys() == one.state_dict().keys()
