@@ -38,6 +38,7 @@ def prune(
     ridge: float = 1e-3,
     confidence: int = 8,
     compensate: bool = True,
+    uniform: bool = False,
 ) -> nn.Module:
     """Return a smaller copy of a network: masked, repaired, compensated, compacted and verified.
 
@@ -58,6 +59,8 @@ def prune(
         minimum: width that stays at least.
         samples: how many entries of the batches compensation uses.
         ridge: penalty of compensation, see `engine.compensate`.
+        uniform: whether groups of the same structure and size keep the same number of units, as a configuration needs
+            it that has one number for all layers; see `save_pretrained`.
         confidence: number of random samples to verify with; 0 trusts the rules.
 
     Returns:
@@ -85,7 +88,7 @@ def prune(
     if needed and data is None:
         raise MisconfigurationException(f"The criterion {criterion!r} needs batches: pass `data=`.")
     only, never = selection.as_patterns(layers), selection.as_patterns(exclude)
-    selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never)
+    selector = Selector(amount, scope, target, None, max_amount, round_to, minimum, only, never, None, uniform)
     small = copy.deepcopy(model)
     graph = engine.trace(small, example_input)
     subject = targets.Subject(small, example_input, graph, engine.dependency_groups(small, example_input, graph=graph))

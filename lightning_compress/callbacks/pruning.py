@@ -81,6 +81,8 @@ class ChannelPruning(MaskingCallback):
         samples: of the train dataloader, that ``"reconstruction"`` looks at.
         widths: by group name, the numbers of units that may stay, as `engine.paying_widths` measures them; a group that
             is not named may have any.
+        uniform: whether groups of the same structure and size keep the same number of units, each its own, as a
+            configuration needs it that has one number for all layers; see `save_pretrained`.
 
     Raises:
         MisconfigurationException: if an argument is none of the above.
@@ -118,6 +120,7 @@ class ChannelPruning(MaskingCallback):
         attention: str | None = None,
         widths: Mapping[str, Sequence[int]] | None = None,
         samples: int = 1024,
+        uniform: bool = False,
     ) -> None:
         super().__init__(model, example_input)
         if attention not in (None, "heads", "dimensions"):
@@ -126,7 +129,7 @@ class ChannelPruning(MaskingCallback):
         self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
         self._selector = Selector(
-            amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude, widths
+            amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude, widths, uniform
         )
         self._criterion = criteria.resolve(criterion, seed, normalize)
         self._schedule = schedules.resolve(schedule)

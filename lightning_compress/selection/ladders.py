@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -49,6 +49,7 @@ class Ladder:
         stops: numbers of steps after which one may stop, ascending, from 0 on.
         scores: mean score of what goes between a stop and the one before, shape ``(len(stops) - 1,)``, ascending.
         dense: number of units before anything was removed from the model.
+        bundle: ladders of the same bundle stop at the same stop; None: by itself.
     """
 
     group: Group
@@ -56,6 +57,7 @@ class Ladder:
     stops: tuple[int, ...]
     scores: Tensor
     dense: int
+    bundle: Hashable = None
 
     def keep(self, stop: int) -> Tensor:
         """Which units stay at a stop, bool ``(size,)``."""
@@ -149,6 +151,27 @@ def channels_per_unit(group: Group) -> int:
     return math.gcd(*(int((units >= 0).sum()) // group.size or 1 for units in outputs)) or 1
 
 
+def bundled(ladders: Sequence[Ladder]) -> list[Ladder]:
+    """Tie groups of the same structure and size together: all keep the same number of units, each its own.
+
+    A step of a bundle takes as many units of each group, and scores what it takes on average.
+
+    Example:
+        >>> bundled([])
+        []
+    """
+    bundles: dict[Hashable, list[Ladder]] = {}
+    for one in ladders:
+        bundles.setdefault((isomorphism(one.group), tuple(map(len, one.rows)), one.dense), []).append(one)
+    tied: dict[str, Ladder] = {}
+    for key, members in bundles.items():
+        steps = min(len(one.stops) for one in members)
+        scores = torch.stack([one.scores[: steps - 1] for one in members]).mean(0)
+        for one in members:
+            tied[one.group.name] = replace(one, stops=one.stops[:steps], scores=scores, bundle=key)
+    return [tied[one.group.name] for one in ladders]
+
+
 Scope = Callable[[Group], Hashable]
 
 
@@ -237,7 +260,13 @@ def kept_after(pool: Pool, count: int) -> dict[str, Tensor]:
     """Which units of each group of a pool stay after its first ``count`` events, by group name."""
     reached = torch.zeros(len(pool.ladders), dtype=torch.long)
     reached.scatter_reduce_(0, pool.events[0][:count], pool.events[1][:count], "amax")
-    return {one.group.name: one.keep(int(stop)) for one, stop in zip(pool.ladders, reached, strict=True)}
+    stops = dict(zip(pool.ladders, reached.tolist(), strict=True))
+    lowest: dict[Hashable, int] = {}
+    for one, stop in stops.items():
+        lowest[one.bundle] = min(stop, lowest.get(one.bundle, stop))
+    return {
+        one.group.name: one.keep(stop if one.bundle is None else lowest[one.bundle]) for one, stop in stops.items()
+    }
 
 
 def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope) -> list[tuple[float, Pool]]:
@@ -246,12 +275,19 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
     Args:
         ladders: the ladders of the groups to prune.
         amounts: fraction by group name.
-        scope: gives a key; groups of the same key compete.
+        scope: gives a key; groups of the same key compete. A bundle has that of its first group, and the smallest
+            amount of its groups.
     """
-    ladders_by_key: dict[Hashable, list[Ladder]] = {}
+    ladders = tuple(ladders)
+    bundles: dict[Hashable, tuple[float, Hashable]] = {}
     for one in ladders:
-        ladders_by_key.setdefault((amounts[one.group.name], scope(one.group)), []).append(one)
-    return [(amounts[members[0].group.name], Pool(members)) for members in ladders_by_key.values()]
+        amount, key = bundles.get(one.bundle, (1.0, scope(one.group)))
+        bundles[one.bundle] = min(amount, amounts[one.group.name]), key
+    ladders_by_key: dict[tuple[float, Hashable], list[Ladder]] = {}
+    for one in ladders:
+        own = amounts[one.group.name], scope(one.group)
+        ladders_by_key.setdefault(own if one.bundle is None else bundles[one.bundle], []).append(one)
+    return [(amount, Pool(members)) for (amount, _), members in ladders_by_key.items()]
 
 
 def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]] | None = None) -> None:

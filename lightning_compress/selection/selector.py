@@ -12,7 +12,17 @@ from torch import Tensor
 from engine import Group
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import targets
-from lightning_compress.selection.ladders import SCOPES, Descent, Ladder, Limits, Scope, check_limits, ladder, pools
+from lightning_compress.selection.ladders import (
+    SCOPES,
+    Descent,
+    Ladder,
+    Limits,
+    Scope,
+    bundled,
+    check_limits,
+    ladder,
+    pools,
+)
 from lightning_compress.trainer.imports import imported
 from lightning_compress.trainer.packages import MisconfigurationException
 
@@ -38,6 +48,7 @@ class Selector:
         layers: name patterns of the layers to prune.
         exclude: name patterns of the layers to leave alone.
         widths: by group name, the widths that may stay, where not all may.
+        uniform: whether groups of the same structure and size keep the same number of units.
 
     Raises:
         MisconfigurationException: names the argument that is wrong.
@@ -53,6 +64,7 @@ class Selector:
     layers: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     widths: Mapping[str, Sequence[int]] | None = None
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         selection.check_amount(self.amount)
@@ -201,4 +213,4 @@ class Selector:
                 most_of_it = 1.0 if limit is None else limit
                 limits = Limits(self.round_to, self.minimum, most_of_it, widths.get(group.name))
                 ladders.append(ladder(group, own, previous.get(group.name), limits, dense.get(group.name)))
-        return ladders
+        return bundled(ladders) if self.uniform else ladders

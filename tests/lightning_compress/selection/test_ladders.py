@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from lightning_compress.selection.ladders import SCOPES, Descent, Ladder, Limits, Pool, check_limits, ladder, pools
+from lightning_compress.selection.ladders import (
+    SCOPES,
+    Descent,
+    Ladder,
+    Limits,
+    Pool,
+    bundled,
+    check_limits,
+    kept_after,
+    ladder,
+    pools,
+)
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -156,3 +167,34 @@ def test_ladder_of_a_real_grouped_convolution() -> None:
         if g.name == "1"
     )
     assert [one.removed(stop) for stop in range(len(one.stops))] == [0, 2, 4, 6]
+
+
+class Layers(nn.Module):
+    """Two layers of one structure and size behind each other, and one of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return two numbers."""
+        return self.net(x)
+
+
+@pytest.mark.parametrize("scope", ["group", "global", "isomorphic"])
+@pytest.mark.parametrize("amount", [0.5, {"net.0": 0.25, "*": 0.5}])
+def test_a_bundle_keeps_equally_many_each_its_own(scope: str, amount: Any) -> None:
+    """The smallest amount counts; the units are chosen by the scores of each group."""
+    groups = [group for group in engine.dependency_groups(Layers(), torch.zeros(1, 3)) if group.reason is None]
+    scores = {"net.0": torch.arange(8.0), "net.2": torch.arange(8.0).flip(0) * 9, "net.4": torch.arange(6.0)}
+    ladders = bundled([ladder(group, scores[group.name]) for group in groups])
+    amounts = {group.name: amount if isinstance(amount, float) else amount.get(group.name, 0.5) for group in groups}
+    keep: dict[str, Tensor] = {}
+    for part, pool in pools(ladders, amounts, SCOPES[scope]):
+        keep |= kept_after(pool, pool.count(part))
+    assert keep["net.0"].sum() == keep["net.2"].sum() < 8
+    assert torch.equal(keep["net.0"], keep["net.2"].flip(0))
+    if scope == "group":
+        assert keep["net.0"].sum() == (4 if amount == 0.5 else 6) and keep["net.4"].sum() == 3

@@ -113,3 +113,23 @@ def test_unknown_patterns_are_errors(subject: targets.Subject) -> None:
     """Those of `max_amount` too."""
     with pytest.raises(MisconfigurationException, match="'conv9' matches no layer"):
         widths(subject, Selector(0.5, max_amount={"conv9": 0.5}))
+
+
+def test_uniform_ties_layers_of_one_structure() -> None:
+    """Globally the layers lose other numbers of units; uniformly the same, whatever the target is."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    x = torch.zeros(1, 8)
+    graph = engine.trace(net, x)
+    subject = targets.Subject(net, x, graph, engine.dependency_groups(net, x, graph=graph))
+    scores = {str(n): torch.arange(8.0) * 10**n for n in range(3)}
+    for target in ("channels", "macs", "params"):
+        reference = 0.0 if target == "channels" else targets.reference(subject, target)
+        widths = [
+            {name: int(stays.sum()) for name, stays in keep.items()}
+            for keep in (
+                Selector(0.5, "global", target, uniform=uniform).choose(subject, scores, {}, 1.0, reference, {})
+                for uniform in (False, True)
+            )
+        ]
+        assert len(set(widths[0].values())) > 1 and len(set(widths[1].values())) == 1
+        assert max(widths[1].values()) < 8
