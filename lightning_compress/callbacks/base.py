@@ -151,3 +151,9 @@ class CompressionCallback(Callback):
             if spread.shards:  # every rank has other batches
                 self._example = trainer.strategy.broadcast(to_device(self._example, "cpu"))
         return place_example(self._example, trainer, model)
+
+
+def timed_runs(trainer: Trainer) -> int:
+    """How many forward passes of the masked and the compacted network the callbacks of a Trainer want timed."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return max((c.timed_runs() for c in callbacks if isinstance(c, CompressionCallback)), default=0)

@@ -15,7 +15,7 @@ import engine
 from engine.compaction.history import is_compacted
 from engine.errors import EngineError, VerificationError
 from engine.files.checkpoint import KEY, content_of
-from lightning_compress.callbacks.base import CompressionCallback
+from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
 from lightning_compress.callbacks.masking import MaskWatch, active_masks, holders
 from lightning_compress.callbacks.occasions import check_epochs, check_source, occasions
@@ -324,7 +324,7 @@ class ModelCompaction(CompressionCallback):
     def _masked(self, trainer: Trainer, model: nn.Module) -> nn.Module | None:
         """A copy of the masked network, where times are asked for; one rank is enough."""
         self.latency, self.not_timed = None, ""
-        if not _timed_runs(trainer) or not trainer.is_global_zero:
+        if not timed_runs(trainer) or not trainer.is_global_zero:
             return None
         masked, self.not_timed = replica(model)
         return masked
@@ -333,13 +333,9 @@ class ModelCompaction(CompressionCallback):
         if masked is None:
             return
         with trainer.precision_plugin.forward_context():
-            self.latency = compare(masked, model, example, _timed_runs(trainer))
+            self.latency = compare(masked, model, example, timed_runs(trainer))
         if self.latency_runs and self.latency.is_slower:
-            rank_zero_warn(
-                f"The compacted network is slower than the masked one ({self.latency}): these widths do not suit this "
-                "device. Prune to multiples of 8 (`round_to=8`), or to widths that were measured "
-                "(`widths=engine.paying_widths(...)`)."
-            )
+            rank_zero_warn(self.latency.advice)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
@@ -374,11 +370,6 @@ def brief(plan: engine.Plan, before: int, after: int, other_notes: Sequence[str]
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _timed_runs(trainer: Trainer) -> int:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return max((c.timed_runs() for c in callbacks if isinstance(c, CompressionCallback)), default=0)
 
 
 def _check_no_buffers(model: nn.Module) -> None:

@@ -12,6 +12,7 @@ import engine
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import active_masks, holders
 from lightning_compress.report.latency import check_runs, latency
+from lightning_compress.report.loggers import log_distribution, log_layout
 from lightning_compress.selection.amounts import kept_units
 from lightning_compress.trainer.strategy import parallel
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from lightning_compress.selection.amounts import Masks
 
 LATENCY = "latency/forward_ms"
+
+
+DISTRIBUTION = "sparsity/groups"
+CHARTS = {
+    "sparsity of the groups": r"sparsity/(?!channels).*",
+    "MACs, now and after compaction": r"complexity/macs.*",
+    "parameters, now and after compaction": r"complexity/params.*",
+}
 
 
 def measure(
@@ -91,6 +100,10 @@ def sparsity(groups: Sequence[engine.Group], masks: Mapping[str, Mapping[str, Te
     return {"sparsity/channels": sum(gone.values()) / total if total else 0.0, **each}
 
 
+def _of_groups(metrics: Mapping[str, float]) -> list[float]:
+    return [value for name, value in metrics.items() if name.startswith("sparsity/") and name != "sparsity/channels"]
+
+
 class ComplexityMonitor(CompressionCallback):
     """Logs MACs, FLOPs, parameters and sparsity, and what they will be after compaction, to every logger.
 
@@ -146,6 +159,7 @@ class ComplexityMonitor(CompressionCallback):
         self.history.append(entry)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.log_metrics({k: v for k, v in entry.items() if k != "step"}, step=int(entry["step"]))
+            log_distribution(logger, DISTRIBUTION, _of_groups(metrics), int(entry["step"]))
 
     @override
     def why_not_sharded(self) -> str | None:
@@ -153,6 +167,8 @@ class ComplexityMonitor(CompressionCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            log_layout(logger, "compression", CHARTS)
         self.record(trainer, pl_module)
 
     @override

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from lightning_compress.callbacks.complexity import ComplexityMonitor
 from lightning_compress.callbacks.masking import active_masks
 from lightning_compress.checkpoints.saving import check_room
 from lightning_compress.report import loggers, page, terminal
-from lightning_compress.report.content import Report, kept_channels, markdown, sections
-from lightning_compress.report.latency import check_runs
+from lightning_compress.report.content import Report, gains, kept_channels, sections
+from lightning_compress.report.latency import check_runs, device_name
+from lightning_compress.report.stages import Point, stages
 from lightning_compress.report.survey import Survey, survey
+from lightning_compress.report.text import markdown
 from lightning_compress.trainer.packages import MisconfigurationException
 
 if TYPE_CHECKING:
@@ -36,6 +39,10 @@ OUTPUT = (
     *("CompressionReport", "ComplexityMonitor", "dirpath", "filename", "save", "save_weights_only", "model"),
     *("confidence", "latency_runs", "on_failure"),  # how a compaction is looked at, not what it does
 )
+
+
+# Sections that loggers get under tags of their own.
+APART = ("Plan", "Certificate")
 
 
 class CompressionReport(CompressionCallback):
@@ -90,6 +97,7 @@ class CompressionReport(CompressionCallback):
         self._before: Survey | None = None
         self._folder: Path | None = None
         self._metrics: dict[str, float] = {}
+        self._points: list[Point] = []
 
     @property
     @override
@@ -98,12 +106,14 @@ class CompressionReport(CompressionCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"before": None if self._before is None else self._before.state_dict()}
+        before = None if self._before is None else self._before.state_dict()
+        return {"before": before, "points": [point.state_dict() for point in self._points]}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # A fit that goes on may start from a model that has lost channels already.
         self._before = None if state_dict["before"] is None else Survey.from_state_dict(state_dict["before"])
+        self._points = [Point(**point) for point in state_dict.get("points", ())]
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -117,6 +127,7 @@ class CompressionReport(CompressionCallback):
                 "pip install 'lightning-compress[report]', or choose `figures=False`."
             )
         self._before, self.report, self.path = None, None, None
+        self._points = []
         self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
         check_room(trainer, self._folder / f"{self.filename}.html")
 
@@ -150,6 +161,15 @@ class CompressionReport(CompressionCallback):
         sets = [[name for name in dependency.channels if name in names] for names in dependency.dependency_sets]
         if self.figures and sets:
             self._show("dependency", dependency_figure(sets, dependency.channels), trainer)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        masks = active_masks(callbacks, pl_module, self.target(pl_module)[0])
+        masked = sum(int((mask == 0).sum()) for own in masks.values() for mask in own.values())
+        compacted = any(c.plan is not None for c in callbacks if isinstance(c, ModelCompaction))
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self._points.append(Point(trainer.global_step, masked, compacted, metrics))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -190,10 +210,11 @@ class CompressionReport(CompressionCallback):
         mine = {c: own for c, own in mine.items() if _inside(own, path) or _inside(path, own)}
         done = next((c for c in mine if c.plan is not None), None)
         monitor = next((c for c in callbacks if isinstance(c, ComplexityMonitor)), None)
+        after = survey(model, example, masks)
         return Report(
             model=type(model if path else pl_module).__name__,
             before=before,
-            after=survey(model, example, masks),
+            after=after,
             plan=None if done is None else done.plan,
             certificate=None if done is None else done.certificate,
             predicted=None if small is None else (int(small[0]), int(small[1])),
@@ -202,7 +223,15 @@ class CompressionReport(CompressionCallback):
             note=next((c.failure for c in mine if c.failure), ""),
             history=() if monitor is None else tuple(monitor.history),
             metrics=self._metrics,
-            settings=settings(trainer),
+            settings={name: own for name, own in settings(trainer, changed=True).items() if own},
+            stages=stages(
+                self._points, (before.macs, before.params), None if done is None else (after.macs, after.params)
+            ),
+            facts={
+                "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+                "device": device_name(model),
+                "run": str(self._folder),
+            },
             part=mine[done].removeprefix(path).lstrip(".") if done and _inside(mine[done], path) else "",
         )
 
@@ -212,12 +241,13 @@ class CompressionReport(CompressionCallback):
             self._show("channels", channels_figure(kept), trainer)
         report_sections = sections(report)
         texts = {
-            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title != "Plan"),
-            **{s.title.lower(): markdown(s) for s in report_sections if s.title in ("Plan", "Certificate")},
+            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title not in APART),
+            **{s.title.lower(): markdown(s) for s in report_sections if s.title in APART},
         }
         for logger in trainer.loggers:
             for tag, text in texts.items():
                 loggers.log_text(logger, f"compression/{tag}", text, trainer.global_step)
+            loggers.log_summary(logger, gains(report))
 
     def _show(self, tag: str, figure: Any, trainer: Trainer) -> None:
         for logger in trainer.loggers:
@@ -229,11 +259,12 @@ def _inside(path: str, other: str) -> bool:
     return f"{path}.".startswith(f"{other}." if other else "")
 
 
-def settings(trainer: Trainer) -> dict[str, dict[str, Any]]:
+def settings(trainer: Trainer, changed: bool = False) -> dict[str, dict[str, Any]]:
     """Arguments of the callbacks of this package that differ from None, by class name.
 
     Args:
         trainer: the Trainer.
+        changed: only those that are not the default ones.
 
     Returns:
         Plain values; functions by their names.
@@ -244,24 +275,27 @@ def settings(trainer: Trainer) -> dict[str, dict[str, Any]]:
             name, count = type(callback).__name__, 2
             while name in callback_arguments:
                 name, count = f"{type(callback).__name__}{count}", count + 1
-            callback_arguments[name] = arguments(callback)
+            callback_arguments[name] = arguments(callback, changed)
     return callback_arguments
 
 
-def arguments(callback: CompressionCallback) -> dict[str, Any]:
+def arguments(callback: CompressionCallback, changed: bool = False) -> dict[str, Any]:
     """The arguments that a callback was made with, as far as it or one of its parts keeps them under their names.
 
     Args:
         callback: a callback of this package.
+        changed: only those that are not the default ones.
 
     Example:
-        >>> arguments(ModelCompaction(confidence=2))["confidence"]
-        2
+        >>> arguments(ModelCompaction(confidence=2), changed=True)
+        {'confidence': 2}
     """
-    names = [name for name in inspect.signature(type(callback).__init__).parameters if name != "example_input"]
+    defaults = {name: p.default for name, p in inspect.signature(type(callback).__init__).parameters.items()}
+    names = [name for name in defaults if name != "example_input"]
     parts = [part for part in vars(callback).values() if type(part).__module__.startswith(PACKAGE)]
     kept = {name: value for part in [*parts, callback] for name, value in getattr(part, "__dict__", {}).items()}
-    return {name: _plain(kept[name]) for name in names if kept.get(name) not in (None, ())}
+    shown = [name for name in names if kept.get(name) not in (None, ())]
+    return {name: _plain(kept[name]) for name in shown if not changed or _plain(kept[name]) != _plain(defaults[name])}
 
 
 def _plain(value: Any) -> Any:

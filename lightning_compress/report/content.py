@@ -8,7 +8,11 @@ from typing import Any
 
 import engine
 from lightning_compress.report.latency import Comparison
+from lightning_compress.report.stages import Stage
 from lightning_compress.report.survey import Axis, Layer, Survey
+
+_METRICS = 6  # columns of the table of accuracy against cost
+_HELD_OUT = ("val", "valid", "test", "eval")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Report:
         settings: arguments by callback.
         latency: forward passes of the masked and the compacted network, where they were timed.
         not_timed: why they were not, where that was asked for.
+        stages: accuracy against cost, from the dense network on.
+        facts: when, where and on what the report was made, by name.
         part: path of the part of the model that plan and certificate speak of; ``""`` is all of it.
     """
 
@@ -43,6 +49,8 @@ class Report:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     latency: Comparison | None = None
     not_timed: str = ""
+    stages: Sequence[Stage] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
     part: str = ""
 
     @property
@@ -182,6 +190,7 @@ def sections(report: Report) -> list[Section]:
         ['Summary', 'Layers', 'Coupled layers', 'Not prunable, and why']
     """
     all_sections = [
+        _stages(report),
         Section(
             "Summary",
             " ".join(filter(None, (report.verdict[1], timed(report)))),
@@ -199,6 +208,26 @@ def sections(report: Report) -> list[Section]:
         _settings(report),
     ]
     return [section for section in all_sections if section.rows or section.text]
+
+
+def _stages(report: Report) -> Section:
+    names = list(dict.fromkeys(name for stage in report.stages for name in stage.metrics))
+    names = sorted(names, key=lambda name: "loss" in name or not name.startswith(_HELD_OUT))[:_METRICS]
+    rows = tuple(
+        (
+            stage.name,
+            *("–" if cost is None else human(cost) for cost in (stage.macs, stage.params)),
+            *(f"{stage.metrics[name]:.4g}" if name in stage.metrics else "–" for name in names),
+        )
+        for stage in report.stages
+    )
+    lead = (
+        "What was logged at the end of an epoch: the last one before anything was masked, the first and the last at "
+        "the final sparsity. The compacted network computes what the recovered one computes."
+    )
+    return Section(
+        "Accuracy against cost", lead, ("network", "MACs", "parameters", *names), rows if names else (), numbers=True
+    )
 
 
 def _predicted(report: Report) -> Section:
@@ -299,65 +328,36 @@ def _settings(report: Report) -> Section:
     rows = tuple(
         (callback, name, str(value)) for callback, own in report.settings.items() for name, value in own.items()
     )
-    return Section("Settings", "Arguments of the callbacks.", ("callback", "argument", "value"), rows)
+    return Section(
+        "Settings", "Arguments of the callbacks that are not the default ones.", ("callback", "argument", "value"), rows
+    )
 
 
-def markdown(section: Section) -> str:
-    """A section as Markdown, for loggers that show text.
-
-    Example:
-        >>> print(markdown(Section("Sizes", columns=("layer", "size"), rows=(("a|b", "3"),), numbers=True)))
-        | layer | size |
-        |---|---:|
-        | a\\|b | 3 |
-    """
-    parts = [section.lead] if section.lead else []
-    if section.rows:
-        ends = ["---", *["---:" if section.numbers else "---"] * (len(section.columns) - 1)]
-        rows = [section.columns, *section.rows]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        parts.append("\n".join([lines[0], f"|{'|'.join(ends)}|", *lines[1:]]))
-    if section.text:
-        parts.append("\n".join(f"    {line}" for line in section.text.splitlines()))
-    return "\n\n".join(parts)
-
-
-def plain(report: Report, shown: Sequence[Section] | None = None) -> str:
-    """The report as plain text.
+def gains(report: Report) -> dict[str, float]:
+    """What was gained, as numbers for the summary of a run.
 
     Args:
         report: the report.
-        shown: its sections; None: all.
 
-    Example:
-        >>> from torch import nn, ones
-        >>> from lightning_compress.report.survey import survey
-        >>> found = survey(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), ones(1, 4))
-        >>> print(plain(Report("Net", found, found)).splitlines()[0])
-        Compression of Net
+    Returns:
+        ``compression/macs_left`` and ``compression/params_left`` (fractions of the dense network),
+        ``compression/macs``, ``compression/params``, ``compression/verified`` (1 or 0) where a model was compacted,
+        ``compression/speedup`` (masked by compacted) where both were timed, and the metrics of the dense and of the
+        small network as ``compression/<metric>_dense`` and ``compression/<metric>``.
     """
-    texts = [plain_section(section) for section in (sections(report) if shown is None else shown)]
-    return "\n\n".join([f"Compression of {report.model}", *texts])
-
-
-def plain_section(section: Section) -> str:
-    """A section as plain text, its table in columns.
-
-    Example:
-        >>> print(plain_section(Section("Sizes", columns=("layer", "size"), rows=(("conv", "3"),), numbers=True)))
-        Sizes
-        =====
-        layer  size
-        conv      3
-    """
-    rows = [section.columns, *section.rows] if section.rows else []
-    widths = [max(len(row[n]) for row in rows) for n in range(len(section.columns))] if rows else []
-    lines = ["  ".join(_cell(cell, n, widths, section) for n, cell in enumerate(row)).rstrip() for row in rows]
-    parts = (section.title, "=" * len(section.title), section.lead, *lines, section.text)
-    return "\n".join(part for part in parts if part)
-
-
-def _cell(cell: str, column: int, widths: Sequence[int], section: Section) -> str:
-    if column + 1 == len(widths) and not section.numbers:
-        return cell  # the last column may be long: nothing comes behind it
-    return cell.rjust(widths[column]) if column and section.numbers else cell.ljust(widths[column])
+    before, after = report.before, report.after
+    numbers: dict[str, float] = {
+        "compression/macs": after.macs,
+        "compression/params": after.params,
+        "compression/macs_left": after.macs / max(before.macs, 1),
+        "compression/params_left": after.params / max(before.params, 1),
+    }
+    if report.plan is not None:
+        numbers["compression/verified"] = float(report.certificate is not None and report.certificate.verified)
+    if report.latency is not None:
+        numbers["compression/speedup"] = report.latency.masked.median / report.latency.compacted.median
+    if report.stages:
+        numbers |= {f"compression/{name}": value for name, value in report.stages[-1].metrics.items()}
+        if report.stages[0].name == "dense":
+            numbers |= {f"compression/{name}_dense": value for name, value in report.stages[0].metrics.items()}
+    return numbers

@@ -83,6 +83,14 @@ class Comparison:
         beyond = self.compacted.low > self.masked.high and self.compacted.median > SLOWER * self.masked.median
         return beyond and self.runs >= _ENOUGH
 
+    @property
+    def advice(self) -> str:
+        """What to do about a compacted network that is slower."""
+        return (
+            f"The compacted network is slower than the masked one ({self}): these widths do not suit this device. "
+            "Prune to multiples of 8 (`round_to=8`), or to measured widths (`widths=engine.paying_widths(...)`)."
+        )
+
     def __str__(self) -> str:
         return (
             f"masked {self.masked}, compacted {self.compacted}: median (and quartiles) of {self.runs} forward passes "

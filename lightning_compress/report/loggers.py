@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import Logger
@@ -74,6 +76,68 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], metrics: Mapping[s
     for part in summary.hparams(shown, dict(metrics)):
         writer.file_writer.add_summary(part)
     getattr(logger, "hparams", {}).update(settings)
+
+
+def log_summary(logger: Logger, numbers: Mapping[str, float]) -> bool:
+    """Put numbers into the summary of a run, by which loggers list and sort runs.
+
+    Args:
+        logger: W&B's, or any whose ``experiment.summary`` has ``update``; or MLflow's, which shows the last value of a
+            metric.
+        numbers: by name.
+
+    Returns:
+        Whether the logger has a summary.
+
+    Example:
+        >>> from pytorch_lightning.loggers import CSVLogger
+        >>> log_summary(CSVLogger("unused"), {"compression/macs_left": 0.5})
+        False
+    """
+    update = getattr(getattr(getattr(logger, "experiment", None), "summary", None), "update", None)
+    if callable(update):
+        update(dict(numbers))
+        return True
+    if "MLFlowLogger" in [cls.__name__ for cls in type(logger).__mro__]:
+        logger.log_metrics(dict(numbers))
+        return True
+    return False
+
+
+def log_distribution(logger: Logger, tag: str, values: Sequence[float], step: int) -> bool:
+    """Show how values are distributed, and scalars below the tag's first part in one chart.
+
+    Args:
+        logger: TensorBoard's, or any whose ``experiment`` has ``add_histogram``.
+        tag: its name there.
+        values: the values.
+        step: the optimizer step that they belong to.
+
+    Returns:
+        Whether the logger can show distributions.
+    """
+    add = _writer(logger, "add_histogram")
+    if add is None or not values:
+        return False
+    add(tag, torch.tensor(list(values)), global_step=step)
+    return True
+
+
+def log_layout(logger: Logger, category: str, charts: Mapping[str, str]) -> bool:
+    """Show several scalars in one chart.
+
+    Args:
+        logger: TensorBoard's, or any whose ``experiment`` has ``add_custom_scalars``.
+        category: heading of the charts.
+        charts: title -> regular expression of tags.
+
+    Returns:
+        Whether the logger can do that.
+    """
+    add = _writer(logger, "add_custom_scalars")
+    if add is not None:
+        add({category: {title: ["Multiline", [tags]] for title, tags in charts.items()}})
+    return add is not None
 
 
 def _writer(logger: Logger, method: str) -> Any:

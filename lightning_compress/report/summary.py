@@ -12,8 +12,9 @@ from torch import nn
 import engine
 from engine.cost.predict import Predictor
 from engine.progress import notice
-from lightning_compress.report.content import Section, change, human, plain_section
+from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render
+from lightning_compress.report.text import plain_section
 from lightning_compress.selection.ladders import ladder
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException
 from lightning_compress.trainer.target import find_model, from_shape, to_device

@@ -35,12 +35,13 @@ def bar(share: float, label: str) -> str:
     )
 
 
-def lines(series: Mapping[str, Points], height: int = 150) -> str:
+def lines(series: Mapping[str, Points], height: int = 150, events: Sequence[float] = ()) -> str:
     """Lines over optimizer steps, from zero upwards.
 
     Args:
         series: name -> points (step, value); the first is drawn in full, the others broken.
         height: in pixels.
+        events: steps that are marked by a vertical line.
 
     Returns:
         An SVG element; the texts of the axes are the caller's.
@@ -56,6 +57,8 @@ def lines(series: Mapping[str, Points], height: int = 150) -> str:
     for number, points in enumerate(series.values()):
         places = " ".join(f"{_part(x, first, last):.2f},{100 - 96 * y / top:.2f}" for x, y in points)
         drawn.append(f'<polyline class="line line{number}" points="{places}"/>')
+    for x in (f"{_part(step, first, last):.2f}" for step in events):
+        drawn.append(f'<path class="event" d="M{x} 0V100"/>')
     label = escape(", ".join(series))
     return (
         f'<svg class="lines" role="img" aria-label="{label}" width="100%" height="{height}" '

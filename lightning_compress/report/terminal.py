@@ -8,7 +8,8 @@ import sys
 from typing import Any
 
 from lightning_compress.report.brief import ROWS, brief, rest
-from lightning_compress.report.content import Report, Section, plain, timed
+from lightning_compress.report.content import Report, Section, timed
+from lightning_compress.report.text import plain
 from lightning_compress.trainer.packages import MisconfigurationException
 
 KINDS = ("rich", "plain", "none")

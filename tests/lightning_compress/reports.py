@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import engine
 from lightning_compress.report.content import Report
 from lightning_compress.report.latency import compare
+from lightning_compress.report.stages import Point, stages
 from lightning_compress.report.survey import survey
 
 
@@ -46,6 +47,7 @@ def compacted() -> Report:
         {"step": step, "complexity/macs": macs, "complexity/macs_compacted": 200, "sparsity/channels": step / 100}
         for step, macs in ((0, 400), (10, 400), (11, 200))
     ]
+    logged = [Point(5, 0, False, {"val_acc": 0.96875}), Point(10, 8, False, {"val_acc": 0.9375})]
     return Report(
         "Sized",
         before,
@@ -54,6 +56,7 @@ def compacted() -> Report:
         speedup.certificate,
         history=history,
         metrics={"val_acc": 0.9375},
+        stages=stages(logged, (384, 190), (200, 98)),
         settings={"ChannelPruning": {"criterion": "l1", "amount": 0.5}},
         latency=compare(masked_net, net, x, runs=3),
     )

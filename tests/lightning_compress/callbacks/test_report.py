@@ -204,3 +204,48 @@ def test_an_embedding_that_feeds_a_residual(tmp_path: Path) -> None:
         and {layer.name: layer.channels for layer in report.report.before.layers}["table"] == 8
     )
     assert "compression/dependency" in EventAccumulator(logger.log_dir).Reload().Tags()["images"]
+
+
+class Scored(Wrapped):
+    """Logs an accuracy that rises by epoch."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log."""
+        self.log("val_acc", torch.tensor(0.5 + self.current_epoch / 10))
+
+
+class Runs(TensorBoardLogger):
+    """A logger whose experiment has a summary, as W&B's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.writer = super().experiment
+        self.writer.summary = {}
+
+    @property
+    def experiment(self) -> Any:
+        """The writer."""
+        return self.writer
+
+
+def test_accuracy_against_cost(tmp_path: Path) -> None:
+    """The dense network, the masked one right after pruning and at the end, and the compacted one, with their costs."""
+    report, logger = quiet(), Runs(tmp_path)
+    pruning, limits = ChannelPruning(amount=0.5, start=2, end=2), {"limit_val_batches": 1}
+    run = trainer(tmp_path, report, pruning, ModelCompaction(confidence=1), max_epochs=5, logger=logger, **limits)
+    run.fit(seeded(Scored))
+    content = report.report
+    assert content is not None
+    table = [(stage.name, stage.macs, round(stage.metrics["val_acc"], 3)) for stage in content.stages]
+    dense, small = content.before.macs, content.after.macs
+    wide = [("dense", dense, 0.6), ("masked", dense, 0.7), ("recovered", dense, 0.9)]
+    assert table == [*wide, ("compacted", small, 0.9)]
+    assert sections(content)[0].title == "Accuracy against cost"
+    gained = logger.writer.summary
+    assert gained["compression/macs_left"] == small / dense and gained["compression/verified"] == 1.0
+    assert gained["compression/val_acc_dense"] == pytest.approx(0.6) and gained["compression/speedup"] > 0
+    assert set(content.facts) == {"date", "device", "run"} and content.facts["device"].startswith("CPU")
+    assert content.settings["ChannelPruning"] == {"start": 2, "end": 2}  # half is the default
+    resumed = quiet()
+    resumed.load_state_dict(report.state_dict())
+    assert resumed._points == report._points

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import engine
-from lightning_compress.report.content import Report, Section, costs, kept_channels, markdown, plain, sections
+from lightning_compress.report.content import Report, Section, costs, kept_channels, sections
 from lightning_compress.report.latency import Comparison, Spread
 from lightning_compress.report.page import html
 from tests.lightning_compress.reports import compacted, masked
@@ -88,19 +88,3 @@ def test_a_masked_model_shows_what_would_be_left() -> None:
     assert kept_channels(masked()) == {"first": (2, 8), "inner": (8, 8), "back": (2, 8), "last": (4, 4), "fc": (2, 2)}
     assert "Certificate" not in found and "Plan" not in found
     assert kept_channels(compacted())["first"] == (4, 8)
-
-
-def test_plain_text_holds_all_or_the_sections_that_are_shown() -> None:
-    """In columns."""
-    text = plain(compacted())
-    assert all(section.title in text for section in sections(compacted()))
-    assert "Plan" not in plain(compacted(), sections(compacted())[:3])
-    lines = text.splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith("layer "))
-    assert len({len(line) for line in lines[start : start + 6]}) == 1  # aligned right
-
-
-def test_markdown_escapes_the_bars_of_a_table() -> None:
-    """A cell stays a cell; text is shown as it stands."""
-    text = markdown(Section("T", "Lead.", ("a", "b"), (("x|y", "z"),), "one\n  two"))
-    assert text == "Lead.\n\n| a | b |\n|---|---|\n| x\\|y | z |\n\n    one\n      two"

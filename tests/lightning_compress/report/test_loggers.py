@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.plots import channels_figure
-from lightning_compress.report.loggers import log_figure, log_settings, log_text
+from lightning_compress.report.loggers import (
+    log_distribution,
+    log_figure,
+    log_layout,
+    log_settings,
+    log_summary,
+    log_text,
+)
 
 SETTINGS = {"ChannelPruning/amount": 0.5, "layers": ["a", "b"]}
 
@@ -72,3 +80,45 @@ def test_a_logger_with_log_image_shows_pictures(tmp_path: Path) -> None:
     logger = Images(tmp_path)
     assert log_figure(logger, "channels", None, 4)
     assert logger.shown == [("channels", 4)]
+
+
+class Summary(CSVLogger):
+    """As W&B's logger: its experiment has a summary, by which runs are listed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.run = SimpleNamespace(summary={"other": 1})
+
+    @property
+    def experiment(self) -> Any:
+        """The run."""
+        return self.run
+
+
+class MLFlowLogger(CSVLogger):
+    """As MLflow's: what was logged last of a metric is what its table of runs shows."""
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        """Keep them."""
+        self.last = dict(metrics)
+
+
+def test_a_summary_says_what_was_gained(tmp_path: Path) -> None:
+    """W&B's is updated, MLflow gets metrics, others are passed over."""
+    numbers = {"compression/macs_left": 0.5}
+    wandb, mlflow = Summary(tmp_path), MLFlowLogger(tmp_path)
+    assert log_summary(wandb, numbers) and wandb.run.summary == {"other": 1, **numbers}
+    assert log_summary(mlflow, numbers) and mlflow.last == numbers
+    assert not log_summary(TensorBoardLogger(tmp_path), numbers)
+
+
+def test_tensorboard_has_distributions_and_several_lines_in_a_chart(tmp_path: Path) -> None:
+    """The sparsities of the groups, as a histogram, and by a regular expression in one chart."""
+    logger = TensorBoardLogger(tmp_path)
+    assert log_distribution(logger, "sparsity/groups", [0.1, 0.5], 3)
+    assert not log_distribution(CSVLogger(tmp_path), "sparsity/groups", [0.1], 3)
+    assert log_layout(logger, "compression", {"sparsity": "sparsity/.*"})
+    assert not log_layout(CSVLogger(tmp_path), "compression", {})
+    written = events(logger)
+    assert "sparsity/groups" in written.Tags()["histograms"]
+    assert any("custom_scalars" in tag for tag in written.Tags()["tensors"])

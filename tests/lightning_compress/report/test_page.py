@@ -69,7 +69,7 @@ def test_every_cell_of_every_section_is_on_the_page() -> None:
     """Names may break in a line, but are all there."""
     text = checked(compacted()).text
     for section in sections(compacted()):
-        if section.title not in ("Summary", "Layers", "Coupled layers"):  # shown as cards, and in pictures
+        if section.title not in ("Summary", "Coupled layers"):  # shown as cards, and in pictures
             assert all(cell in text for row in section.rows for cell in row), section.title
     for layer in compacted().before.layers:
         assert layer.name in text and layer.kind in text
@@ -105,3 +105,30 @@ def test_it_is_written_into_a_new_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "report.html"
     page.write(compacted(), path)
     assert path.read_text(encoding="utf-8") == page.html(compacted())
+
+
+def test_accuracy_against_cost_comes_first_and_the_picture_is_open() -> None:
+    """Before the cards and the tables; a picture of a hundred layers is not closed."""
+    text = page.html(compacted())
+    parts = ("Accuracy against cost", 'class="card"', "Channels and coupled", "Over the training")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    layers = tuple(dataclasses.replace(compacted().before.layers[0], name=f"conv{n}") for n in range(100))
+    deep = dataclasses.replace(compacted(), before=dataclasses.replace(compacted().before, layers=layers, axes=()))
+    picture = page.html(deep).partition("Channels and coupled")[0]
+    assert not picture.endswith("<summary><h2>")
+
+
+def test_the_compaction_is_an_event_in_the_charts() -> None:
+    """A vertical line where the model became smaller, in each of them, with its key; the axes have numbers."""
+    text = page.html(compacted())
+    assert page.compactions(compacted()) == [11] and text.count('class="event"') == 2
+    assert "compaction</span>" in text and "<span>400</span><span>200</span><span>0</span>" in text
+    assert "<span>step 0</span><span>6</span><span>11</span>" in text
+
+
+def test_date_device_and_folder_are_at_the_top() -> None:
+    """Whoever finds the file knows what it is of."""
+    report = dataclasses.replace(compacted(), facts={"date": "2026-01-02", "run": "runs/<1>"})
+    head = page.html(report).partition("</header>")[0]
+    assert "date: 2026-01-02" in head and "runs/<wbr>&lt;1&gt;" in head

@@ -1,0 +1,97 @@
+"""Accuracy against cost: what was logged of the dense, the masked, the recovered and the compacted network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Point", "Stage", "stages"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was logged at the end of an epoch.
+
+    Attributes:
+        step: optimizer step.
+        masked: number of entries of parameters that are masked.
+        compacted: whether a compaction has taken place.
+        metrics: what was logged last, by name.
+    """
+
+    step: int
+    masked: int
+    compacted: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The point as primitives.
+
+        Example:
+            >>> Point(**Point(3, 0, False, {"val_acc": 0.5}).state_dict()).metrics
+            {'val_acc': 0.5}
+        """
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A network on the way from dense to small.
+
+    Attributes:
+        name: dense, masked, recovered, compacted or fine-tuned.
+        macs: multiply-accumulates per sample; None: not counted at that time.
+        params: number of parameters; None: not counted.
+        metrics: by name; empty where nothing was logged at that time.
+        step: optimizer step at which they were logged; None: they were not.
+    """
+
+    name: str
+    macs: int | None
+    params: int | None
+    metrics: Mapping[str, float]
+    step: int | None
+
+
+def stages(points: Sequence[Point], dense: tuple[int, int], small: tuple[int, int] | None) -> tuple[Stage, ...]:
+    """Stages of a fit: the dense network before anything was masked, the masked one right after the last pruning and
+    at the end of its recovery, the compacted one, and that one after further training.
+
+    Args:
+        points: what was logged over the fit, in order.
+        dense: multiply-accumulates and parameters of the dense network, which a masked one has too.
+        small: those of the compacted network; None: nothing was compacted.
+
+    Returns:
+        The stages that took place. The compacted network computes what the masked one computed, which is verified, so
+        that it has the metrics of the recovered one.
+
+    Example:
+        >>> data = ((1, 0, 0.9), (2, 8, 0.7), (3, 8, 0.8))
+        >>> logged = [Point(step, masked, False, {"acc": acc}) for step, masked, acc in data]
+        >>> [(s.name, s.macs, s.metrics["acc"]) for s in stages(logged, (100, 10), (40, 4))]
+        [('dense', 100, 0.9), ('masked', 100, 0.7), ('recovered', 100, 0.8), ('compacted', 40, 0.8)]
+    """
+    before = [point for point in points if not point.compacted]
+    most = max((point.masked for point in before), default=0)
+    final = [point for point in before if point.masked == most > 0]
+    untouched = [point for point in before if not point.masked]
+    chosen: list[Stage] = []
+    if untouched:
+        chosen.append(_stage("dense", dense, untouched[-1]))
+    if final:
+        chosen.append(_stage("masked", dense, final[0]))
+    if len(final) > 1:
+        chosen.append(_stage("recovered", dense, final[-1]))
+    if small is not None:
+        chosen.append(_stage("compacted", small, final[-1] if final else None))
+        tuned = [point for point in points if point.compacted]
+        if tuned:
+            chosen.append(_stage("fine-tuned", small, tuned[-1]))
+    return tuple(chosen)
+
+
+def _stage(name: str, costs: tuple[int, int], point: Point | None) -> Stage:
+    macs, params = costs
+    return Stage(name, macs, params, {} if point is None else point.metrics, None if point is None else point.step)
