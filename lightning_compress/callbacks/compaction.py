@@ -13,7 +13,7 @@ from typing_extensions import override
 
 import engine
 from engine.compaction.history import is_compacted
-from engine.errors import EngineError, VerificationError
+from engine.errors import CheckpointError, EngineError, VerificationError
 from engine.files.checkpoint import KEY, content_of
 from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
@@ -80,7 +80,7 @@ class ModelCompaction(CompressionCallback):
         checkpoint_path: the checkpoint, once written.
         plan: what was removed, once compacted; of several compactions, what they removed together.
         certificate: the verdict of the (last) verification, once compacted.
-        failure: why the model was not compacted, where that was tried and failed.
+        failure: why the model was not compacted, or its checkpoint not written, where that was tried and failed.
         latency: the times of both, in milliseconds, where they were measured.
         not_timed: why they were not, where that was asked for.
 
@@ -341,8 +341,14 @@ class ModelCompaction(CompressionCallback):
         assert self._folder is not None
         # States that are spread over the ranks cannot be had by one that may be alone.
         weights_only = self.save_weights_only or (alone and not parallel(trainer).alone)
-        checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
-        self.checkpoint_path = save(trainer, checkpoint, self._folder / f"{self.filename}.ckpt", alone)
+        try:
+            checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states
+            self.checkpoint_path = save(trainer, checkpoint, self._folder / f"{self.filename}.ckpt", alone)
+        except CheckpointError as error:
+            self.failure = str(error)
+            if self.on_failure == "raise":
+                raise
+            rank_zero_warn(self.failure)
 
 
 def brief(plan: engine.Plan, before: int, after: int, other_notes: Sequence[str] = ()) -> str:

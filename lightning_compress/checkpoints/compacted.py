@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def dump(trainer: Trainer, weights_only: bool = True) -> dict[str, Any]:
     """Lightning's own checkpoint with the plans inside.
 
-    Hyper-parameters that ``torch.load(weights_only=True)`` does not read are left out, with a warning that names them.
+    What ``torch.load(weights_only=True)`` does not read is left out, with a warning that names it.
 
     Args:
         trainer: after a fit.
@@ -41,7 +41,7 @@ def dump(trainer: Trainer, weights_only: bool = True) -> dict[str, Any]:
     # Callbacks that average weights put theirs in; what was verified is the module's.
     spread = parallel(trainer)
     checkpoint["state_dict"] = spread.state_dict()
-    return {**readable_hparams(spread.whole_states(checkpoint)), KEY: content_of(trainer.lightning_module)}
+    return {**readable(spread.whole_states(checkpoint)), KEY: content_of(trainer.lightning_module)}
 
 
 def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +60,45 @@ def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
         "checkpoint. Pass them to `load_compacted` by name, or use `self.save_hyperparameters(ignore=...)`."
     )
     return {**checkpoint, "hyper_parameters": kept}
+
+
+def readable(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint without what cannot be read with ``weights_only=True``: hyper-parameters, and what hooks put in.
+
+    Of a mapping only the entries that cannot be read are left out.
+
+    Example:
+        >>> readable({"state_dict": {}, "scaling": {"mean": 0.5}})
+        {'state_dict': {}, 'scaling': {'mean': 0.5}}
+    """
+    plain, lost = dict(readable_hparams(checkpoint)), dict[str, str]()
+    for name in [name for name in plain if name not in _OWN]:
+        plain[name] = _readable(plain[name], name, lost)
+        if name in lost:
+            del plain[name]
+    if lost:
+        rank_zero_warn(
+            f"The entries {', '.join(f'{name} ({kind})' for name, kind in lost.items())} of the checkpoint are no "
+            "plain values and are left out of the compacted one: a hook such as `on_save_checkpoint` puts them there. "
+            "Set them on the module after `load_compacted`, or declare their types with "
+            "`torch.serialization.add_safe_globals`."
+        )
+    return plain
+
+
+_OWN = frozenset({"hyper_parameters", "optimizer_states", "state_dict", KEY})
+"""Entries that are looked after elsewhere, or that torch itself makes."""
+
+
+def _readable(value: Any, name: str, lost: dict[str, str]) -> Any:
+    """Return the part of an entry that can be read, and note by name and type what cannot."""
+    if _is_readable(value):
+        return value
+    if type(value) is not dict:
+        lost[name] = type(value).__name__
+        return None
+    parts = {key: _readable(item, f"{name}.{key}", lost) for key, item in value.items()}
+    return {key: item for key, item in parts.items() if f"{name}.{key}" not in lost}
 
 
 def _is_readable(value: Any) -> bool:

@@ -17,7 +17,7 @@ from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError, InputError
 from engine.files.archive import read_archive
 from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, stored_content
-from lightning_compress.checkpoints.compacted import instantiate, readable_hparams, write
+from lightning_compress.checkpoints.compacted import instantiate, readable, write
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def compact_checkpoint(
             "channels, as `ChannelPruning` does, or give `masks`."
         )
     kept = {name: value for name, value in checkpoint.items() if name not in _OF_TRAINING}
-    write({**readable_hparams(kept), "state_dict": module.state_dict(), KEY: content_of(module)}, Path(path_out))
+    write({**readable(kept), "state_dict": module.state_dict(), KEY: content_of(module)}, Path(path_out))
     return module
 
 

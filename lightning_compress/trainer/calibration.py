@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from engine.program.trees import tensors_in
 from lightning_compress.trainer.packages import MisconfigurationException, isolate_rng
+from lightning_compress.trainer.passed import passed
 from lightning_compress.trainer.target import batch_candidates, describe
 
 if TYPE_CHECKING:
@@ -60,11 +61,22 @@ def train_batches(
             batch = trainer.precision_plugin.convert_input(batch)
             batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            batches.append(as_taken(batch, model, example))
+            batches.append(_taken(batch, pl_module, model, example))
             count += len(next(tensors_in(batches[-1])))
             if count >= samples:
                 break
     return batches
+
+
+def _taken(batch: Any, pl_module: LightningModule, model: nn.Module, example: Any) -> Any:
+    """Return the part of a batch that is like the example, or what `training_step` passes to the model of it."""
+    try:
+        return as_taken(batch, model, example)
+    except MisconfigurationException:
+        arguments = passed(pl_module, model, (batch, 0))
+        if arguments is None:
+            raise
+        return arguments
 
 
 def as_taken(batch: Any, model: nn.Module, example: Any) -> Any:

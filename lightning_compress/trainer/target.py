@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torchmetrics import Metric, MetricCollection
 import engine
 from engine.errors import EngineError
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException, isolate_rng
+from lightning_compress.trainer.passed import first_passed
 from lightning_compress.trainer.steps import same_order
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def find_example(
         model: the model to be traced, ``pl_module`` or a part of it.
         example_input: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping
             keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first
-            training batch.
+            training batch, or what `training_step` passes to the model of it.
         loader: dataloader whose first batch is used in place of the first training batch.
         placed: whether it is to be on the model's device, in the trainer's precision; else it is as it was found.
 
@@ -110,7 +112,9 @@ def find_example(
         source = "the first training batch" if loader is None else "the first validation batch"
         batch = first_batch(trainer) if loader is None else batch_of(loader)
         candidates = [c for part in (_head(batch), batch) for c in batch_candidates(part, model)]
-    example = _accepted(model, candidates, source, lambda candidate: place_example(candidate, trainer, model))
+    first = source == "the first training batch"
+    further = (lambda: first_passed(trainer, pl_module, model)) if first else list
+    example = _accepted(model, candidates, source, lambda c: place_example(c, trainer, model), further)
     return place_example(example, trainer, model) if placed else example
 
 
@@ -142,9 +146,16 @@ def to_device(data: Any, device: torch.device | str) -> Any:
     return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to(device))
 
 
-def _accepted(model: nn.Module, candidates: Sequence[Any], source: str, placed: Callable[[Any], Any]) -> Any:
+def _accepted(
+    model: nn.Module,
+    candidates: Sequence[Any],
+    source: str,
+    placed: Callable[[Any], Any],
+    further: Callable[[], list[Any]],
+) -> Any:
+    """Return the first candidate that the model accepts; ``further`` ones are made where it accepts none."""
     reason: EngineError | None = None
-    for candidate in candidates:
+    for candidate in itertools.chain(candidates, _from(further)):
         try:
             engine.trace(model, placed(candidate))
         except EngineError as error:
@@ -156,6 +167,11 @@ def _accepted(model: nn.Module, candidates: Sequence[Any], source: str, placed: 
         f"`{type(model).__name__}` rejects the example input from {source} ({tried}): {reason} "
         "Pass what its `forward` takes, as in `example_input=torch.ones(1, 3, 32, 32)` (a tuple for several arguments)."
     ) from reason
+
+
+def _from(make: Callable[[], list[Any]]) -> Iterator[Any]:
+    for example in make():
+        yield from (_head(example), example)
 
 
 def first_batch(trainer: Trainer) -> Any:

@@ -362,3 +362,53 @@ def test_size(tmp_path: Path, width: int) -> None:
     torch.save({**plain, "state_dict": dict(plain["state_dict"])}, tmp_path / "plain.ckpt")
     small, large = ((tmp_path / name).stat().st_size for name in ("plain.ckpt", "compacted.ckpt"))
     assert large <= 1.01 * small + 256 * 1024
+
+
+class Scaler:
+    """What a package keeps beside the weights: an object that no allowlist knows."""
+
+
+class Encoded(Wrapped):
+    """Puts objects into its checkpoint, some of them under keys that its own loading asks for."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put them there."""
+        checkpoint["dataset_parameters"] = {"scaler": Scaler(), "length": 24, "nested": {"more": Scaler(), "name": "a"}}
+        checkpoint["special"] = {"loss": Scaler()}
+        checkpoint["version"] = Scaler()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Ask for a key of which nothing is left."""
+        self.dataset_parameters = checkpoint["dataset_parameters"]
+        self.specials = dict(checkpoint["special"])
+
+
+def test_objects_that_a_hook_puts_there(tmp_path: Path) -> None:
+    """They are left out one by one, with a warning that names key and type; what is plain stays where it was."""
+    module, compaction = seeded(Encoded), ModelCompaction()
+    with pytest.warns(UserWarning, match=r"dataset_parameters\.scaler \(Scaler\).*nested\.more.*version \(Scaler\)"):
+        fit(module, tmp_path, ChannelPruning(amount=0.5), compaction)
+    assert compaction.failure is None and compaction.checkpoint_path is not None
+    loaded = load_compacted(compaction.checkpoint_path, Encoded)
+    assert loaded.dataset_parameters == {"length": 24, "nested": {"name": "a"}} and loaded.specials == {}
+    assert difference(loaded, module) == 0.0
+
+
+@pytest.mark.parametrize("on_failure", ["warn", "raise"])
+def test_a_checkpoint_that_is_not_written_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_failure: str
+) -> None:
+    """The callback says so as it says that a model is not compacted; one of path and failure is set."""
+
+    def refuse(checkpoint: Any, path: Path) -> None:
+        raise CheckpointError("No room.")
+
+    monkeypatch.setattr(files, "write_new", refuse)
+    compaction = ModelCompaction(on_failure=on_failure)
+    if on_failure == "raise":
+        with pytest.raises(CheckpointError, match=r"could not be written\. No room"):
+            fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), compaction)
+    else:
+        with pytest.warns(UserWarning, match=r"could not be written\. No room"):
+            fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), compaction)
+    assert compaction.checkpoint_path is None and "No room" in str(compaction.failure)
