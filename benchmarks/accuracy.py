@@ -175,9 +175,9 @@ def _accumulate(model: nn.Module, importance: Any, x: Tensor, y: Tensor) -> None
         F.cross_entropy(model(x), y).backward()
         return
     importance.zero_grad()
-    for loss in F.cross_entropy(model(x), y, reduction="none"):  # of each sample, as its gradients are squared
+    for image, label in zip(x.split(1), y.split(1), strict=True):  # the gradient of each sample is squared
         model.zero_grad()
-        loss.backward(retain_graph=True)
+        F.cross_entropy(model(image), label).backward()
         importance.accumulate_grad(model)
 
 
