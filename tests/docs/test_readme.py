@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import engine
 from lightning_compress import load_compacted
 from tests.lightning_compress.models import Root, data, seeded
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-CALLBACKS, ENGINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PRUNE, CALLBACKS, ENGINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 class Net(nn.Module):
@@ -28,6 +29,21 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, 3, H, W) -> (N, 4, H - 4, W - 4)."""
         return self.conv2(self.bn1(self.conv1(x)).relu())
+
+
+def test_one_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first block runs as it stands, in any folder, and says that half of the cost is gone."""
+    names: dict[str, Any] = {}
+    exec(PRUNE, names)
+    before, after = (
+        engine.count_flops_params(names[name], names["images"], verbose=False)[0] for name in ("model", "small")
+    )
+    assert 0.45 * before < after <= 0.5 * before and "verified" in capsys.readouterr().out
+
+
+def test_it_is_short() -> None:
+    """The first page is read in one go."""
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
