@@ -70,7 +70,7 @@ class EvenDraws(TorchDispatchMode):
         (tensor([1., 1., 1.]), True)
     """
 
-    def __init__(self, kernel: Callable[..., Tensor | None] = _torchs) -> None:
+    def __init__(self, kernel: Callable[..., Any] = _torchs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls, self._kernel = 0, kernel
         self.dropped = False

@@ -32,6 +32,7 @@ from engine.tracer import call_model
 from engine.verification.certify import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
+from engine.verification.rounding import unrounded
 from engine.verification.tensors import Recipe, masked_recipes, plain, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs
 
@@ -115,7 +116,7 @@ def training_step(
     with evaluation(model), seeded(), torch.inference_mode(False), torch.enable_grad():
         used = _exchange(model, tensors)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
-        with EvenDraws(in_float64) as draws, Leftovers() as leftovers:
+        with EvenDraws(_wide) as draws, Leftovers() as leftovers:
             model.train()
             before = attributes(model)
             out = results_of(call(model, args, kwargs), model, before, weights)
@@ -133,6 +134,15 @@ def training_step(
             dropped=draws.dropped,
             leftovers=leftovers.tensors(expected),
         )
+
+
+def _wide(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run what the engine computes in float64 itself, and what would round float64 off; None for other ops."""
+    exact_args, exact_kwargs = unrounded(func, args, kwargs)
+    output = in_float64(func, exact_args, exact_kwargs)
+    if output is None and (exact_args is not args or exact_kwargs is not kwargs):
+        return func(*exact_args, **exact_kwargs)
+    return output
 
 
 def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Tensor | None]:

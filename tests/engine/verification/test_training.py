@@ -209,3 +209,27 @@ def test_a_sparse_buffer(read: bool) -> None:
     assert speedup.speedup_model().body.out_channels == 4  # type: ignore[union-attr]
     assert speedup.certificate.verified and model.heads.layout is torch.sparse_coo
     assert torch.equal(model.heads.to_dense(), before)
+
+
+class RoundsOff(nn.Module):
+    """A norm that computes in float32, as those of language models do (transformers' LlamaRMSNorm)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return channels with a root mean square of one."""
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+def test_a_step_in_float64_is_not_rounded_off() -> None:
+    """Where the code converts to float32, rounding is no difference between masked and compacted."""
+    kept = (torch.arange(96) % 3 > 0).float()
+    rows = {"0": {"weight": kept.view(-1, 1).expand(96, 3), "bias": kept}}
+    net = randomised(nn.Sequential(nn.Linear(3, 96), RoundsOff(96), nn.Linear(96, 4))).float()
+    speedup = engine.ModelSpeedup(net, torch.rand(5, 3), rows, confidence=2)
+    speedup.speedup_model()
+    assert net[0].out_features == 64 and speedup.certificate.exact_in_train, speedup.certificate
