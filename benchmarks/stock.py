@@ -87,15 +87,15 @@ def masks_of(model: Read, inputs: Any, graph: engine.Graph, way: str) -> dict[st
     """Return masks of half of the units of each group; groups of one size keep one number."""
     groups = [g for g in engine.dependency_groups(model, inputs, graph=graph) if g.reason is None]
     if way == "heads and neurons":
-        groups = [group for group in groups if not any("norm" in m.role for m in group.members) and not wide(group)]
+        groups = [group for group in groups if not wide(group)]
     generator = torch.Generator().manual_seed(0)
     keep = {g.name: torch.randperm(g.size, generator=generator) < (g.size + 1) // 2 for g in groups}
     return engine.group_masks(groups, keep)
 
 
 def wide(group: engine.Group) -> bool:
-    """Whether a group is a stream: several layers add to it."""
-    return sum(member.role == "out" and member.units.ndim > 1 for member in group.members) > 1
+    """Whether a group is a stream: more layers add to it than queries, keys and values."""
+    return sum(member.role == "out" and member.units.ndim > 1 for member in group.members) > 3
 
 
 class Read(nn.Module):

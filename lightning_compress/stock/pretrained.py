@@ -237,8 +237,8 @@ def _write(
         stock.save_pretrained(folder)  # type: ignore[operator]
         parameter = next(stock.parameters())
         again = form.load(folder, parameter.dtype).to(parameter.device).eval()
-        error = _error(stock, again, example)
-        if error:
+        error = _error(model, again, example)
+        if not error <= TOLERANCE:
             raise VerificationError(
                 f"{form.cls.__name__}.from_pretrained loads another network than was saved: its outputs differ by "
                 f"{error:.1e} of the largest. Does its own `save_pretrained` leave anything out?"
