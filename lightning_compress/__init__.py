@@ -19,6 +19,7 @@ from lightning_compress.report.summary import summarize
 from lightning_compress.selection.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.selection.sensitivity import analyze_sensitivity, validation_metric
 from lightning_compress.stock.pretrained import save_pretrained
+from lightning_compress.stock.source import save_stock
 from lightning_compress.trainer.restore import Compactable
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "load_compacted",
     "prune",
     "save_pretrained",
+    "save_stock",
     "summarize",
     "validation_metric",
 ]

@@ -19,7 +19,15 @@ from engine.errors import EngineError, InputError, VerificationError
 from engine.program.trees import tensors_in
 from engine.tracer import call_model
 
-__all__ = ["difference", "export_onnx", "export_program", "export_torchscript"]
+__all__ = [
+    "another_batch",
+    "arguments_of",
+    "difference",
+    "export_onnx",
+    "export_program",
+    "export_torchscript",
+    "exported_program",
+]
 
 DYNAMIC = ("batch", "size")
 TOLERANCE = 1e-5
@@ -46,7 +54,7 @@ def export_program(
     """
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        program = _program(model, args, kwargs, dynamic)
+        program = exported_program(model, args, kwargs, dynamic)
         torch.export.save(program, where)
         return torch.export.load(where).module()
 
@@ -77,7 +85,7 @@ def export_onnx(
     runtime = [_package(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        program = _program(model, args, kwargs, dynamic)
+        program = exported_program(model, args, kwargs, dynamic)
         torch.onnx.export(program, dynamo=True, verbose=False).save(os.fspath(where))  # type: ignore[union-attr]
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -140,7 +148,7 @@ def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[An
     """
     worst = 0.0
     for batch in batches:
-        args, kwargs = _arguments(batch)
+        args, kwargs = arguments_of(batch)
         with torch.no_grad():
             expected, actual = (
                 list(tensors_in(call_model(model, args, kwargs))),
@@ -209,7 +217,7 @@ def _exported(
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         try:
             model.eval()
-            run = _written(what, write, Path(folder, target.name), *_arguments(example))
+            run = _written(what, write, Path(folder, target.name), *arguments_of(example))
             error = max(_compared(what, model, run, batch) for batch in batches)
         finally:
             for module in training:
@@ -222,7 +230,7 @@ def _exported(
 
 
 def _compared(what: str, model: nn.Module, run: Callable[..., Any], batch: Any) -> float:
-    args, kwargs = _arguments(batch)
+    args, kwargs = arguments_of(batch)
     shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
     try:
         with torch.no_grad():
@@ -250,9 +258,10 @@ def _written(
         raise InputError(f"{what} does not take the model: {str(error).strip()[:2000]}") from error
 
 
-def _program(
+def exported_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Sequence[str]
 ) -> torch.export.ExportedProgram:
+    """Record a model with `torch.export`; ``dynamic`` as in `export_program`."""
     batch = next(t.shape[0] for t in tensors_in((args, kwargs)) if t.ndim)
 
     def dims(tensor: Tensor) -> dict[int, Any] | None:
@@ -277,7 +286,8 @@ def _leaves(value: Any, function: Callable[[Tensor], Any]) -> Any:
     return function(value) if isinstance(value, Tensor) else None
 
 
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return an example input as positional arguments and keywords."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}

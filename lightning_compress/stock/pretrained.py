@@ -27,7 +27,7 @@ from lightning_compress.stock.fields import Values, numbers, shown
 from lightning_compress.stock.formats import Format, format_of
 from lightning_compress.stock.inputs import random_like, sensible_inputs
 
-__all__ = ["NOTE", "Saved", "save_pretrained"]
+__all__ = ["NOTE", "Saved", "evaluating", "save_pretrained"]
 
 NOTE = "lightning_compress.json"
 TOLERANCE = 1e-6
@@ -86,7 +86,7 @@ def save_pretrained(
     form = format_of(model)
     norms = rescaled_norms(model)
     explain.check_norms(norms)
-    with _evaluating(model):
+    with evaluating(model):
         example = sensible_inputs(model, form.config) if example_input is None else example_input
         stock, values, error = _described(model, form, norms, example)
         _write(model, stock, form, File(directory), processor, example, _note(values, error))
@@ -94,7 +94,8 @@ def save_pretrained(
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode inside the context."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()

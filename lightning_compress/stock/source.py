@@ -1,0 +1,132 @@
+"""A compacted network as one self-contained Python file beside its weights, for networks without a configuration.
+
+The network is recorded by `torch.export`, and its program is written out: a module class whose parameters have the
+small sizes as literal numbers and the names that they have in the model, and whose forward calls the same ATen ops with
+the same arguments. Outputs are therefore equal bit by bit. The batch size is free.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import InputError, VerificationError
+from engine.files.portable import write_tensors
+from engine.program.trees import tensors_in
+from engine.tracer import call_model
+from lightning_compress.checkpoints.export import another_batch, arguments_of, exported_program
+from lightning_compress.stock.emit import source_of
+from lightning_compress.stock.pretrained import evaluating
+
+__all__ = ["imported", "save_stock"]
+
+SOURCE, WEIGHTS = "network.py", "network.safetensors"
+
+
+def save_stock(model: nn.Module, directory: str | os.PathLike[str], *, example_input: Any = None) -> Path:
+    """Write a network as plain PyTorch source, and its weights in the safetensors format.
+
+    The folder then holds ``network.py``, with a class ``Network`` that needs torch alone, and ``network.safetensors``,
+    which ``Network.load_state_dict`` takes. The names of the weights are those in the model.
+
+    Args:
+        model: compacted or not; it is recorded in eval mode and left as it was.
+        directory: where to write; made where it is missing.
+        example_input: what the model takes, in the form that ``engine.trace`` takes, batch first; by default an image
+            of the size that timm notes in ``model.pretrained_cfg``, or Lightning's ``example_input_array``.
+
+    Returns:
+        The path of ``network.py``.
+
+    Raises:
+        InputError: where the package safetensors or an example is missing, or `torch.export` does not take the model.
+        VerificationError: where the file computes something else; nothing is written then.
+
+    Example:
+        >>> save_stock(model, "small", example_input=images)  # doctest: +SKIP
+        PosixPath('small/network.py')
+    """
+    example = another_batch(_example(model) if example_input is None else example_input)  # one would become a literal
+    target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{target} is a file, not a directory.")
+    with evaluating(model):
+        args, kwargs = arguments_of(example)
+        program = _program(model, args, kwargs)
+        text, tensors = source_of(program, type(model).__name__)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+            Path(folder, SOURCE).write_text(text)
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            write_tensors(weights, Path(folder, WEIGHTS), {"format": "pt"})
+            _check(model, Path(folder, SOURCE), tensors, [example, another_batch(example)])
+            target.mkdir(exist_ok=True)
+            for file in (SOURCE, WEIGHTS):
+                os.replace(Path(folder, file), target / file)
+    return target / SOURCE
+
+
+def _example(model: nn.Module) -> Any:
+    shape = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    example = getattr(model, "example_input_array", None)
+    if shape is None and example is None:
+        raise InputError(f"What does {type(model).__name__} take? Pass `example_input=`.")
+    parameter = next(model.parameters())
+    return torch.randn(1, *shape).to(parameter) if example is None else example
+
+
+def _program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    try:
+        return exported_program(model, args, kwargs, ("batch",))
+    except Exception as error:  # torch's exporter raises all kinds, deep inside of the model's own code
+        raise InputError(f"torch.export does not take the model: {str(error).strip()[:2000]}") from error
+
+
+def imported(path: Path) -> ModuleType:
+    """Return the module of a written file."""
+    spec = importlib.util.spec_from_file_location("network", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches: list[Any]) -> None:
+    """Run the file, and compare it with the model bit by bit.
+
+    Raises:
+        VerificationError: where it differs.
+    """
+    network = imported(path).Network()
+    network.load_state_dict(dict(tensors))
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    network = network.to(device).eval()
+    for batch in batches:
+        args, kwargs = arguments_of(batch)
+        with torch.no_grad():
+            expected = _outputs(functools.partial(call_model, model, args, kwargs))
+            actual = _outputs(functools.partial(network, *args, **kwargs))
+        if len(expected) != len(actual) or not all(map(_same, expected, actual)):
+            shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
+            raise VerificationError(
+                f"The source of {type(model).__name__} computes something else than the model on inputs of {shapes}. "
+                "Does its forward decide on numbers, or draw random ones?"
+            )
+
+
+def _outputs(call: Callable[[], Any]) -> list[Tensor]:
+    torch.manual_seed(0)
+    return list(tensors_in(call()))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)

@@ -1,0 +1,160 @@
+"""Networks that are written out as plain PyTorch source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import ConvNeXt, MobileNetV3, ResNet, SwinTransformer, VisionTransformer
+from torchvision.models.convnext import CNBlockConfig
+from torchvision.models.mobilenetv3 import InvertedResidualConfig
+from torchvision.models.resnet import BasicBlock
+
+import engine
+from engine.errors import InputError, VerificationError
+from lightning_compress import save_stock
+from lightning_compress.checkpoints.export import export_onnx
+from lightning_compress.stock.source import imported
+
+pytest.importorskip("safetensors")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+RUN = """
+import sys, torch
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("engine", "lightning_compress", "torchvision"):
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Blocked())
+from safetensors.torch import load_file
+for folder in sys.argv[1:]:
+    sys.path.insert(0, folder)
+    import network
+    model = network.Network()
+    model.load_state_dict(load_file(folder + "/network.safetensors"), strict=True)
+    inputs, outputs = torch.load(folder + "/check.pt")
+    with torch.no_grad():
+        print(torch.equal(model.eval()(inputs), outputs))
+    sys.path.pop(0), sys.modules.pop("network")
+"""
+
+
+def mobilenet() -> nn.Module:
+    """Two blocks, one with squeeze and excitation."""
+    blocks = [
+        InvertedResidualConfig(8, 3, 16, 8, True, "RE", 1, 1, 1.0),
+        InvertedResidualConfig(8, 5, 24, 16, False, "HS", 2, 1, 1.0),
+    ]
+    return MobileNetV3(blocks, 32, num_classes=5)
+
+
+NETWORKS: dict[str, Any] = {
+    "resnet": lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5, width_per_group=64),
+    "mobilenet_v3": mobilenet,
+    "vit": lambda: VisionTransformer(32, 16, 2, 4, 32, 48, num_classes=5),
+    "convnext": lambda: ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)], num_classes=5),
+    "swin": lambda: SwinTransformer([4, 4], 16, [2, 2], [2, 4], [2, 2], num_classes=5),
+}
+
+
+def images(batch: int) -> Tensor:
+    """Random images."""
+    return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(batch))
+
+
+def compacted(name: str) -> nn.Module:
+    """A network that lost half of each group."""
+    torch.manual_seed(0)
+    model = NETWORKS[name]().eval()
+    groups = [group for group in engine.dependency_groups(model, images(2)) if group.reason is None]
+    masks = engine.group_masks(groups, {g.name: torch.arange(g.size) < (g.size + 1) // 2 for g in groups})
+    return engine.ModelSpeedup(model, images(2), masks, confidence=0).speedup_model()
+
+
+def test_sources_run_where_this_project_is_not(tmp_path: Path) -> None:
+    """They load the weights strictly, and give the same bits at another batch size; ruff finds nothing."""
+    for name in NETWORKS:
+        model = compacted(name)
+        path = save_stock(model, tmp_path / name, example_input=images(1))
+        assert path == tmp_path / name / "network.py"
+        with torch.no_grad():
+            torch.save((images(5), model(images(5))), tmp_path / name / "check.pt")
+    folders = [str(tmp_path / name) for name in NETWORKS]
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    run = subprocess.run([sys.executable, str(script), *folders], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0 and run.stdout.split() == ["True"] * len(NETWORKS), run.stdout + run.stderr
+    ruff = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", *folders], capture_output=True, text=True
+    )
+    assert ruff.returncode == 0, ruff.stdout
+
+
+def test_the_source_exports_to_onnx(tmp_path: Path) -> None:
+    """As any module of torch does."""
+    pytest.importorskip("onnxruntime")
+    path = save_stock(compacted("resnet"), tmp_path / "small", example_input=images(2))
+    assert export_onnx(imported(path).Network(), tmp_path / "small.onnx", images(2)) <= 1e-5
+
+
+class Branches(nn.Module):
+    """A network that returns a mapping, keeps a constant, and makes a range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+        self.scale = torch.tensor([2.0])
+
+    def forward(self, x: Tensor, shift: Tensor) -> dict[str, Any]:
+        """Return several tensors."""
+        y = self.layer(x) * self.scale + shift
+        return {"y": y, "more": (y.relu_().sum(1), torch.arange(x.shape[0]) + 1)}
+
+
+def test_structures_and_constants(tmp_path: Path) -> None:
+    """What it takes and returns has the same form; a tensor that is no parameter is saved as a buffer."""
+    example = (torch.randn(3, 4), torch.randn(3, 1))
+    path = save_stock(Branches(), tmp_path / "small", example_input=example)
+    network = imported(path).Network()
+    assert [name for name, _ in network.named_parameters()] == ["layer.weight", "layer.bias"]
+    assert len(list(network.buffers())) == 1 and network(*example).keys() == {"y", "more"}
+
+
+def test_an_example_is_taken_from_the_model(tmp_path: Path) -> None:
+    """Where timm or Lightning notes one; otherwise the message asks for it."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
+    with pytest.raises(InputError, match="example_input="):
+        save_stock(model, tmp_path / "small")
+    model.pretrained_cfg = {"input_size": (3, 8, 8)}  # type: ignore[assignment]
+    assert save_stock(model, tmp_path / "small").exists()
+
+
+class Draws(nn.Linear):
+    """A network that computes something else each time."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a product with the number of the call."""
+        Draws.calls += 1
+        return super().forward(x) * Draws.calls
+
+
+def test_another_function_is_refused(tmp_path: Path) -> None:
+    """The file is compared bit by bit, and nothing is written where it differs."""
+    with pytest.raises(VerificationError, match="computes something else"):
+        save_stock(Draws(2, 2), tmp_path / "small", example_input=torch.randn(2, 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    """Its mode, too."""
+    model = compacted("resnet").train()
+    save_stock(model, tmp_path / "small", example_input=images(2))
+    assert model.training
