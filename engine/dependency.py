@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine import html
 from engine.analysis.constraints import Constraint, Equal, Grouped
 from engine.analysis.propagate import Structure
 from engine.analysis.slots import FROZEN
@@ -71,6 +72,14 @@ class ChannelDependency:
 
     def _sets(self) -> list[list[str]]:
         return _coupled(self._structure)
+
+    def __repr__(self) -> str:
+        sets = "\n".join(f"  {', '.join(names)}" for names in self._ordered)
+        return f"{type(self).__name__}: layers that share channels\n{sets}"
+
+    def _repr_html_(self) -> str:
+        rows = [(number, ", ".join(names)) for number, names in enumerate(self._ordered, 1)]
+        return html.table(f"{type(self).__name__}: layers that share channels", ("set", "layers"), rows)
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
         """Write the sets as CSV: the header ``Dependency Set,Convolutional Layers``, then ``Set k,layer,layer…``.

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine import html
 from engine.compaction.compact import Compaction, OptimizerLike
 from engine.compaction.folds import Fold
 from engine.compaction.format import FORMAT, upgraded
@@ -233,6 +234,13 @@ class Plan:
         notes = [f"  {note}" for note in self.notes]
         sections = [("Plan:", rows), ("Folded:", folds), *printed(self.exchanges), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, list(cut.before), list(cut.shape)) for name, cut in self.slices.items()]
+        folds = [f"{fold.name} takes up the constants of removed channels" for fold in self.folds]
+        changes = [f"{title} {line.strip()}" for title, lines in printed(self.exchanges) for line in lines]
+        title = "Plan: nothing to remove." if self.is_empty else "Plan"
+        return html.table(title, ("tensor", "before", "after"), rows, [*folds, *changes, *self.notes])
 
 
 def _bool(mask: Any) -> Tensor:

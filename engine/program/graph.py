@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from engine import html
 from engine.errors import StaleGraphError, TraceError
 from engine.program.entries import Entry
 from engine.program.stored import stored_tensors
@@ -241,6 +242,20 @@ class Graph:
     decisions: tuple[Any, ...] = ()
     uncertain: Mapping[int, tuple[int | float, ...]] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                node.index,
+                node.op,
+                node.module,
+                " ".join(str(list(v.shape)) for v in node.outputs),
+                node.location,
+            )
+            for node in self.nodes
+        ]
+        title = f"Graph: {len(self.nodes)} ops, {len(self.stored)} parameters and buffers"
+        return html.table(title, ("", "op", "module", "outputs", "location"), rows, self.notes)
 
     def derived(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the result of ``make``, computed once per graph and key; a graph never changes.

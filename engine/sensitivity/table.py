@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from engine import html
 from engine.errors import InputError
 from engine.plots import sensitivity_figure, show
 
@@ -58,6 +59,11 @@ class SensitivityTable(dict[str, dict[float, float]]):
         return "\n".join([f"metric with one layer pruned ({self.baseline:.4g} with none)", *texts])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(layer, *self._cells(row)) for layer, row in self.items()]
+        heads = ("layer", *(f"{s:.0%}" for s in self.sparsities))
+        return html.table(f"metric with one layer pruned ({self.baseline:.4g} with none)", heads, rows)
 
     def _cells(self, row: Mapping[float, float]) -> list[str]:
         return [f"{row[s]:.4g}" if s in row else "-" for s in self.sparsities]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from engine import html
 from engine.ops import convolving, products
 from engine.ops.draws import EvenDraws
 from engine.program.signature import signature
@@ -110,6 +111,10 @@ class Certificate:
         else:
             lines = [f"not verified by numbers; by the rules {lines[0]}"]
         return "Certificate: " + "\n  ".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        rows = [(name.replace("_", " "), value) for name, value in self.state_dict().items() if name != "notes"]
+        return html.table(str(self).partition("\n")[0], ("", "verdict"), rows, self.notes)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "docs" / "sections.py"
+PATH = Path(__file__).parents[2] / "site_build" / "sections.py"
 
 
 def test_an_example_is_a_section_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,4 +27,4 @@ def test_an_example_is_a_section_of_code(monkeypatch: pytest.MonkeyPatch) -> Non
     for thing in (documented, SimpleNamespace(docstring=None)):
         module.ExampleSections().on_object(obj=thing)
     assert documented.docstring.value == "Add.\n\nExamples:\n    >>> 1 + 1  # an Example:\n    2"
-    assert "extensions: [docs/sections.py]" in (PATH.parents[1] / "mkdocs.yml").read_text()
+    assert "extensions: [site_build/sections.py]" in (PATH.parents[1] / "mkdocs.yml").read_text()

@@ -20,7 +20,7 @@ ROOT = Path(engine.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
-    version errors progress program source rule recording analysis surgery ops tracer removal groups masks plots
+    version errors html progress program source rule recording analysis surgery ops tracer removal groups masks plots
     dependency sensitivity compaction compensation verification cost speedup repair checking files
 """.split()
 
