@@ -30,6 +30,7 @@ from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
 from engine.recording.other_sizes import OtherSizes
 from engine.recording.overwritten import Overwritten
+from engine.recording.vectors import Made, Vectors
 from engine.source.integers import integers
 from engine.source.provenance import DESCRIBING, Provenance
 from engine.source.sizes import numbers_in
@@ -109,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self._overwritten = Overwritten(self._tensors)
         self._alive: dict[int, Tensor] = {}  # identities must not be used twice; the only reference to what ops make
         self._leaves: set[int] = set()  # identities of tensors that were there before the run and are stored nowhere
+        self._vectors = Vectors(self._names)
         self._inside: Inside | None = None
         self._hidden: dict[int, Tensor] = {}
 
@@ -271,9 +273,14 @@ class Recorder(TorchDispatchMode):
             written = [what.bind(args, kwargs)[name] for name in what.writes]
             self._overwritten.keep(t for t in written if not isinstance(t, FakeTensor))
         if not what.recorded or not self._relevant(what, func, args, kwargs):
-            return self._beside(self._aside(func(*args, **kwargs)), args, kwargs)
+            out = self._beside(self._aside(func(*args, **kwargs)), args, kwargs)
+            numbers = tuple(self._provenance.numbers)
+            self._vectors.note(Made(what, func, args, kwargs, out, numbers, self._provenance.site))
+            return out
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
+        for made in list(self._vectors.meeting(func, args, kwargs)):
+            self._record_vector(made)
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
         bound = what.bind(args, kwargs)
         values = map_tensors(bound, self._read)
@@ -281,6 +288,21 @@ class Recorder(TorchDispatchMode):
         written = [bound[name] for name in what.writes if isinstance(bound[name], Tensor)]
         self._add(what.op, func, bound, values, written, out)
         return out
+
+    def _record_vector(self, made: Made) -> None:
+        """Record a call on buffers alone, after it has run."""
+        provenance = self._provenance
+        now = provenance.numbers, provenance.site
+        provenance.numbers, provenance.site = list(made.numbers), made.site
+        args, kwargs = map_tensors(made.args, self._substitute), map_tensors(made.kwargs, self._substitute)
+        bound = made.what.bind(args, kwargs)
+        values = map_tensors(bound, self._read)
+        out = made.out if self._maker is None else self._maker.run(made.func, args, kwargs)
+        self._add(made.what.op, made.func, bound, values, [], out)
+        if self._maker is not None:
+            self._fakes[id(made.out)] = out
+        self._hold(made.out)
+        provenance.numbers, provenance.site = now
 
     # ------------------------------------------------------------------ a module whose ops are not recorded
 
