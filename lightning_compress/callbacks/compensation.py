@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -20,7 +19,7 @@ from lightning_compress.callbacks.pruning import ChannelPruning
 from lightning_compress.trainer.averages import averages
 from lightning_compress.trainer.calibration import train_batches
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import from_rank_zero
+from lightning_compress.trainer.ranks import alone, from_rank_zero
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -144,9 +143,7 @@ class Compensation(CompressionCallback):
 
         def estimate() -> None:
             batches = self._batches(trainer, pl_module, self.samples)
-            # synchronised norms would wait for the other ranks, which are not here
-            alone = mock.patch("torch.distributed.is_initialized", lambda: False)
-            with trainer.precision_plugin.forward_context(), alone:
+            with trainer.precision_plugin.forward_context(), alone():
                 engine.recalibrate_norms(model, batches)
 
         self._on_all_ranks(trainer, pl_module, estimate)

@@ -76,4 +76,4 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 def _forget_compiled_code() -> None:
     # Compiled code is for the old sizes; after a few more shapes torch would no longer compile at all.
     if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+        torch.compiler.reset()

@@ -264,9 +264,7 @@ def kept_after(pool: Pool, count: int) -> dict[str, Tensor]:
     lowest: dict[Hashable, int] = {}
     for one, stop in stops.items():
         lowest[one.bundle] = min(stop, lowest.get(one.bundle, stop))
-    return {
-        one.group.name: one.keep(stop if one.bundle is None else lowest[one.bundle]) for one, stop in stops.items()
-    }
+    return {one.group.name: one.keep(stop if one.bundle is None else lowest[one.bundle]) for one, stop in stops.items()}
 
 
 def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope) -> list[tuple[float, Pool]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from lightning_compress.trainer.imports import imported
@@ -60,11 +60,15 @@ def exponential(rate: float = 5.0) -> Schedule:
     """
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
         raise MisconfigurationException(f"`rate` of the exponential schedule is a number above 0, got {rate!r}.")
-    return partial(_exponential, rate=rate)
+    return _Exponential(rate=rate)
 
 
-def _exponential(progress: float, rate: float) -> float:
-    return math.expm1(-rate * progress) / math.expm1(-rate)
+@dataclass(frozen=True)
+class _Exponential:
+    rate: float
+
+    def __call__(self, progress: float) -> float:
+        return math.expm1(-self.rate * progress) / math.expm1(-self.rate)
 
 
 def iterative(rounds: int = 5, schedule: ScheduleSpec = "linear") -> Schedule:
@@ -80,11 +84,16 @@ def iterative(rounds: int = 5, schedule: ScheduleSpec = "linear") -> Schedule:
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise MisconfigurationException(f"`rounds` of the iterative schedule is a number from 1 on, got {rounds!r}.")
-    return partial(_iterative, rounds=rounds, schedule=resolve(schedule))
+    return _Iterative(rounds=rounds, schedule=resolve(schedule))
 
 
-def _iterative(progress: float, rounds: int, schedule: Schedule) -> float:
-    return schedule(min((math.floor(progress * (rounds - 1) + 1e-9) + 1) / rounds, 1.0))
+@dataclass(frozen=True)
+class _Iterative:
+    rounds: int
+    schedule: Schedule
+
+    def __call__(self, progress: float) -> float:
+        return self.schedule(min((math.floor(progress * (self.rounds - 1) + 1e-9) + 1) / self.rounds, 1.0))
 
 
 def listed(values: Sequence[float]) -> Schedule:
@@ -102,11 +111,15 @@ def listed(values: Sequence[float]) -> Schedule:
     )
     if not fits or not values or list(values) != sorted(values):
         raise MisconfigurationException(f"A list as `schedule` holds rising fractions in [0, 1], got {values!r}.")
-    return partial(_listed, values=tuple(float(v) for v in values))
+    return _Listed(values=tuple(float(v) for v in values))
 
 
-def _listed(progress: float, values: Sequence[float]) -> float:
-    return values[math.floor(min(progress, 1.0) * (len(values) - 1) + 1e-9)]
+@dataclass(frozen=True)
+class _Listed:
+    values: Sequence[float]
+
+    def __call__(self, progress: float) -> float:
+        return self.values[math.floor(min(progress, 1.0) * (len(self.values) - 1) + 1e-9)]
 
 
 def warm_up(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
@@ -120,11 +133,18 @@ def warm_up(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
         >>> [warm_up(0.5, "linear")(t) for t in (0.0, 0.5, 0.75, 1.0)]
         [0.0, 0.0, 0.5, 1.0]
     """
-    return partial(_warm_up, part=_part("warm_up", part), schedule=resolve(schedule))
+    return _WarmUp(part=_part("warm_up", part), schedule=resolve(schedule))
 
 
-def _warm_up(progress: float, part: float, schedule: Schedule) -> float:
-    return schedule((progress - part) / (1.0 - part)) if progress >= part and progress > 0 else 0.0
+@dataclass(frozen=True)
+class _WarmUp:
+    part: float
+    schedule: Schedule
+
+    def __call__(self, progress: float) -> float:
+        return (
+            self.schedule((progress - self.part) / (1.0 - self.part)) if progress >= self.part and progress > 0 else 0.0
+        )
 
 
 def cool_down(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
@@ -138,11 +158,16 @@ def cool_down(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
         >>> [cool_down(0.5, "linear")(t) for t in (0.0, 0.25, 0.5, 1.0)]
         [0.0, 0.5, 1.0, 1.0]
     """
-    return partial(_cool_down, part=_part("cool_down", part), schedule=resolve(schedule))
+    return _CoolDown(part=_part("cool_down", part), schedule=resolve(schedule))
 
 
-def _cool_down(progress: float, part: float, schedule: Schedule) -> float:
-    return schedule(min(progress / (1.0 - part), 1.0))
+@dataclass(frozen=True)
+class _CoolDown:
+    part: float
+    schedule: Schedule
+
+    def __call__(self, progress: float) -> float:
+        return self.schedule(min(progress / (1.0 - self.part), 1.0))
 
 
 def joined(first: ScheduleSpec, second: ScheduleSpec, at: float = 0.5, level: float = 0.5) -> Schedule:
@@ -160,13 +185,20 @@ def joined(first: ScheduleSpec, second: ScheduleSpec, at: float = 0.5, level: fl
     """
     if not 0 < at < 1 or not 0 <= level <= 1:
         raise MisconfigurationException(f"`at` is in (0, 1) and `level` in [0, 1], got at={at!r}, level={level!r}.")
-    return partial(_joined, first=resolve(first), second=resolve(second), at=at, level=level)
+    return _Joined(first=resolve(first), second=resolve(second), at=at, level=level)
 
 
-def _joined(progress: float, first: Schedule, second: Schedule, at: float, level: float) -> float:
-    if progress < at:
-        return level * first(progress / at)
-    return level + (1.0 - level) * second((progress - at) / (1.0 - at))
+@dataclass(frozen=True)
+class _Joined:
+    first: Schedule
+    second: Schedule
+    at: float
+    level: float
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.at:
+            return self.level * self.first(progress / self.at)
+        return self.level + (1.0 - self.level) * self.second((progress - self.at) / (1.0 - self.at))
 
 
 def _part(name: str, part: float) -> float:

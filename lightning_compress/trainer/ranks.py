@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from lightning_compress.trainer.packages import MisconfigurationException
 
@@ -38,3 +41,17 @@ def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
     if message is not None:
         raise MisconfigurationException(f"On rank 0: {message}")
     return result  # type: ignore[return-value]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let code inside the context find no other processes, such as synchronised norms, which would wait for them.
+
+    For code that one rank runs by itself. torch has no switch for this: a group of one process takes all ranks to make.
+    """
+    asked = torch.distributed.is_initialized
+    torch.distributed.is_initialized = lambda: False
+    try:
+        yield
+    finally:
+        torch.distributed.is_initialized = asked

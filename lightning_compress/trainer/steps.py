@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -24,6 +23,7 @@ from lightning_compress.trainer.packages import (
     isolate_rng,
     takes_argument,
 )
+from lightning_compress.trainer.ranks import alone
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -302,7 +302,7 @@ def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
                 averaged = {"update_parameters": _nothing, "forward": _not_read}
                 scope.enter_context(_attached(vars(module), averaged))
         if trainer.world_size > 1:  # the other ranks do not run this
-            scope.enter_context(mock.patch("torch.distributed.is_initialized", lambda: False))
+            scope.enter_context(alone())
         yield record
 
 

@@ -83,7 +83,7 @@ def test_holds_primitives_and_tensors_only(compacted: Compacted) -> None:
     checkpoint = torch.load(compacted.path, weights_only=True)
     assert {"state_dict", "pytorch-lightning_version", "hyper_parameters"} <= checkpoint.keys()
     assert checkpoint["lightning_compress"].keys() == {"version", "compacted", "sha256"}
-    assert checkpoint["lightning_compress"]["version"] == 2
+    assert checkpoint["lightning_compress"]["version"] == 3
     assert checkpoint["lightning_compress"]["compacted"].keys() == {"net"}
     assert checkpoint["lightning_compress"]["sha256"].keys() == (checkpoint.keys() - {"lightning_compress"}) | {
         "compacted",
@@ -155,7 +155,7 @@ def test_code_in_the_file_does_not_run(
 def test_newer_format_is_refused(tmp_path: Path, compacted: Compacted) -> None:
     """A newer format is an error that says both numbers and what to do."""
     with pytest.raises(CheckpointError, match="format 4 is newer than format 3.*Install a newer version"):
-        load_compacted(edited(compacted, tmp_path, version=3), Wrapped)
+        load_compacted(edited(compacted, tmp_path, version=4), Wrapped)
 
 
 def test_plain_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import from_rank_zero
+from lightning_compress.trainer.ranks import alone, from_rank_zero
 
 
 def rank(number: int, sent: list[Any], world: int = 2) -> Any:
@@ -37,3 +38,12 @@ def test_failure_reaches_all() -> None:
         from_rank_zero(rank(0, sent), lambda: 1 // 0)
     with pytest.raises(MisconfigurationException, match="On rank 0: .*zero"):
         from_rank_zero(rank(1, sent), lambda: 3)
+
+
+def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that asks finds no other processes, until the context ends, by an error too."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(KeyError), alone():
+        assert not torch.distributed.is_initialized()
+        raise KeyError
+    assert torch.distributed.is_initialized()
