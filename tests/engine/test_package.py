@@ -145,3 +145,71 @@ def test_every_rule_covers_an_op_that_exists() -> None:
     """Names with a namespace are the engine's own; others are of aten, though not of the oldest torch that will do."""
     unknown = {op for op in engine.RULES if "::" not in op and not hasattr(torch.ops.aten, op)}
     assert unknown <= ({"_grouped_mm"} if TorchVersion(torch.__version__) < (2, 8) else set())
+
+
+# ---------------------------------------------------------------- docs/design.md
+
+DESIGN = (ROOT.parent / "docs" / "design.md").read_text()
+PRIVATE_TABLES = {name for name in vars(torch.nn.Module()) if name.startswith("_")}
+
+
+def test_the_table_of_files_is_complete() -> None:
+    """Every file of ``engine`` is in the table of docs/design.md, and every name in the table is a file."""
+    listed: dict[str, set[str]] = {}
+    for first, second in re.findall(r"^\| (`[^|]*)\|([^|]*)\|", DESIGN.split("## Slots")[0], re.M):
+        listed |= {part: set(re.findall(r"`(\w+)`", second)) for part in re.findall(r"`(\w+/?)`", first)}
+    files: dict[str, set[str]] = {}
+    for path in FILES:
+        folder = f"{part_of(path)}/" if path.parent != ROOT else path.stem
+        files.setdefault(folder, set()).update({path.stem} - {"__init__", folder})
+    del files["__init__"]
+    assert listed.keys() == files.keys()
+    assert {name: own for name, own in files.items() if name != "ops/"} == {
+        n: o for n, o in listed.items() if n != "ops/"
+    }
+
+
+def private_names(path: Path) -> set[str]:
+    """Names of torch that a file uses and torch does not document."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.startswith("torch.")}
+        elif isinstance(node, ast.Attribute):
+            text = re.sub("^nn[.]", "torch.nn.", re.sub("^F[.]", "torch.nn.functional.", ast.unparse(node)))
+            if re.fullmatch(r"torch(\.\w+)+", text):
+                names.add(text)
+            elif node.attr in PRIVATE_TABLES and ast.unparse(node.value) != "self":
+                names.add(f"torch.nn.Module.{node.attr}")
+    return {name for name in names if re.search(r"[.]_[a-zA-Z]", name)}
+
+
+def listed_private_names() -> set[str]:
+    """Names in the list of docs/design.md."""
+    rows = re.findall(r"^\| (`[^|]*)\|", DESIGN.split("## Private names of torch")[1], re.M)
+    return {re.sub("^nn[.]", "torch.nn.", name) for row in rows for name in re.findall("`([^`]+)`", row)}
+
+
+def test_private_names_of_torch_are_listed_with_a_reason() -> None:
+    """In docs/design.md; what is listed is used."""
+    listed, packages = listed_private_names(), (ROOT, ROOT.parent / "lightning_compress")
+    names = {name for package in packages for path in package.rglob("*.py") for name in private_names(path)}
+    names -= {name for name in names if any(other.startswith(f"{name}.") for other in names)}  # parts of others
+    assert {name for name in names if not any(f"{name}.".startswith(f"{entry}.") for entry in listed)} == set()
+    assert {entry for entry in listed if not any(f"{name}.".startswith(f"{entry}.") for name in names)} == set()
+
+
+def test_private_names_of_torch_exist() -> None:
+    """A release of torch that drops one is noticed here, by name."""
+    for name in listed_private_names():
+        if not name.startswith("torch.nn.Module."):
+            first, *rest = name.split(".")
+            part: object = sys.modules[first]
+            for number, attribute in enumerate(rest):
+                if not hasattr(part, attribute):
+                    importlib.import_module(".".join([first, *rest[: number + 1]]))
+                part = getattr(part, attribute)
+        else:
+            assert name.rpartition(".")[2] in PRIVATE_TABLES
