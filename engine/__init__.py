@@ -19,7 +19,7 @@ from engine.ops import HEAD_DIMENSIONS, RULES, set_attention
 from engine.program.entries import Entry
 from engine.program.graph import Graph, Node, Value
 from engine.repair import fix_mask_conflict
-from engine.rule import Registry, Rule, Sample
+from engine.rule import Rare, Registry, Rule, Sample
 from engine.sensitivity.analysis import SensitivityAnalysis
 from engine.sensitivity.table import SensitivityTable
 from engine.speedup import ModelSpeedup
@@ -43,6 +43,7 @@ __all__ = [
     "ModelSpeedup",
     "Node",
     "Plan",
+    "Rare",
     "Registry",
     "Rule",
     "Sample",

@@ -138,7 +138,7 @@ class _Problem:
         """Yield each table (an embedding), the dimension of its columns, their slots, and which of them are zero."""
         seen: set[int] = set()
         for node in self.structure.graph.nodes:
-            for produced in self.structure.rules.rule(node.op).produces(node):
+            for produced in self.structure.rules.rule(node.op).rare.produces(node):
                 output_slots = self.structure.along(produced.input, produced.dim)
                 for table, dim in _columns(self.structure, node, output_slots):
                     if table.index not in seen and output_slots is not None:
@@ -340,10 +340,9 @@ def _stored(masks: Mapping[str, Tensor], user_masks: Masks, model: nn.Module) ->
         own = [(module, key.removesuffix("_orig"))]
         for place in places.get(id(parameters[name]), own):
             like = user_masks.get(place[0], {}).get(place[1])
-            device, dtype = (
-                (parameters[name].device, torch.get_default_dtype()) if like is None else (like.device, like.dtype)
-            )
-            repaired.setdefault(place[0], {})[place[1]] = mask.to(device, dtype).expand(parameters[name].shape)
+            if like is None:
+                like = torch.empty(0, device=parameters[name].device)
+            repaired.setdefault(place[0], {})[place[1]] = mask.to(like).expand(parameters[name].shape)
     return repaired
 
 
@@ -374,9 +373,7 @@ def _costs(
     for group in groups_of(structure, ()):
         if masked[group.slots].any():
             contracting = [layer for layer in group.layers if layer in outputs]  # a table has no vote and no cost
-            layer_counts = [
-                (layer, output.macs, output.of(group)) for layer in contracting for output in outputs[layer]
-            ]
+            layer_counts = [(layer, out.macs, out.of(group)) for layer in contracting for out in outputs[layer]]
             kept = {layer: sum(n[0] for name, _, n in layer_counts if name == layer) for layer in contracting}
             channels = (sum(n[0] for _, _, n in layer_counts), sum(n[1] for _, _, n in layer_counts))
             macs = (round(sum(m * n[0] for _, m, n in layer_counts)), round(sum(m * n[1] for _, m, n in layer_counts)))
@@ -392,11 +389,8 @@ def _outputs(problem: _Problem, keep: Tensor) -> dict[str, list[_Outputs]]:
         slots = structure.along(c.output, c.output_dim)
         if slots is not None:
             macs = structure.rules.rule(node.op).macs(node, lambda value: value.shape) if node.path == "eval" else 0
-            share = (
-                macs
-                * math.prod(c.weight.shape)
-                / sum(math.prod(o.weight.shape) for o in structure.rules.contractions(node))
-            )
+            weights = sum(math.prod(other.weight.shape) for other in structure.rules.contractions(node))
+            share = macs * math.prod(c.weight.shape) / weights
             own = outputs_by_module.setdefault(node.module, {})
             earlier = own[c.weight.index].macs if c.weight.index in own else 0.0
             before = problem.constants.links(c).outputs().reshape(-1)

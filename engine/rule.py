@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.analysis.use import Use
     from engine.program.contraction import Contraction
 
-__all__ = ["Demand", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
+__all__ = ["Demand", "Rare", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
 
 Shapes = Callable[[Value], tuple[int, ...]]
 """Returns the shape of a value: as recorded, or after compaction."""
@@ -137,6 +137,41 @@ def _no_samples() -> Iterable[Sample]:
 
 
 @dataclass(frozen=True)
+class Rare:
+    """The part of a `Rule` that only few ops need.
+
+    Attributes:
+        magnitude: for an op that scales directions (weight norm), the stored scales, the stored directions, and the
+            dimension along which there are several. Masks zero the scales only, because a direction must not be zero.
+        corrections: amounts to add to stored values, in full shape and float64, so that the op computes the same from
+            the entries that remain; NaN where no correction exists. Takes the data by value, and the entries that are
+            kept.
+        needs: indices along a dimension of a value that the op also requires, given what is used.
+        produces: channels that an op other than a contraction produces from its own parameters (columns of a table).
+        absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
+            is one.
+        refills: channels that can be removed if they are constant, because the op fills the constants in again.
+        unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
+
+    Example:
+        >>> def labels(node, labels):
+        ...     labels.pass_on(node.inputs[0], node.output)
+        >>> Rule(("mine::gather",), labels, rare=Rare(unchecked=True)).rare.unchecked
+        True
+    """
+
+    magnitude: Callable[[Node], tuple[Value, Value, int] | None] = _no_magnitude
+    corrections: Callable[
+        [Node, Callable[[Value], Tensor], Callable[[Value], Tensor | None]], Iterable[tuple[Value, Tensor]]
+    ] = _no_corrections
+    needs: Callable[[Node, Use], Iterable[tuple[Value, int, Tensor]]] = _no_needs
+    produces: Callable[[Node], Iterable[Statistic]] = _no_channels
+    absorbs: Callable[[Node], Value | None] | None = None
+    refills: Callable[[Node], Iterable[Statistic]] = _no_channels
+    unchecked: bool = False
+
+
+@dataclass(frozen=True)
 class Rule:
     """Everything the engine knows about an op, or about several ops that behave alike.
 
@@ -156,20 +191,10 @@ class Rule:
         contraction: how the op contracts channels with a weight, if it does.
         inner: the contractions inside an op that has several (a recurrent layer). Where an input or output is not a
             value of the graph, the weight stands in for it: its columns and rows have the same slots.
-        magnitude: for an op that scales directions (weight norm), the stored scales, the stored directions, and the
-            dimension along which there are several. Masks zero the scales only, because a direction must not be zero.
-        corrections: amounts to add to stored values, in full shape and float64, so that the op computes the same from
-            the entries that remain; NaN where no correction exists. Takes the data by value, and the entries that are
-            kept.
-        needs: indices along a dimension of a value that the op also requires, given what is used.
-        produces: channels that an op other than a contraction produces from its own parameters (columns of a table).
-        absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
-            is one.
         statistic: the channels that a norm's statistics span, for norms that can be corrected for constant channels.
         only_zeros: channels that can be removed only if they are constantly zero and need no replacement.
-        refills: channels that can be removed if they are constant, because the op fills the constants in again.
         normalises: whether the op is a norm, whose output the certificate compares.
-        unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
+        rare: what only few ops have.
         samples: small networks that exercise the op.
 
     Raises:
@@ -196,18 +221,10 @@ class Rule:
     attributes: Callable[[Node, Shapes], Mapping[str, int]] = _no_attributes
     contraction: Callable[[Node], Contraction] | None = None
     inner: Callable[[Node], Sequence[Contraction]] = _no_contractions
-    magnitude: Callable[[Node], tuple[Value, Value, int] | None] = _no_magnitude
-    corrections: Callable[
-        [Node, Callable[[Value], Tensor], Callable[[Value], Tensor | None]], Iterable[tuple[Value, Tensor]]
-    ] = _no_corrections
-    needs: Callable[[Node, Use], Iterable[tuple[Value, int, Tensor]]] = _no_needs
-    produces: Callable[[Node], Iterable[Statistic]] = _no_channels
-    absorbs: Callable[[Node], Value | None] | None = None
     statistic: Callable[[Node], Statistic | None] | None = None
     only_zeros: Callable[[Node], Iterable[Statistic]] = _no_channels
-    refills: Callable[[Node], Iterable[Statistic]] = _no_channels
     normalises: bool = False
-    unchecked: bool = False
+    rare: Rare = Rare()
     samples: Callable[[], Iterable[Sample]] = _no_samples
 
 

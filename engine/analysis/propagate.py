@@ -100,14 +100,14 @@ class Structure:
         pairs = []
         for _, c in self.contractions():
             maker = None if c.weight.producer is None else self.graph.nodes[c.weight.producer]
-            scaled = None if maker is None else self.rules.rule(maker.op).magnitude(maker)
+            scaled = None if maker is None else self.rules.rule(maker.op).rare.magnitude(maker)
             pairs += [] if scaled is None else [(c, scaled)]
         return pairs
 
     @functools.cached_property
     def tables(self) -> frozenset[int]:
         """Indices of stored values from which an op other than a contraction produces channels: embeddings."""
-        put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.rule(n.op).produces(n)))
+        put_out = (n for n in self.graph.nodes if any(True for _ in self.rules.rule(n.op).rare.produces(n)))
         return frozenset(v.index for node in put_out for v in node.inputs if v.stored)
 
     @functools.cached_property

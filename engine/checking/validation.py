@@ -164,7 +164,7 @@ def _compare_cut(
 def _corrected(call: Call, full: Tensors, shrunk: Shrunk, rules: Registry) -> dict[int, Tensor]:
     """Return the inputs with the corrections for removed parts."""
     inputs = dict(full)
-    for value, delta in rules.rule(call.node.op).corrections(call.node, lambda v: full[v.index], shrunk.mask):
+    for value, delta in rules.rule(call.node.op).rare.corrections(call.node, lambda v: full[v.index], shrunk.mask):
         inputs[value.index] = full[value.index] + delta.to(full[value.index].dtype)
     return inputs
 

@@ -65,7 +65,11 @@ class _Counter:
             self._count(key, len(value))
             for item in value:
                 self.add(key, item, table)
-        elif isinstance(value, Tensor):
+        else:
+            self._add_leaf(key, value, table)
+
+    def _add_leaf(self, key: str, value: Any, table: bool) -> None:
+        if isinstance(value, Tensor):
             if not table and key not in (*_INDICES, *_VALUES, *_TABLES):
                 raise PlanError(f"The plan is damaged: {key!r} is a tensor.")
             self._add_tensor(key, value)

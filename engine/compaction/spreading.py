@@ -46,7 +46,7 @@ def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
 def _last(analysis: Analysis, node: Node, c: Contraction, users: dict[int, list[Node]]) -> Node:
     """Return the norm that is a contraction's only consumer, or the contraction's own node."""
     readers = users.get(c.output.index, [])
-    absorbs = analysis.structure.rules.rule(readers[0].op).absorbs if len(readers) == 1 else None
+    absorbs = analysis.structure.rules.rule(readers[0].op).rare.absorbs if len(readers) == 1 else None
     outputs = {value.index for value in analysis.structure.graph.outputs}
     return node if absorbs is None or c.output.index in outputs else readers[0]
 

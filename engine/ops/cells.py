@@ -26,7 +26,7 @@ from engine.ops.gates import (
     use_weights,
 )
 from engine.program.graph import Node
-from engine.rule import Rule, Sample
+from engine.rule import Rare, Rule, Sample
 
 __all__ = ["RULES"]
 
@@ -95,7 +95,7 @@ RULES = [
         macs_of,
         attributes=attributes_of,
         inner=contractions_of,
-        unchecked=True,
+        rare=Rare(unchecked=True),
         samples=_cell_samples,
     ),
 ]

@@ -16,7 +16,7 @@ from engine.analysis.use import Use
 from engine.ops.shape import through
 from engine.program.arrays import align, support, uniform
 from engine.program.graph import Node, Origin
-from engine.rule import Rule, Sample, Shapes, Statistic
+from engine.rule import Rare, Rule, Sample, Shapes, Statistic
 
 __all__ = ["RULES", "picked"]
 
@@ -295,7 +295,7 @@ def _samples() -> Iterable[Sample]:
 
 RULES = [
     # `embedding_dim` keeps the old number: models scale by its square root, and that factor must not change
-    Rule(("embedding",), _embedding_labels, _embedding_constants, produces=_columns, samples=_samples),
+    Rule(("embedding",), _embedding_labels, _embedding_constants, rare=Rare(produces=_columns), samples=_samples),
     Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
     Rule(("index_add",), _added_labels, _added_constants, _added_used, _added_macs, samples=_added_samples),
     Rule(("index_put",), _put_labels, _put_constants, _put_used, samples=_put_samples),

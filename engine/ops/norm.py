@@ -15,7 +15,7 @@ from engine.analysis.use import Use
 from engine.ops.samples import chain
 from engine.program.graph import Node, Value
 from engine.program.signature import signature
-from engine.rule import Rule, Sample, Shapes
+from engine.rule import Rare, Rule, Sample, Shapes
 
 __all__ = ["RULES", "sized_like"]
 
@@ -153,7 +153,7 @@ RULES = [
         use=_use,
         elementwise=2,
         attributes=_attributes,
-        absorbs=_absorbs,
+        rare=Rare(absorbs=_absorbs),
         normalises=True,
         samples=_samples,
     ),

@@ -26,7 +26,7 @@ from engine.ops.gates import (
     use_weights,
 )
 from engine.program.graph import Node, Value
-from engine.rule import Rule, Sample
+from engine.rule import Rare, Rule, Sample
 
 __all__ = ["RULES"]
 
@@ -179,8 +179,7 @@ RULES = [
         macs_of,
         attributes=attributes_of,
         inner=contractions_of,
-        needs=_needs,
-        unchecked=True,
+        rare=Rare(needs=_needs, unchecked=True),
         samples=_samples,
     ),
 ]

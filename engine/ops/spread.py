@@ -16,7 +16,7 @@ from engine.analysis.propagate import Labels
 from engine.analysis.use import Use
 from engine.program.arrays import support
 from engine.program.graph import Node
-from engine.rule import Rule, Statistic
+from engine.rule import Rare, Rule, Statistic
 from engine.surgery.classes import derived
 
 __all__ = ["RULES", "separate_layers"]
@@ -92,4 +92,4 @@ def _refilled(node: Node) -> Iterable[Statistic]:
     yield Statistic(node.inputs[0], node.args["dim"] % node.output.ndim)
 
 
-RULES = [Rule(("engine::spread",), _labels, _constants, _use, refills=_refilled)]
+RULES = [Rule(("engine::spread",), _labels, _constants, _use, rare=Rare(refills=_refilled))]

@@ -26,7 +26,7 @@ from engine.analysis.use import Use
 from engine.ops.samples import chain
 from engine.program.arrays import any_over
 from engine.program.graph import Node, Value
-from engine.rule import Rule, Sample
+from engine.rule import Rare, Rule, Sample
 
 __all__ = ["RULES"]
 
@@ -190,9 +190,7 @@ RULES = [
         ("_weight_norm",),
         _labels,
         _constants,
-        magnitude=_magnitude,
-        corrections=_corrections,
-        unchecked=True,
+        rare=Rare(magnitude=_magnitude, corrections=_corrections, unchecked=True),
         samples=_samples,
     ),
     Rule(("renorm",), _limited_labels, _limited_constants, _limited_use, samples=_limited_samples),

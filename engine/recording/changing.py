@@ -184,9 +184,13 @@ def _held(values: Any) -> Iterator[Tensor]:
         seen.add(id(value))
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, dict):
-            waiting.extend(dict.values(value))
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            waiting.extend(list(value))
-        elif isinstance(getattr(value, "__dict__", None), dict):
-            waiting.extend(vars(value).values())
+        else:
+            waiting.extend(_items(value))
+
+
+def _items(value: Any) -> list[Any]:
+    """Return what lies in a container, or in the attributes of an object."""
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    own = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    return list(dict.values(own)) if isinstance(own, dict) else []

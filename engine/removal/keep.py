@@ -146,7 +146,7 @@ def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tens
     keep = ~structure.free()
     keep &= structure.roots == torch.arange(len(structure.roots))
     for node in structure.graph.nodes:
-        for value, dim, needed in structure.rules.rule(node.op).needs(node, use):
+        for value, dim, needed in structure.rules.rule(node.op).rare.needs(node, use):
             slots = structure.along(value, dim)
             if slots is not None:
                 keep[slots[needed]] = True
@@ -213,7 +213,7 @@ def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[t
     Unused entries count as zero.
     """
     for node in structure.graph.nodes:
-        for span in structure.rules.rule(node.op).refills(node):
+        for span in structure.rules.rule(node.op).rare.refills(node):
             slots = structure.along(span.input, span.dim)
             if slots is not None:
                 row = constants.along(span.input, span.dim)
@@ -246,7 +246,7 @@ def corrections(structure: Structure, constants: Constants, shrunk: Shrunk) -> d
     """Return corrections to add to stored values of nodes that lose a part of others, with the node, by name."""
     deltas: dict[str, tuple[Node, Tensor]] = {}
     for node in structure.graph.nodes:
-        for value, delta in structure.rules.rule(node.op).corrections(node, constants.__getitem__, shrunk.mask):
+        for value, delta in structure.rules.rule(node.op).rare.corrections(node, constants.__getitem__, shrunk.mask):
             assert value.name is not None
             deltas[value.name] = node, delta
     return deltas

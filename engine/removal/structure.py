@@ -121,7 +121,7 @@ def _masks(structure: Structure, keep: Tensor) -> dict[str, Tensor]:
     """Return compact masks of everything that produces the removed slots; consumers need no masks."""
     reading = {c.weight.index: c.input_place for _, c in structure.contractions() if not c.depthwise}
     for node in structure.graph.nodes:
-        if any(True for _ in structure.rules.rule(node.op).produces(node)):
+        if any(True for _ in structure.rules.rule(node.op).rare.produces(node)):
             for table in node.inputs:
                 reading.pop(table.index, None)  # it may be the weight of the last layer too
     masks: dict[str, Tensor] = {}

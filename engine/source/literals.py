@@ -100,11 +100,10 @@ def _file(name: str) -> _File:
         tree = ast.parse("".join(linecache.getlines(name)))
     except SyntaxError:
         return _File({}, {}, frozenset())
-    kinds = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.AugAssign)
     places = {
         (node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0): node
         for node in ast.walk(tree)
-        if isinstance(node, kinds)
+        if isinstance(node, (ast.expr, ast.AugAssign)) and type(node) in _OPERANDS
     }
     functions = {
         min([node.lineno, *(d.lineno for d in node.decorator_list)]): node
@@ -123,21 +122,28 @@ def _attributes_set(function: ast.AST) -> Iterator[str]:
             yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
 
 
+def _of_call(call: Any) -> list[ast.expr]:
+    own = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+    return [*call.args, *(keyword.value for keyword in call.keywords), *own]
+
+
+def _of_assignment(place: Any) -> list[ast.expr]:
+    return [place.value, *([place.target.slice] if isinstance(place.target, ast.Subscript) else [])]
+
+
+_OPERANDS: dict[type, Callable[[Any], list[ast.expr]]] = {
+    ast.Call: _of_call,
+    ast.BinOp: lambda place: [place.left, place.right],
+    ast.UnaryOp: lambda place: [place.operand],
+    ast.Compare: lambda place: [place.left, *place.comparators],
+    ast.AugAssign: _of_assignment,
+    ast.Subscript: lambda place: [place.slice],
+}
+
+
 def _operands(place: ast.AST | None) -> list[ast.expr]:
     """Return the expressions that a call, an operator or a subscript takes."""
-    if isinstance(place, ast.Call):
-        own = place.func.value if isinstance(place.func, ast.Attribute) else None
-        operands = [*place.args, *(keyword.value for keyword in place.keywords), *([own] if own else [])]
-    elif isinstance(place, ast.BinOp):
-        operands = [place.left, place.right]
-    elif isinstance(place, ast.UnaryOp):
-        operands = [place.operand]
-    elif isinstance(place, ast.Compare):
-        operands = [place.left, *place.comparators]
-    elif isinstance(place, ast.AugAssign):
-        operands = [place.value, *(_operands(place.target) if isinstance(place.target, ast.Subscript) else [])]
-    else:
-        operands = [place.slice] if isinstance(place, ast.Subscript) else []
+    operands = _OPERANDS.get(type(place), lambda _: [])(place)
     return [part for expr in operands for part in _parts(expr)]
 
 

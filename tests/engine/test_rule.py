@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_what_a_rule_leaves_out_is_the_safe_answer() -> None:
     rule = engine.Rule(("any",), lambda node, labels: None)
     assert rule.constants(node, None) is None and rule.macs(node, lambda v: v.shape) == 0
     assert tuple(rule.demands(node, None, None)) == () and rule.attributes(node, None) == {}
-    assert rule.contraction is None and rule.absorbs is None and tuple(rule.samples()) == ()
+    assert rule.contraction is None and rule.rare.absorbs is None and tuple(rule.samples()) == ()
 
 
 def test_registered_rules_serve_who_holds_the_registry() -> None:
@@ -132,3 +133,8 @@ def test_registered_rules_serve_who_holds_the_registry() -> None:
     with pytest.raises(RuleError, match="one::op"):
         registry.register(Rule(("third::op",), nothing), Rule(("one::op",), nothing))
     assert list(held) == ["one::op", "other::op"]
+
+
+def test_a_rule_can_be_read_at_a_glance() -> None:
+    """What few ops need is in a part of its own."""
+    assert len(dataclasses.fields(engine.Rule)) <= 15
