@@ -22,12 +22,33 @@ from torch.utils import swap_tensors
 from engine.errors import PlanError
 from engine.program.stored import distinct_modules
 
-__all__ = ["Resized", "gathered_from", "has_shards", "local", "owners", "placeholders", "resharded", "spread", "whole"]
+__all__ = [
+    "Resized",
+    "gathered_from",
+    "has_shards",
+    "is_spread",
+    "local",
+    "owners",
+    "placeholders",
+    "resharded",
+    "spread",
+    "whole",
+]
 
 _WRAPPED: dict[type, type] = {}
 
 Owners = Mapping[int, tuple[Any, int]]
 """By id of a parameter that FSDP2 shards: the group that communicates it, and its place there."""
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether processes hold parts of a tensor.
+
+    Example:
+        >>> is_spread(torch.ones(1))
+        False
+    """
+    return isinstance(tensor, DTensor)
 
 
 def has_shards(model: nn.Module) -> bool:

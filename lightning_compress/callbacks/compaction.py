@@ -27,7 +27,7 @@ from lightning_compress.report.latency import Comparison, check_runs, compare, r
 from lightning_compress.trainer.launchers import bring_results_back
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import EVALUATING, TRAINING
-from lightning_compress.trainer.strategy import Job, parallel
+from lightning_compress.trainer.strategy import Job, parallel, shards
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -144,6 +144,11 @@ class ModelCompaction(CompressionCallback):
         if stage != "fit":
             return
         bring_results_back()  # in the process that fits
+        if shards(trainer) and not holders(trainer):
+            raise MisconfigurationException(
+                "`ModelCompaction` removes what callbacks mask where parameters are sharded, and no callback of this "
+                "Trainer masks anything. Add `ChannelPruning`."
+            )
         self._check_no_model_pruning(trainer)
         self._reset()
         # All ranks take part in finding the folder, so it cannot wait for an interrupt.
@@ -261,6 +266,9 @@ class ModelCompaction(CompressionCallback):
     def _finish(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""
         self._training = False
+        if alone and shards(trainer):
+            rank_zero_warn("The model is not compacted: other processes that hold a part of it may be gone.")
+            return
         alone = alone or parallel(trainer).alone
         failed = not self._try(trainer, pl_module, training=False, alone=alone)
         if self.plan is None and not failed:

@@ -15,9 +15,11 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from engine.compaction.follow import entries
+from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError
 from engine.files.atomic import next_version, replacing, save, unwritable
-from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal
+from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal, stored_content
+from lightning_compress.checkpoints.folders import read_folder
 from lightning_compress.trainer.packages import LIGHTNING_MODULES
 from lightning_compress.trainer.strategy import parallel
 
@@ -178,7 +180,8 @@ def load_compacted(
     stored plan, and the weights are loaded. The file is read with ``weights_only=True``: no code in it runs.
 
     Args:
-        path: the checkpoint, ``ModelCompaction.checkpoint_path``.
+        path: the checkpoint, ``ModelCompaction.checkpoint_path``, or a folder of shards that a Trainer wrote after the
+            compaction (its index is a pickle: only from people whom you trust).
         LightningModuleClass: the class that was trained.
         map_location: as in ``torch.load``.
         strict: whether the names of the weights must agree exactly.
@@ -195,7 +198,8 @@ def load_compacted(
         >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
     """
     _check_call(path, LightningModuleClass)
-    checkpoint = read_checkpoint(path, map_location)
+    is_folder = Path(path).is_dir()
+    checkpoint = _read_small_folder(Path(path), map_location) if is_folder else read_checkpoint(path, map_location)
     device = next((v.device for v in checkpoint["state_dict"].values() if isinstance(v, Tensor)), torch.device("cpu"))
     module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
     try:
@@ -207,6 +211,16 @@ def load_compacted(
             f"built with other arguments. {error}"
         ) from error
     return module.to(device)
+
+
+def _read_small_folder(folder: Path, map_location: Any) -> dict[str, Any]:
+    checkpoint = read_folder(folder, map_location)
+    content = stored_content(checkpoint)
+    if content is None:
+        raise CheckpointError(f"{folder} holds no compaction plan: it was written before the compaction.")
+    plans = [plan for entry in entries(content).values() for plan in entry["plans"]]
+    check_plans(plans, sum(path.stat().st_size for path in folder.iterdir()))
+    return {**checkpoint, KEY: content}
 
 
 def _check_call(path: Any, cls: Any) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
 import engine
 from engine.compaction.follow import entries
 from engine.errors import CheckpointError, EngineError, InputError
-from engine.files.archive import read_archive
 from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, stored_content
 from lightning_compress.checkpoints.compacted import instantiate, readable, write
+from lightning_compress.checkpoints.folders import read_folder
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
 if TYPE_CHECKING:
@@ -119,30 +115,13 @@ def load_masked(
 
 def _read(path: str | os.PathLike[str], map_location: Any) -> dict[str, Any]:
     if Path(path).is_dir():
-        return _read_shards(Path(path), map_location)
+        return read_folder(Path(path), map_location)
     checkpoint = read_any(path, map_location)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise CheckpointError(f"{os.fspath(path)} is no Lightning checkpoint: it has no `state_dict`.")
     if stored_content(checkpoint) is None:
         return checkpoint
     return checked(checkpoint, os.fspath(path), os.path.getsize(path))
-
-
-def _read_shards(folder: Path, map_location: Any) -> dict[str, Any]:
-    """A folder of FSDP: shards of the weights under ``model``, and the rest of the checkpoint in ``meta.pt``."""
-    if not (folder / ".metadata").is_file() or not (folder / "meta.pt").is_file():
-        raise CheckpointError(f"{folder} is no folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
-    with tempfile.TemporaryDirectory() as whole:
-        dcp_to_torch_save(folder, Path(whole, "whole.pt"))
-        content = torch.load(Path(whole, "whole.pt"), map_location=map_location, weights_only=True)
-    # `FSDPStrategy` keeps the weights under the one name, `ModelParallelStrategy` under the other.
-    weights = next((content[key] for key in ("model", "state_dict") if isinstance(content.get(key), Mapping)), None)
-    if weights is None:
-        raise CheckpointError(
-            f"{folder} holds no weights of a Lightning module under `model` or `state_dict`, but: "
-            f"{', '.join(map(repr, list(content)[:4]))}. Save it with a Trainer."
-        )
-    return {**read_archive(folder / "meta.pt", map_location), "state_dict": weights}
 
 
 def _without_masks(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import torch
 from typing_extensions import override
 
 from engine.compaction.follow import follow
@@ -19,6 +20,7 @@ from engine.errors import CheckpointError
 from engine.files.archive import read_archive, read_bytes
 from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, stored_content, with_metadata
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, classes
+from lightning_compress.trainer.strategy import parallel, shards
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -125,6 +127,11 @@ def _check_first(connector: Any) -> None:
     @functools.wraps(start)
     def resume_start(self: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
         vouched_for = False in (*args[:1], kwargs.get("weights_only"))
+        if checkpoint_path and shards(self.trainer) and _follows(self.trainer.lightning_module):
+            content = stored_content(_rest_of(checkpoint_path, vouched_for))
+            parallel(self.trainer).restore_shapes(content)  # type: ignore[attr-defined]
+            start(self, checkpoint_path, *args, **kwargs)
+            return
         if checkpoint_path and not vouched_for and _follows(self.trainer.lightning_module):
             if Path(checkpoint_path).is_file():
                 with _loading(self.trainer.strategy, _checked(checkpoint_path)):
@@ -134,6 +141,14 @@ def _check_first(connector: Any) -> None:
         start(self, checkpoint_path, *args, **kwargs)
 
     connector.resume_start = resume_start
+
+
+def _rest_of(path: str | os.PathLike[str], vouched_for: bool) -> Any:
+    """What a checkpoint holds beside weights: a file, or a folder of `torch.distributed.checkpoint`."""
+    if Path(path).is_dir():
+        path = Path(path, "meta.pt")
+        return torch.load(path, weights_only=False) if vouched_for else read_archive(path)
+    return torch.load(path, weights_only=False, map_location="cpu") if vouched_for else _checked(path)
 
 
 def _checked(path: str | os.PathLike[str]) -> Any:

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
+from engine.compaction.follow import compactable, entries
+from engine.compaction.history import certify, history, same_steps
 from engine.compaction.plan import Plan
 from engine.compaction.sharded import ShardedCompaction
-from engine.errors import VerificationError
-from engine.program.dtensors import has_shards, placeholders, resharded, whole
+from engine.errors import CheckpointError, EngineError, VerificationError
+from engine.program.dtensors import has_shards, is_spread, owners, placeholders, resharded, whole
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 from engine.tracer import call_model, resolve_inputs
+from lightning_compress.trainer.packages import MisconfigurationException
 
 __all__ = ["Sharding"]
 
@@ -43,7 +46,55 @@ class Sharding:
     def without_data(self) -> AbstractContextManager[None]:
         """Let the model be whole, on the meta device, for a while; within itself it does nothing."""
         self.at_rest()  # what was gathered are plain tensors
+        self._check()
         return placeholders(self._model) if has_shards(self._model) else nullcontext()
+
+    def _check(self) -> None:
+        """Refuse what masks would have no effect on.
+
+        Raises:
+            MisconfigurationException: naming the parameter.
+        """
+        group_of = owners(self._model)
+        for name, parameter in self._model.named_parameters():
+            if id(parameter) in group_of:
+                group, number = group_of[id(parameter)]
+                split = group.fsdp_params[number].is_dtensor
+            else:
+                split = is_spread(parameter)
+            if split:
+                raise MisconfigurationException(
+                    f"{name!r} is split by tensor parallelism, which is not supported: shard it with `fully_shard` "
+                    "alone."
+                )
+        pruned = engine.read_masks(self._model) if has_shards(self._model) else {}
+        if pruned:
+            raise MisconfigurationException(
+                f"{next(iter(pruned))!r} is masked by `torch.nn.utils.prune`, whose masks are not sharded. Prune with "
+                "`ChannelPruning`."
+            )
+
+    def restore_shapes(self, content: Any, optimizers: Sequence[Optimizer]) -> None:
+        """Cut as a checkpoint was cut; the values are those that are about to be loaded."""
+        wanted = {} if content is None else entries(content)
+        done = {path: history(module) for path, module in self._model.named_modules() if history(module)}
+        for path, steps in done.items():
+            if same_steps(steps, wanted[path]["plans"] if path in wanted else []) < len(steps):
+                raise CheckpointError(
+                    f"The checkpoint is of before a compaction of {path!r}, and sharded parameters cannot grow back. "
+                    "Load it into the module as it was built."
+                )
+        try:
+            for path, entry in wanted.items():
+                module, number = self._model.get_submodule(path), len(done.get(path, ()))
+                for plan, certificate in list(zip(entry["plans"], entry["certificates"], strict=True))[number:]:
+                    change = ShardedCompaction(Plan.from_state_dict(plan).structure(), module, optimizers)
+                    change.commit()
+                    change.close()
+                    if certificate is not None:
+                        certify(compactable(module), certificate)
+        except (EngineError, AttributeError) as error:
+            raise CheckpointError(f"The checkpoint is of another model: {error}") from error
 
     def at_rest(self) -> None:
         """Let the model hold its shards."""

@@ -30,7 +30,7 @@ from lightning_compress.trainer.shards import Sharding
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-__all__ = ["Copied", "Job", "Sharded", "Whole", "check_strategy", "parallel"]
+__all__ = ["Copied", "Job", "Sharded", "Whole", "check_strategy", "parallel", "shards"]
 
 T = TypeVar("T")
 Result = tuple[engine.Plan, engine.Certificate]
@@ -210,7 +210,7 @@ class Sharded(Whole):
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
         """Rank 0 plans without data; all ranks gather and cut one parameter at a time, and verify together."""
-        if alone:
+        if alone and not self.alone:
             raise VerificationError(
                 "The parameters are spread over processes that may be gone. Compact the last checkpoint instead "
                 "(`lightning_compress.compact_checkpoint`)."
@@ -293,6 +293,17 @@ class Sharded(Whole):
         states = [sharding.optimizer_state(optimizer) for optimizer in self.trainer.optimizers]
         return {**checkpoint, "optimizer_states": states}
 
+    def restore_shapes(self, content: Mapping[str, Any] | None) -> None:
+        """Bring the LightningModule and its optimizers to the shapes of a checkpoint that is about to be loaded.
+
+        Args:
+            content: what the checkpoint says of compactions, or None.
+
+        Raises:
+            CheckpointError: where the LightningModule went through other compactions.
+        """
+        Sharding(self.trainer.lightning_module).restore_shapes(content, self.trainer.optimizers)
+
     def move(self, pl_module: LightningModule, device: torch.device) -> None:
         """Leave shards where they are: Lightning does not move them either."""
 
@@ -324,6 +335,12 @@ def parallel(trainer: Trainer) -> Whole:
     return kind(trainer)
 
 
+def shards(trainer: Trainer) -> bool:
+    """Whether a Trainer's strategy spreads parameters over processes in a way that is supported."""
+    names = [cls.__name__ for cls in type(trainer.strategy).__mro__]
+    return next((_KINDS[name] for name in names if name in _KINDS), None) is Sharded
+
+
 def check_strategy(trainer: Trainer, reason: str | None = None) -> None:
     """Refuse strategies under which channels can be neither masked nor removed, or which spread what must be whole.
 
@@ -334,7 +351,16 @@ def check_strategy(trainer: Trainer, reason: str | None = None) -> None:
     Raises:
         MisconfigurationException: saying which, and what works.
     """
-    if parallel(trainer).shards and reason is not None:
+    spread = parallel(trainer)
+    mesh = getattr(trainer.strategy, "_device_mesh", None)
+    if spread.shards and mesh is not None and mesh["tensor_parallel"].size() > 1:
+        raise MisconfigurationException(
+            "Tensor parallelism (`tensor_parallel_size` above 1, or 'auto') is not supported: a channel there is split "
+            "by code that cannot be recorded. Use `ModelParallelStrategy(data_parallel_size=..., "
+            "tensor_parallel_size=1)` with `fully_shard`, or train without these callbacks and compact the checkpoint "
+            "offline (`lightning_compress.compact_checkpoint`)."
+        )
+    if spread.shards and reason is not None:
         raise MisconfigurationException(
             f"{reason} That needs whole parameters, and `{type(trainer.strategy).__name__}` spreads them over "
             "processes. Leave it out there, or train with `strategy='ddp'`."

@@ -1,6 +1,7 @@
 """A fit whose parameters are spread over two CPU processes, or the same fit in one; each writes what it holds.
 
-Started by test_sharded.py: ``python sharded_fit.py FOLDER MODEL OPTIMIZER DEVICES``.
+Started by test_sharded.py: ``python sharded_fit.py FOLDER MODEL OPTIMIZER DEVICES [CHECKPOINT]``. It saves a
+checkpoint after the compaction in the middle, and goes on from one that it is given.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
 from tests.lightning_compress.ddp_fit import Smooth
-from tests.lightning_compress.models import fit, seeded
+from tests.lightning_compress.models import seeded, trainer
 
 WORDS, LENGTH = 11, 6
 
@@ -170,6 +171,11 @@ class Record(Callback):
         masks = {f"{m}.{n} mask": mask.clone() for m, own in self.pruning.masks.items() for n, mask in own.items()}
         self.steps.append({k: gathered(v) for k, v in pl_module.state_dict().items()} | masks)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save."""
+        if trainer.current_epoch == 2:
+            trainer.save_checkpoint(self.folder / "middle.ckpt")
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write."""
         states = [gathered(value) for o in trainer.optimizers for s in o.state.values() for value in s.values()]
@@ -184,20 +190,23 @@ class Record(Callback):
         torch.save(result, self.folder / f"rank{trainer.global_rank}.pt")
 
 
-def run(folder: Path, model: str, optimizer: str, devices: int) -> None:
-    """Fit, pruning in three epochs, compacting in the third and at the end."""
+def run(folder: Path, model: str, optimizer: str, devices: int, checkpoint: str | None = None) -> None:
+    """Fit, pruning in three epochs, compacting in the third and at the end; with Adam, accumulating and clipping."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pruning = ChannelPruning("l2", amount=0.5, schedule="linear", start=0, end=3)
     compaction = ModelCompaction(when=2, on_failure="raise")
-    module = seeded(Spread, model=model, optimizer=optimizer, spread=devices > 1)
+    module = seeded(Spread, model=model, optimizer=optimizer, spread=devices > 1 or checkpoint is not None)
     record = Record(folder, pruning, compaction)
     options: dict[str, Any] = {"max_epochs": 4, "use_distributed_sampler": False}
-    if devices > 1:
+    if optimizer == "adam":
+        options |= {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
+    if devices > 1 or checkpoint is not None:
         options["strategy"] = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
     callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), record]
-    fit(module, folder, *callbacks, devices=devices, limit_val_batches=2, **options)
+    start = trainer(folder, *callbacks, devices=devices, limit_val_batches=2, **options)
+    start.fit(module, ckpt_path=checkpoint)
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), *sys.argv[5:])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,25 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The folder that a fit on two processes wrote to; each fit is run once."""
+
+    @functools.cache
+    def folder(model: str, optimizer: str) -> Path:
+        path = tmp_path_factory.mktemp(f"{model}-{optimizer}")
+        launch(path, model, optimizer, "2")
+        return path
+
+    return folder
+
+
 @pytest.mark.parametrize(("model", "optimizer"), [*FITS[:2], *SLOW])
-def test_sharded_as_in_one_process(model: str, optimizer: str, tmp_path: Path) -> None:
+def test_sharded_as_in_one_process(
+    model: str, optimizer: str, sharded: Callable[[str, str], Path], tmp_path: Path
+) -> None:
     """Masks, shapes, weights after each step, optimizers' states and the checkpoint, and no rank is another."""
-    folder, alone = tmp_path / "sharded", tmp_path / "alone"
-    folder.mkdir(), alone.mkdir()
-    launch(folder, model, optimizer, "2")
+    folder, alone = sharded(model, optimizer), tmp_path
     sharded_fit.run(alone, model, optimizer, devices=1)
     ranks, one = [read(folder, "rank0"), read(folder, "rank1")], read(alone, "rank0")
     assert len(ranks[0]["steps"]) == len(one["steps"]) == 12
@@ -59,3 +74,18 @@ def test_sharded_as_in_one_process(model: str, optimizer: str, tmp_path: Path) -
     assert ranks[0]["kept"] == one["kept"] and ranks[0]["certificate"]["verified"]
     small = load_compacted(ranks[0]["path"], sharded_fit.Spread, spread=False)
     assert difference(dict(small.state_dict()), ranks[0]["weights"]) == 0
+
+
+def test_folders_load_and_resume_on_one_process(sharded: Callable[[str, str], Path], tmp_path: Path) -> None:
+    """A checkpoint of `torch.distributed.checkpoint` from the middle, after a compaction, optimizer included."""
+    folder = sharded("decoder", "adamw")
+    whole = read(folder, "rank0")
+    small = load_compacted(folder / "middle.ckpt", sharded_fit.Spread, spread=False)
+    weights = {name: value for name, value in whole["steps"][8].items() if "mask" not in name}
+    assert difference(dict(small.state_dict()), weights) == 0
+    launch(tmp_path, "decoder", "adamw", "1", str(folder / "middle.ckpt"))
+    resumed = read(tmp_path, "rank0")
+    assert len(resumed["steps"]) == 3 and resumed["certificate"]["verified"]
+    for here, there in zip(resumed["steps"], whole["steps"][9:], strict=True):
+        assert difference(here, there) < LIMIT
+    assert difference(resumed["weights"], whole["weights"]) < LIMIT
