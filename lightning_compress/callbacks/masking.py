@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 import engine
+from engine.program.arrays import compact
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.zeroing import Zeroing, zero_gradients, zero_weights
 from lightning_compress.selection.amounts import Masks
@@ -49,6 +50,27 @@ def masks_anything(masks: Mapping[str, Mapping[str, Tensor]]) -> bool:
     return any(not bool(mask.all()) for _, _, mask in entries(masks))
 
 
+def flags(mask: Tensor, device: torch.device | None = None) -> Tensor:
+    """A mask as booleans that take no memory along dimensions along which they are the same.
+
+    Example:
+        >>> flags(torch.tensor([[1.0, 1.0], [0.0, 0.0]])).stride()
+        (1, 0)
+    """
+    return (compact(mask.cpu()) != 0).to(mask.device if device is None else device).expand(mask.shape)
+
+
+def _both(one: Tensor, other: Tensor) -> Tensor:
+    small, other_small = (_without_copies(mask) for mask in (one, other))
+    return (small & other_small.to(small.device)).expand(one.shape)
+
+
+def _without_copies(mask: Tensor) -> Tensor:
+    for dim, stride in enumerate(mask.stride()):
+        mask = mask.narrow(dim, 0, min(1, mask.size(dim))) if stride == 0 else mask
+    return mask
+
+
 def combine(several: Iterable[Mapping[str, Mapping[str, Tensor]]]) -> Masks:
     """The product of masks: kept is what all keep.
 
@@ -61,7 +83,7 @@ def combine(several: Iterable[Mapping[str, Mapping[str, Tensor]]]) -> Masks:
     for masks in several:
         for module, name, mask in entries(masks):
             own = result.setdefault(module, {})
-            own[name] = own[name] & (mask != 0).to(own[name].device) if name in own else mask != 0
+            own[name] = _both(own[name], flags(mask)) if name in own else flags(mask)
     return result
 
 
@@ -96,7 +118,7 @@ def rebase(masks: Mapping[str, Mapping[str, Tensor]], source: str, target: str) 
 def place(masks: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> Masks:
     """Boolean masks, each on the device of its parameter."""
     return {
-        module: {name: (mask != 0).to(_stored(model, module, name)[0].device) for name, mask in own.items()}
+        module: {name: flags(mask, _stored(model, module, name)[0].device) for name, mask in own.items()}
         for module, own in masks.items()
     }
 
@@ -304,4 +326,4 @@ def _callbacks(pl_module: LightningModule) -> list[Any]:
 
 
 def _cut(mask: Tensor, cut: engine.Slice | None) -> Tensor:
-    return mask if cut is None else cut.apply(mask)
+    return mask if cut is None else flags(cut.apply(mask))

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 import engine
 from lightning_compress.callbacks.base import CompressionCallback
-from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, active_masks, masks_anything
+from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, active_masks, flags, masks_anything
 from lightning_compress.callbacks.repair import MaskConflictRepair
 from lightning_compress.callbacks.timing import Timing, length
 from lightning_compress.selection import amounts as selection
@@ -335,7 +335,7 @@ class ChannelPruning(MaskingCallback):
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
                 with callback.planning(trainer, pl_module):
                     masks = callback.repaired(masks, subject.model, subject.example, subject.graph)
-        boolean = {module: {name: mask != 0 for name, mask in own.items()} for module, own in masks.items()}
+        boolean = {module: {name: flags(mask) for name, mask in own.items()} for module, own in masks.items()}
         self._impose_on_all(trainer, pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")), subject.graph)
 
     def _impose_on_all(self, trainer: Trainer, pl_module: LightningModule, masks: Masks, graph: engine.Graph) -> None:
