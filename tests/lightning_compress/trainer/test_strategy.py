@@ -16,6 +16,7 @@ from pytorch_lightning.strategies import (
 )
 
 import lightning_compress
+from engine.errors import VerificationError
 from lightning_compress import ChannelPruning, Compensation, Distillation, ModelCompaction
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.strategy import Copied, Sharded, Whole, check_strategy, parallel
@@ -91,3 +92,18 @@ def test_tensor_parallelism_is_refused() -> None:
 def test_decisions_in_one_process() -> None:
     """A function's result, and no communication."""
     assert parallel(holder(SingleDeviceStrategy)).decided(lambda: 3) == 3
+
+
+def test_ranks_fail_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another rank fails, this one takes back what it did; models that differ end the fit."""
+    spread, undone = Sharded(holder(ModelParallelStrategy)), []
+    monkeypatch.setattr(Sharded, "_gathered", lambda self, value: [value, "no memory"])
+    with pytest.raises(VerificationError, match="On rank 1: no memory"):
+        spread._check_all(None, lambda: undone.append(True))
+    assert undone == [True]
+    with pytest.raises(MisconfigurationException, match="different models"):
+        spread._check_agreement("digest")
+    monkeypatch.setattr(Sharded, "_gathered", lambda self, value: [value, value])
+    spread._check_all(None, lambda: undone.append(True))
+    spread._check_agreement("digest")
+    assert undone == [True]
