@@ -155,8 +155,8 @@ class Spread(LightningModule):
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """All of a tensor."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
+    """A copy of all of a tensor."""
+    return (tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).clone()
 
 
 class Record(Callback):
