@@ -45,7 +45,8 @@ def substitutes(model: nn.Module, nodes: Iterable[Node]) -> list[Setting]:
         >>> [[(str(attribute), f.__name__) for attribute, f in setting] for setting in substitutes(Halves(), [])]
         [[('forward', 'forward_split')]]
     """
-    read = {(e.module, e.name) for node in nodes for expr in node.sizes.values() for e in leaves(expr) if _is_own(e)}
+    exprs = [expr for node in nodes for expr in node.sizes.values()]
+    read = {(leaf.module, leaf.name) for e in exprs for leaf in leaves(e) if isinstance(leaf, AttributeOf)}
     settings: dict[str, list[tuple[Attribute, Any]]] = {}
     for owner, module in distinct_modules(model).items():
         if "forward" in vars(module):  # code has put another one there already
@@ -58,12 +59,8 @@ def substitutes(model: nn.Module, nodes: Iterable[Node]) -> list[Setting]:
     return list(settings.values())
 
 
-def _is_own(leaf: Any) -> bool:
-    return isinstance(leaf, AttributeOf)
-
-
 @functools.cache
-def _candidates(kind: type[nn.Module]) -> Mapping[str, types.FunctionType]:
+def _candidates(kind: Any) -> Mapping[str, types.FunctionType]:
     """Return the methods of a class that take what forward takes, and that forward does not call."""
     forward = kind.forward
     if not isinstance(forward, types.FunctionType) or forward.__module__.startswith("torch."):
