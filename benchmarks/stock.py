@@ -226,8 +226,8 @@ HEAD = """# Survey: transformers loads the small network
 calls `lightning_compress.save_pretrained`. Of {run} architectures that ran, {back} come back by `from_pretrained` in a
 process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
 {plain} with `plain_norms=True` (then equal to the model in memory, while the masked model is another function), {few}
-with heads and neurons masked only. The others have a reason. torch {torch}, transformers {transformers}, one CPU
-thread.
+with heads and neurons masked only. The others have a reason; architectures that are not listed were not run.
+torch {torch}, transformers {transformers}, one CPU thread.
 
 | architecture | saved, or why not | fields that changed | parameters, k | error |
 |---|---|---|---:|---:|

@@ -28,6 +28,7 @@ Number = int | float
 Move = tuple[Path, Number]
 _MOST = 2_000  # builds
 _WIDTH = 6  # configurations from which the search goes on
+_ROUNDS = 3
 _PATIENCE = 2  # changes that bring nothing nearer
 
 
@@ -102,6 +103,7 @@ class Search:
     build: Build
     fields: Mapping[Path, Number | None]
     target: Look
+    _start: Mapping[Path, Number] = field(default_factory=dict)
     looks: dict[tuple[tuple[Path, Number], ...], Look | None] = field(default_factory=dict)
 
     def look(self, values: Values) -> Look | None:
@@ -118,22 +120,35 @@ class Search:
 
     def solve(self) -> list[dict[Path, Number]]:
         """Return the configurations that come nearest, best first: those with all shapes right, or the best one."""
-        base = self.look({})
+        values: dict[Path, Number] = {}
+        right: list[dict[Path, Number]] = []
+        for _ in range(_ROUNDS):  # what a field changes may show only after another has changed
+            score = self.score(values)
+            right = self._searched(values)
+            values = right[0]
+            if not self.score(values)[0] or self.score(values) == score:
+                break
+        return right
+
+    def _searched(self, start: dict[Path, Number]) -> list[dict[Path, Number]]:
+        """Return the best configurations that come from one by changing some fields."""
+        base = self.look(start)
         assert base is not None
+        self._start = start
         choices = {path: self._choices(path, base, look) for path in self.fields if (look := self._effect(path, base))}
         moves = [(path, value) for path, values in choices.items() for value in values]
         beam, patience = [frozenset[Move]()], _PATIENCE
-        seen = {beam[0]: self.score({})}
+        seen = {beam[0]: self.score(start)}
         while patience:
             best = min(seen.values())
             for values, (path, value) in itertools.product(beam, moves):
                 if path not in dict(values):
                     changed = values | {(path, value)}
-                    seen.setdefault(changed, self.score(dict(changed)))
+                    seen.setdefault(changed, self.score({**start, **dict(changed)}))
             beam = sorted((values for values in seen if len(values) == len(beam[0]) + 1), key=seen.__getitem__)[:_WIDTH]
             patience = patience - 1 if beam and min(seen.values()) >= best else _PATIENCE * bool(beam)
         right = [values for values in seen if not seen[values][0]] or [min(seen, key=seen.__getitem__)]
-        return [dict(values) for values in sorted(right, key=lambda v: (seen[v], len(v)))]
+        return [{**start, **dict(values)} for values in sorted(right, key=lambda v: (seen[v], len(v)))]
 
     def score(self, values: Values) -> Score:
         """Return how far a configuration is from the target."""
@@ -144,8 +159,8 @@ class Search:
 
     def _effect(self, path: Path, base: Look) -> Look | None:
         """Return the sizes with another number in a field; None where the field is no size."""
-        for number in _others(self.fields[path]):
-            look = self.look({path: number})
+        for number in _others(self._value(path)):
+            look = self.look({**self._start, path: number})
             if look is None:
                 continue
             return look if look.shapes != base.shapes or look.numbers != base.numbers else None
@@ -153,7 +168,7 @@ class Search:
 
     def _choices(self, path: Path, base: Look, changed: Look) -> list[Number]:
         """Return the values that a field may have to take, by what follows it."""
-        old, new = self.fields[path], self._tried_number(path, changed)
+        old, new = self._value(path), self._tried_number(path, changed)
         if isinstance(old, float):
             follows = [key for key, value in base.numbers.items() if value == old and changed.numbers.get(key) != value]
             return sorted({self.target.numbers[key] for key in follows if key in self.target.numbers} - {old})
@@ -166,8 +181,9 @@ class Search:
                 if isinstance(old, int):
                     values |= {old * b // a} if old * b % a == 0 else set()
         for ratio in {(a, b) for a, b, _ in _dimensions(base, self.target, None) if a != b and a and b}:
-            if isinstance(old, int) and old * ratio[1] % ratio[0] == 0:
-                values.add(old * ratio[1] // ratio[0])
+            for a, b in (ratio, ratio[::-1]):
+                if isinstance(old, int) and old * b % a == 0:
+                    values.add(old * b // a)
         for key, value in base.numbers.items():
             wanted = self.target.numbers.get(key)
             if value == old and isinstance(wanted, int) and changed.numbers.get(key) != value:
@@ -179,7 +195,11 @@ class Search:
         return changed.shapes == base.shapes or any(a != b for a, b, _ in _dimensions(base, self.target, changed))
 
     def _tried_number(self, path: Path, changed: Look) -> Number:
-        return next(n for n in _others(self.fields[path]) if self.look({path: n}) is changed)
+        numbers = _others(self._value(path))
+        return next(number for number in numbers if self.look({**self._start, path: number}) is changed)
+
+    def _value(self, path: Path) -> Number | None:
+        return self._start.get(path, self.fields[path])
 
 
 def _others(value: Number | None) -> list[Number]:

@@ -76,12 +76,12 @@ def save_stock(model: nn.Module, directory: str | os.PathLike[str], *, example_i
 
 
 def _example(model: nn.Module) -> Any:
-    shape = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    example = getattr(model, "example_input_array", None)
+    shape: Any = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    example: Any = getattr(model, "example_input_array", None)
     if shape is None and example is None:
         raise InputError(f"What does {type(model).__name__} take? Pass `example_input=`.")
     parameter = next(model.parameters())
-    return torch.randn(1, *shape).to(parameter) if example is None else example
+    return torch.randn([1, *shape]).to(parameter) if example is None else example
 
 
 def _program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

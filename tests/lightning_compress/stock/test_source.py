@@ -90,10 +90,9 @@ def test_sources_run_where_this_project_is_not(tmp_path: Path) -> None:
     script.write_text(RUN)
     run = subprocess.run([sys.executable, str(script), *folders], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0 and run.stdout.split() == ["True"] * len(NETWORKS), run.stdout + run.stderr
-    ruff = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", *folders], capture_output=True, text=True
-    )
-    assert ruff.returncode == 0, ruff.stdout
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", *folders]
+    result = subprocess.run(ruff, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_the_source_exports_to_onnx(tmp_path: Path) -> None:
