@@ -72,7 +72,11 @@ class Plan:
         return not self.slices and not self.folds and not self.exchanges
 
     def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
-        """Return the exchanges of one kind."""
+        """Return the exchanges of one kind.
+
+        Args:
+            kind: a class of exchanges, one of ``engine.surgery.kinds``.
+        """
         return tuple(exchange for exchange in self.exchanges if isinstance(exchange, kind))
 
     def structure(self) -> Plan:
