@@ -160,7 +160,7 @@ class Constants:
         Stored values may be rounded like everything computed from them. Where the code converts to a narrower dtype, to
         integers or to booleans, a constant computed in float64 would be a different number.
         """
-        if not array.numel():  # at another size there may be entries
+        if self.graph.decided and not array.numel() and not value.stored:  # for other data there may be entries
             return _varies(value)
         if array.isinf().any():
             self._infinite.add(value.index)
