@@ -51,6 +51,7 @@ from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
 from engine.recording.rehearsal import trained
 from engine.recording.substitutes import does_the_same, substitutes
+from engine.recording.unreached import arguments_of
 from engine.source.integers import tagged
 from engine.source.sizes import Size
 from engine.surgery.attention import headwise, shape_free
@@ -504,6 +505,7 @@ def trace(
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
     with EXCLUSIVE, separate_layers(model, spread or {}):
         recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
+        recorder.leave_unreached(arguments_of(model))
     attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
     graph = recorder.graph(model, args, kwargs)
     graph = dataclasses.replace(

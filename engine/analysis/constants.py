@@ -107,9 +107,17 @@ class Constants:
         else:
             arrays = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
         for position, value in enumerate(node.outputs):
-            self._arrays[value.index] = _varies(value) if arrays is None else self._held(arrays[position], value)
+            array = _varies(value) if arrays is None else self._held(arrays[position], value)
+            self._arrays[value.index] = self._settled(array, value)
         if self._asked:
             self._asking.add(node.index)
+
+    def _settled(self, array: Tensor, value: Value) -> Tensor:
+        """What is known of a value where code that did not run may change its entries."""
+        zeros_stay = self.graph.unsettled.get(value.index)
+        if zeros_stay is None:
+            return array
+        return compact(torch.where(array == 0, 0.0, math.nan).double()) if zeros_stay else _varies(value)
 
     def _steady(self, node: Node, constants: ConstantsOf) -> Sequence[Tensor] | None:
         """Return a rule's constants of a node that hold for all sizes of the input."""

@@ -196,6 +196,7 @@ class Graph:
         constants: names that were declared constant.
         varying: (node index, position) of numeric arguments that differed at another size.
         resized: indices of captured constants that differed at another size.
+        unsettled: index of a value that unexecuted code may change entry by entry -> whether zeros stay zero.
         dynamic_dims: input dimensions whose sizes vary, as passed to `engine.trace`; None if not given.
 
     Raises:
@@ -239,6 +240,7 @@ class Graph:
     varying: frozenset[tuple[int, tuple[str, int]]] = frozenset()
     resized: frozenset[int] = frozenset()
     dynamic_dims: Any = None
+    unsettled: Mapping[int, bool] = field(default_factory=dict)
     decisions: tuple[Any, ...] = ()
     uncertain: Mapping[int, tuple[int | float, ...]] = field(default_factory=dict)
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)

@@ -105,7 +105,8 @@ class Changing:
     def _add(self, tensors: Iterable[Tensor]) -> None:
         self._tensors.update((id(t), t) for t in tensors)
 
-    def _declared(self, name: str) -> bool:
+    def declared(self, name: str) -> bool:
+        """Whether the user says that a buffer or an attribute stays as it is."""
         matching = [pattern for pattern in self._constants if fnmatch.fnmatchcase(name, pattern)]
         self._matched.update(matching)
         return bool(matching)
@@ -114,7 +115,7 @@ class Changing:
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
-            declared = self._declared(prefix + name) or prefix + name in self._fixed
+            declared = self.declared(prefix + name) or prefix + name in self._fixed
             if declared or _is_understood(module, name, self._written[type(module)], self._by_modules):
                 self._fixed.add(prefix + name)
             elif self._may_change(module, name) or _suggests_change(buffer, name in module._non_persistent_buffers_set):
@@ -122,18 +123,18 @@ class Changing:
 
     def _look_at_attributes(self, prefix: str, module: nn.Module) -> None:
         for name, _ in coefficients(module):
-            if not (name in self._written[type(module)] or self._declared(prefix + name)):
+            if not (name in self._written[type(module)] or self.declared(prefix + name)):
                 self.coefficients[prefix.removesuffix("."), name] = module
         for name, value in vars(module).items():
             if name in _OF_EVERY_MODULE:
                 continue
-            if isinstance(value, _SETTABLE) and not self._declared(prefix + name):
+            if isinstance(value, _SETTABLE) and not self.declared(prefix + name):
                 if name in self._written[type(module)] and not isinstance(module, torch.jit.ScriptModule):
                     self.attributes.append(Attribute(prefix.removesuffix("."), module, name))
             if isinstance(value, _PLAIN):
                 continue
             tensors = list(_held([value]))
-            if tensors and not self._declared(prefix + name):
+            if tensors and not self.declared(prefix + name):
                 may_change = self._may_change(module, name)
                 self._add(t for t in tensors if may_change or _suggests_change(t, False))
 

@@ -8,8 +8,10 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,15 +32,18 @@ from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
 from engine.recording.other_sizes import OtherSizes
 from engine.recording.overwritten import Overwritten
+from engine.recording.unreached import Unreached, files_of
 from engine.recording.vectors import Made, Vectors
 from engine.source.integers import integers
 from engine.source.provenance import DESCRIBING, Provenance
 from engine.source.sizes import numbers_in
+from engine.source.stepping import Steps
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
 WRITE = "engine::write"
 MODULE = "engine::module"
+_MOST_HELD = 64
 _OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, also where its hooks are skipped
 
 
@@ -76,6 +81,7 @@ class Recorder(TorchDispatchMode):
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
         self._tensors = stored_tensors(model)
+        self._modules = {id(module): name for name, module in distinct_modules(model).items()}
         named = list(self._tensors.items())
         self._owners: dict[str, list[str]] = {}
         for name, tensor in named:
@@ -89,13 +95,15 @@ class Recorder(TorchDispatchMode):
         self._decisions: dict[Any, None] = {}
         self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
+        self._unsettled: dict[int, bool] = {}
         self._written: set[str] = set()
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
         self.others = OtherSizes()
         self._stack, self._path = [""], "eval"
-        self._provenance = Provenance(self._peek, self)
+        self.steps = Steps(files_of(model), self._kept, self._running)
+        self._provenance = Provenance(self._peek, self, self.steps)
         self._forget()
 
     # ------------------------------------------------------------------ a run
@@ -126,7 +134,7 @@ class Recorder(TorchDispatchMode):
                 self._leaves.add(id(tensor))
                 self._inputs.append(value)
         try:
-            with self._provenance, self:
+            with self._provenance, self, self.steps.watching():
                 out = call(args, kwargs)
         finally:
             self._overwritten.restore()
@@ -198,13 +206,36 @@ class Recorder(TorchDispatchMode):
         self._current[id(tensor)] = self._value(tensor)
         self._place(tensor)
 
+    def _kept(self, held: Any) -> Any:
+        """Return what of a variable matters to code that does not run: values, a module, or that it is None."""
+        if held is None:
+            return "none", None
+        if isinstance(held, nn.Module):
+            name = self._modules.get(id(held))
+            return None if name is None else ("module", name)
+        if isinstance(held, nn.Parameter) and id(held) in self._names:
+            return "stored", self._names[id(held)]
+        if isinstance(held, (Tensor, list, tuple, dict)):
+            known = [id(t) for t in itertools.islice(tensors_in(held), _MOST_HELD) if id(t) in self._current]
+            return ("values", tuple(map(self._refresh, known))) if known else None
+        return None
+
+    def _running(self, frame: FrameType) -> tuple[str, bool]:
+        """Return the name of the module that a function runs for, and whether that is its first argument."""
+        code = frame.f_code
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        name = self._modules.get(id(first)) if isinstance(first, nn.Module) else None
+        return (self._stack[-1], False) if name is None else (name, True)
+
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""
         return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
 
     def another(self) -> Recorder:
-        """Return a recorder of the same model that has recorded nothing."""
-        return Recorder(self._model, self._maker, self._changing)
+        """Return a recorder of the same model that has recorded nothing; what code runs in it has run."""
+        recorder = Recorder(self._model, self._maker, self._changing)
+        recorder.steps.courses = self.steps.courses
+        return recorder
 
     def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
         """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
@@ -232,6 +263,27 @@ class Recorder(TorchDispatchMode):
         self._uncertain = {index: numbers for index, numbers in self._uncertain.items() if index < nodes}
         del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
         del self._guards[guards:]
+
+    def leave_unreached(self, arguments: Collection[str]) -> None:
+        """Note what code that no run reached could touch.
+
+        Args:
+            arguments: names of the arguments of forward.
+        """
+        modules = distinct_modules(self._model)
+        stored = {name: self._stored[own] for name, own in self._aliases.items() if own in self._stored}
+        courses, program = self.steps.courses, (self._nodes, self._values, self._guards)
+        declared = (lambda name: False) if self._changing is None else self._changing.declared
+        reach = Unreached(modules, courses, *program, stored, self._parameters(), arguments, declared).reach()
+        for value, how in reach.whole.values():
+            if all(value is not output for output in self._outputs):
+                self._exits[value.index] = how
+                self._outputs.append(value)
+        self._unsettled = {value.index: zeros_stay for value, zeros_stay in reach.varying.values()}
+        self.notes += reach.notes
+
+    def _parameters(self) -> set[str]:
+        return {name for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter)}
 
     def missed(self) -> set[str]:
         """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
@@ -261,6 +313,7 @@ class Recorder(TorchDispatchMode):
             changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
+            unsettled=dict(self._unsettled),
         )
 
     # ------------------------------------------------------------------ an op

@@ -36,6 +36,7 @@ from engine.source.sizes import (
     truths_in,
 )
 from engine.source.spelled import spelled_out
+from engine.source.stepping import Steps
 
 __all__ = ["DESCRIBING", "Provenance"]
 
@@ -156,6 +157,7 @@ class Provenance(TorchFunctionMode):
     Args:
         value_of: gives the recorded value of a tensor, or None where the tensor is not part of the program.
         program: is told of what no op shows.
+        steps: watches the user's code, and no function of torch.
 
     Attributes:
         numbers: those that the running function was called with.
@@ -168,8 +170,9 @@ class Provenance(TorchFunctionMode):
     _plain: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "nelement", "numel", "size"})
     _data: ClassVar[frozenset[str]] = frozenset({"as_tensor", "asarray", "new_tensor", "tensor"})
 
-    def __init__(self, value_of: Callable[[Tensor], Value | None], program: Program) -> None:
+    def __init__(self, value_of: Callable[[Tensor], Value | None], program: Program, steps: Steps) -> None:
         super().__init__()
+        self._steps = steps
         self._value_of, self._program = value_of, program
         self.numbers: list[int | float] = []
         self.uncertain: list[int | float] = []
@@ -193,34 +196,38 @@ class Provenance(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function; tag the result where it is a shape."""
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__set__" and func.__self__ is Tensor.data:
-            return self._program.assign(*args)
-        written = spelled_out(func)
-        if written is not None:
-            return self._watching(written, args, kwargs)
-        if name not in self._plain:
-            if name in self._data:  # numbers that become entries of a tensor
-                tell_numbers(numbers_in((args, kwargs)))
-            self._leave(self.numbers)
-            self.numbers = list(numbers_in((args, kwargs)))
-            self.site = user_site(name, _take_reflected(self.numbers))
-            self.uncertain = [*(self._uncertain((args, kwargs)) if self.reads else ()), *settable(self.numbers)]
+        self._steps.pause()
+        try:
+            name = getattr(func, "__name__", "")
+            if name == "__set__" and func.__self__ is Tensor.data:
+                return self._program.assign(*args)
+            written = spelled_out(func)
+            if written is not None:
+                return self._watching(written, args, kwargs)
+            if name not in self._plain:
+                if name in self._data:  # numbers that become entries of a tensor
+                    tell_numbers(numbers_in((args, kwargs)))
+                self._leave(self.numbers)
+                self.numbers = list(numbers_in((args, kwargs)))
+                self.site = user_site(name, _take_reflected(self.numbers))
+                self.uncertain = [*(self._uncertain((args, kwargs)) if self.reads else ()), *settable(self.numbers)]
+                result = func(*args, **kwargs)
+                if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
+                    self._follow(name, func, (*args, *kwargs.values()), result)
+                return result
             result = func(*args, **kwargs)
-            if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
-                self._follow(name, func, (*args, *kwargs.values()), result)
+            if isinstance(result, torch.Size):
+                return self._tag(args[0], result)
+            if name in ("nelement", "numel"):
+                return self._tag(args[0], args[0].size()).numel()
+            if name == "__len__":  # a plain number is all that it may return
+                self._counted(args[0], result)
+            if name == "size":
+                dim = args[1] if len(args) > 1 else kwargs["dim"]
+                return self._tag(args[0], args[0].size())[dim]
             return result
-        result = func(*args, **kwargs)
-        if isinstance(result, torch.Size):
-            return self._tag(args[0], result)
-        if name in ("nelement", "numel"):
-            return self._tag(args[0], args[0].size()).numel()
-        if name == "__len__":  # a plain number is all that it may return
-            self._counted(args[0], result)
-        if name == "size":
-            dim = args[1] if len(args) > 1 else kwargs["dim"]
-            return self._tag(args[0], args[0].size())[dim]
-        return result
+        finally:
+            self._steps.resume()
 
     def _watching(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function of Python code with this mode on."""

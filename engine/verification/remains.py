@@ -15,6 +15,9 @@ from engine.verification.results import attributes
 
 __all__ = ["Remains", "writes"]
 
+_INSIDE = ("is read by the code", "could be read")
+"""How reasons begin that a value counts as an output which nothing keeps."""
+
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -26,7 +29,7 @@ def writes(graph: Graph) -> bool:
         >>> writes(engine.trace(nn.ReLU(), torch.zeros(1, 2)))
         False
     """
-    return bool(graph.written) or any("is read by the code" not in how for how in graph.exits.values())
+    return bool(graph.written) or any(not how.startswith(_INSIDE) for how in graph.exits.values())
 
 
 class Remains:

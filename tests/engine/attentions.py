@@ -346,16 +346,22 @@ class Sized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
-        x = self.stem(x)
-        if self.kind == "literal":
-            x = x.view(x.shape[0], 8, -1)
-        elif self.kind == "batch":
-            x = x.view(-1, x.shape[0] * 4, x.shape[2] * x.shape[3])
-        elif self.kind == "resolution":
-            x = x.view(x.shape[0], x.shape[2] * 2, -1)
-        else:
-            x = x.view(x.shape[0], self.width, -1)
-        return self.head(x.mean(2))
+        view = {"literal": self._literal, "batch": self._batch, "resolution": self._resolution}.get(
+            self.kind, self._own
+        )
+        return self.head(view(self.stem(x)).mean(2))
+
+    def _literal(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], 8, -1)
+
+    def _batch(self, x: Tensor) -> Tensor:
+        return x.view(-1, x.shape[0] * 4, x.shape[2] * x.shape[3])
+
+    def _resolution(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[2] * 2, -1)
+
+    def _own(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], self.width, -1)
 
 
 class Pieces(nn.Module):

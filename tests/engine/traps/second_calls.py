@@ -33,11 +33,15 @@ def _calls(count: int = 3) -> Use:
 
 
 class _Net(nn.Module):
-    """A stem and a head; ``late`` runs from the second call on."""
+    """A stem and a head; ``late`` runs from the second call on, and so does what turns the channels."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.late, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def turned(self, y: Tensor) -> Tensor:
+        """Return the channels in another order."""
+        return y.roll(3, 1)
 
 
 class _Flag(_Net):
@@ -46,7 +50,7 @@ class _Flag(_Net):
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).relu()
         if self.ready:
-            y = y + self.late(y)
+            y = self.turned(y)
         self.ready = True
         return self.head(y)  # type: ignore[no-any-return]
 
@@ -104,7 +108,7 @@ class _Options(_Net):
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).relu()
         if self.options.get("warm"):
-            y = self.late(y)
+            y = self.turned(y)
         self.options["warm"] = True
         return self.head(y)  # type: ignore[no-any-return]
 
@@ -119,7 +123,7 @@ class _Counter(_Net):
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).relu()
         if int(self.count) > 0:
-            y = y * self.late(y).sigmoid()
+            y = self.turned(y)
         self.count += 1
         return self.head(y)  # type: ignore[no-any-return]
 
@@ -144,7 +148,7 @@ class _Closure(_Net):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).relu()
-        return self.head(y if self.count() == 1 else self.late(y))  # type: ignore[no-any-return]
+        return self.head(y if self.count() == 1 else self.turned(y))  # type: ignore[no-any-return]
 
 
 class _Cached(_Net):

@@ -58,14 +58,22 @@ class _Masked(_Net):
             self.mask = mask.double()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu()
-        if self.form == "weight":
-            return self.head(F.linear(x, self.body.weight * self.mask).relu())  # type: ignore[no-any-return]
-        if self.form == "selects":
-            return self.head(torch.where(self.mask, self.body(x), 0.0))  # type: ignore[no-any-return]
-        if self.form == "inverse":
-            return self.head(self.body(x) * (1 - self.mask))  # type: ignore[no-any-return]
-        return self.head(self.body(x).relu() * self.mask)  # type: ignore[no-any-return]
+        masked = {"weight": self._weight, "selects": self._selects, "inverse": self._inverse}.get(
+            self.form, self._product
+        )
+        return self.head(masked(self.stem(x).relu()))  # type: ignore[no-any-return]
+
+    def _weight(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.body.weight * self.mask).relu()
+
+    def _selects(self, x: Tensor) -> Tensor:
+        return torch.where(self.mask, self.body(x), 0.0)
+
+    def _inverse(self, x: Tensor) -> Tensor:
+        return self.body(x) * (1 - self.mask)  # type: ignore[no-any-return]
+
+    def _product(self, x: Tensor) -> Tensor:
+        return self.body(x).relu() * self.mask  # type: ignore[no-any-return]
 
 
 class _Statistics(_Net):

@@ -95,11 +95,15 @@ class _Steps(nn.Module):
 
 
 class _Strip(nn.Module):
-    """The sides of a picture as text: a layer for pictures that are no squares."""
+    """The sides of a picture as text: another order of channels for pictures that are no squares."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.wide, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def wide(self, y: Tensor) -> Tensor:
+        """Return the channels in another order."""
+        return y.roll(3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).relu()

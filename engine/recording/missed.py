@@ -1,0 +1,246 @@
+"""A part of a function that no recording reached: what it reads, calls, gives back and puts in the place of others."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from engine.program.graph import Value
+from engine.source.branches import Part
+from engine.source.deciding import Decider
+from engine.source.entrywise import Effect, effects, names_read
+from engine.source.stepping import Course
+
+__all__ = ["Missed", "code_of", "methods_of"]
+
+_SIZING = frozenset("chunk expand repeat reshape split tensor_split unflatten view".split())
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Return the code of a function behind its decorators, or None."""
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+@functools.cache
+def methods_of(kind: Any) -> tuple[tuple[str, frozenset[str]], ...]:
+    """Return the methods of a class that is not torch's, with the attributes that they name."""
+    readers: dict[str, frozenset[str]] = {}
+    for base in reversed(kind.__mro__):
+        for name, function in vars(base).items():
+            code = code_of(function) if callable(function) else None
+            if base.__module__.startswith("torch.") or name == "forward":
+                readers.pop(name, None)
+            elif code is not None and code.co_argcount and not hasattr(nn.Module, name):
+                readers[name] = frozenset(code.co_names)
+    return tuple(readers.items())
+
+
+class Missed:
+    """A part of a function that did not run for one module."""
+
+    def __init__(
+        self,
+        part: Part,
+        course: Course,
+        modules: Mapping[str, nn.Module],
+        names: Mapping[int, str],
+        values: Sequence[Value],
+    ) -> None:
+        self._values = values
+        self.part, self._course, self._modules, self._names = part, course, modules, names
+        self.code, self.owner = course.function.code, course.owner
+        self.where = f"{self.code.co_filename}:{part.line}"
+        self.first = self.code.co_varnames[0] if course.is_method else None
+        self._seen = course.seen.get(part, {})
+
+    def decided_by(self, places: Collection[str]) -> bool:
+        """Whether a size decides, of which other ones were tried."""
+        lines = {n for t in self._tests() for n in range(t.lineno, (t.end_lineno or t.lineno) + 1)}
+        return any(f"{self.code.co_filename}:{n}" in places for n in lines)
+
+    def _tests(self) -> list[ast.expr]:
+        test = self.part.test
+        if isinstance(test, ast.expr):
+            return [test]
+        return [] if test is None else [n.test for n in ast.walk(test) if isinstance(n, (ast.If, ast.IfExp))]
+
+    def fixed(self, free: Collection[str], settled: Callable[[str], bool]) -> bool:
+        """Whether the code that is there decides that it does not run."""
+        function, own = self._course.function, self._course.ran
+        decider = Decider(function.tree, self._course.space, free, settled, lambda node: function.ran(node, own))
+        return self.part.test is not None and decider.fixed(self.part.test)
+
+    def arguments(self) -> set[str]:
+        """Return the names of the function's arguments."""
+        return set(self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount])
+
+    def impossible(self) -> bool:
+        """Whether it uses what this module does not have: an attribute that is None, or missing."""
+        owner = self._modules[self.owner]
+        for node in _always(self.part.nodes) if self.first is not None else ():
+            used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
+            if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
+                own = isinstance(used.value, ast.Name) and used.value.id == self.first
+                if own and getattr(owner, used.attr, None) is None:
+                    return True
+        return False
+
+    def sized(self) -> set[str]:
+        """Return the variables that it gives sizes that stand in the code, which do not follow."""
+        result: set[str] = set()
+        for call in self.part.syntax:
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in _SIZING:
+                if any(_is_number(arg) for arg in call.args):
+                    result |= set(names_read(call))
+        return result
+
+    def replacing(self) -> set[str]:
+        """Return the variables that it gives back, keeps, or puts in the place of others, as they are."""
+        results = [n.value for n in self.part.syntax if isinstance(n, (ast.Return, ast.Assign)) and n.value is not None]
+        if isinstance(self.part.nodes[0], ast.expr):
+            results.append(self.part.nodes[0])
+        inside = (ast.Tuple, ast.List, ast.Dict)
+        parts = [p for r in results for p in (ast.iter_child_nodes(r) if isinstance(r, inside) else [r])]
+        kept = [n.args for n in self.part.syntax if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "append"]
+        return {n.id for n in (*parts, *(a for args in kept for a in args)) if isinstance(n, ast.Name)}
+
+    def effects(self) -> Mapping[str, Effect]:
+        """Return what it does to what each variable holds."""
+        foreign = [name for name, held in self._seen.items() if not {k for k, _ in held} & {"values", "module"}]
+        return _effects(self.part, frozenset(foreign))
+
+    def tensors(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
+        """Return what its variables, and the attributes that it reads, may hold of the program when it begins."""
+        result: dict[str, list[Value]] = {}
+        for name in self.part.names:
+            result[name] = self.values(name, stored)
+        for node in self.part.syntax:
+            held = self._attribute(node) if isinstance(node, ast.Attribute) else None
+            own = self._parameter(held) if isinstance(held, nn.Parameter) else None
+            if own is not None and own in stored:
+                result[f"{own} "] = [stored[own]]
+        return {name: values for name, values in result.items() if values}
+
+    def values(self, name: str, stored: Mapping[str, Value]) -> list[Value]:
+        """Return what a variable may hold of the program."""
+        held = self._seen.get(name, ())
+        kept = [v for kind, values in held if kind == "values" for v in values]
+        kept = [v for v in kept if v.index < len(self._values) and self._values[v.index] is v]
+        return kept + [stored[n] for kind, n in held if kind == "stored" and n in stored]
+
+    def passed(self) -> set[str]:
+        """Return the variables that go only to modules which ran, to hooks, and to functions."""
+        own: set[int] = set()
+        for call in (n for n in self.part.syntax if isinstance(n, ast.Call)):
+            arguments = [
+                a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
+            ]
+            outside = isinstance(call.func, ast.Name) and call.func.id in self._course.space
+            outside |= inspect.ismethod(self._attribute(call.func))
+            own.update(map(id, arguments if outside or any(map(self._is_module, (call.func, *arguments))) else ()))
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
+                own.add(id(call.func.value))
+        loads = [n for n in self.part.syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        return {n.id for n in loads} - {n.id for n in loads if id(n) not in own}
+
+    def _is_module(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Subscript):
+            return self._is_module(node.value)
+        if isinstance(node, ast.Name):
+            return node.id != self.first and any(kind == "module" for kind, _ in self._seen.get(node.id, ()))
+        return isinstance(self._attribute(node), nn.Module)
+
+    def calls(self) -> Iterator[tuple[str, set[str]]]:
+        """Yield the modules that it calls, with the variables that they get."""
+        for call in (n for n in self.part.syntax if isinstance(n, ast.Call)):
+            names = {n for a in (*call.args, *(k.value for k in call.keywords)) for n in names_read(a)}
+            held = (
+                [n for kind, n in self._seen.get(call.func.id, ()) if kind == "module"]
+                if isinstance(call.func, ast.Name)
+                else []
+            )
+            module = self._attribute(call.func)
+            if isinstance(module, nn.Module) and id(module) in self._names:
+                held.append(self._names[id(module)])
+            yield from ((name, names) for name in held)
+
+    def users(self) -> set[str]:
+        """Return the modules that are called with what it gives."""
+        user = self.part.user
+        held = self._attribute(user.func) if isinstance(user, ast.Call) else None
+        return {self._names[id(held)]} if isinstance(held, nn.Module) and id(held) in self._names else set()
+
+    def _parameter(self, tensor: nn.Parameter) -> str | None:
+        named = (
+            (f"{n}.{key}".lstrip("."), own) for n, m in self._modules.items() for key, own in m._parameters.items()
+        )
+        return next((name for name, own in named if own is tensor), None)
+
+    def called(self) -> set[str]:
+        """Return the names of the modules that it mentions, in methods of its own as well."""
+        result: set[str] = set()
+        for node in self.part.syntax:
+            if isinstance(node, ast.Name):
+                result |= {held for kind, held in self._seen.get(node.id, ()) if kind == "module"}
+            elif isinstance(node, ast.Attribute):
+                held = self._attribute(node)
+                if isinstance(held, nn.Module) and id(held) in self._names:
+                    result.add(self._names[id(held)])
+                elif isinstance(node.value, ast.Name) and node.value.id == self.first and inspect.ismethod(held):
+                    result |= self._inside(node.attr)
+        return result - {self.owner, ""}
+
+    def _inside(self, method: str) -> set[str]:
+        """Return the modules that a method of the module mentions."""
+        owner = self._modules[self.owner]
+        reading, names, waiting = dict(methods_of(type(owner))), set[str](), [method]  # type: ignore[arg-type]
+        while waiting:
+            own = reading.pop(waiting.pop(), frozenset())
+            waiting += own & reading.keys()
+            names |= own
+        return {self._names[id(m)] for n, m in owner._modules.items() if n in names and id(m) in self._names}
+
+    def _attribute(self, node: ast.expr) -> Any:
+        """Return what an attribute of the module, or of a part of it, is."""
+        if isinstance(node, ast.Name):
+            return self._modules[self.owner] if node.id == self.first else None
+        if isinstance(node, ast.Attribute):
+            owner = self._attribute(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
+        return None
+
+
+def _is_number(size: ast.expr) -> bool:
+    """Whether a size, or one of several, holds a number greater than one, and follows no attribute."""
+    if isinstance(size, (ast.Tuple, ast.List)):
+        return any(map(_is_number, size.elts))
+    inner = list(ast.walk(size))
+    numbers = (n.value for n in inner if isinstance(n, ast.Constant))
+    return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
+
+
+@functools.cache
+def _effects(part: Part, foreign: frozenset[str]) -> Mapping[str, Effect]:
+    return effects(part.nodes, foreign)
+
+
+def _always(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the syntax that runs whenever statements or expressions do."""
+    for node in nodes:
+        yield node
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            yield from _always([node.test])
+        elif isinstance(node, ast.For):
+            yield from _always([node.iter])
+        elif isinstance(node, ast.BoolOp):
+            yield from _always(node.values[:1])
+        elif not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.Try, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+            yield from _always(ast.iter_child_nodes(node))
+            if isinstance(node, (ast.Return, ast.Raise)):
+                return

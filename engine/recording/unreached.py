@@ -1,0 +1,246 @@
+"""What code that no recording reached could touch: it stays whole, or is named.
+
+A branch that the example does not take, and what follows an early return, may read whatever its variables hold there.
+What it hands to a module that never ran, gives back, puts in the place of something else, or gives a size that stands
+in the code counts as used; what it only scales or shifts varies. Of what else it does, the notes name the line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+
+from torch import nn
+
+from engine.program.expressions import Guard
+from engine.program.graph import Node, Value
+from engine.recording.missed import Missed, code_of, methods_of
+from engine.source.branches import Part
+from engine.source.entrywise import Effect
+from engine.source.stepping import Course
+from engine.source.writers import written_attributes
+
+__all__ = ["Reach", "Unreached", "arguments_of", "files_of"]
+
+_SETTERS = ("get_", "set_", "reset", "init", "load", "save", "freeze", "unfreeze", "enable", "disable", "from_", "to_")
+_MOST_NAMES = 6
+_ADVICE = "Give an example, or an entry, that runs it."
+
+
+@dataclass
+class Reach:
+    """What parts that did not run could touch.
+
+    Attributes:
+        whole: values of which all is used, with the reason.
+        varying: values about whose numbers nothing is known; whether a zero in them stays one.
+        notes: for the reader.
+    """
+
+    whole: dict[int, tuple[Value, str]] = field(default_factory=dict)
+    varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Unreached:
+    """Looks at what the recordings of a model did not reach.
+
+    Args:
+        modules: its modules by name.
+        courses: what ran.
+        nodes, values, guards: what was recorded.
+        stored: values of the parameters and buffers that were read, by every name.
+        parameters: names of all parameters.
+        arguments: names of the arguments of forward.
+        declared: tells of an attribute's name whether the user says that it stays as it is.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        courses: Mapping[tuple[CodeType, str], Course],
+        nodes: Sequence[Node],
+        values: Sequence[Value],
+        guards: Iterable[Guard],
+        stored: Mapping[str, Value],
+        parameters: Collection[str],
+        arguments: Collection[str],
+        declared: Callable[[str], bool],
+    ) -> None:
+        self._declared = declared
+        self._modules, self._courses, self._arguments = modules, courses, arguments
+        self._sized = {guard.place for guard in guards}
+        self._stored, self._values, self._nodes = stored, values, nodes
+        idle = {name.rpartition(".")[0] for name in parameters if name not in stored}
+        self._idle_owners = sorted(idle)
+        self._idle = {n[:end] for n in idle for end in (*(i for i, c in enumerate(n) if c == "."), len(n))}
+        self._own = files_of(modules[""])
+        self._written = written_attributes(modules[""])
+        self._fixed: dict[tuple[Part, str, bool], bool] = {}
+        self._borders: dict[str, tuple[list[Value], list[Value]]] = {}
+        self._others: dict[str, dict[int, Value]] = {}
+        self._frozen: dict[str, None] = {}
+        self._named: dict[str, None] = {}
+
+    def reach(self) -> Reach:
+        """Return what could be touched."""
+        reach = Reach()
+        names = {id(module): name for name, module in self._modules.items()}
+        for course in self._courses.values():
+            for part in course.function.missed(course.ran):
+                if not part.is_silent:
+                    self._follow(Missed(part, course, self._modules, names, self._values), reach)
+        self._beside(reach)
+        if self._idle_owners:
+            reach.notes.append(f"Modules that did not run, and stay whole: {_listed(self._idle_owners)}.")
+        if methods := sorted(dict.fromkeys(_methods(self._modules.values()))):
+            reach.notes.append(
+                f"Methods that were not recorded on their own, and read layers: {_listed(methods)}. Record those that "
+                "are called from outside as `entries`."
+            )
+        if self._frozen:
+            reach.notes.append(f"Code that did not run, and whose reads stay whole: {_listed(self._frozen)}. {_ADVICE}")
+        if named := [place for place in self._named if place not in self._frozen]:
+            reach.notes.append(f"Code that did not run, and was not looked at: {_listed(named)}. {_ADVICE}")
+        return reach
+
+    def _beside(self, reach: Reach) -> None:
+        """Note what modules of a list read and put out, of which others did not run: these would read the same."""
+        for name, container in self._modules.items():
+            if not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
+                continue
+            items = {f"{name}.{key}" if name else key for key in container._modules}
+            idle = sorted(items & self._idle)
+            for node in self._nodes if idle else ():
+                if any(node.module == item or node.module.startswith(f"{item}.") for item in items):
+                    reason = f"could be read by {idle[0]!r}, which did not run, or put out in its place"
+                    whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
+                    reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
+
+    def _follow(self, missed: Missed, reach: Reach) -> None:
+        tensors = missed.tensors(self._stored)
+        if not tensors:
+            return
+        whole, how = self._taken(missed, tensors), missed.effects()
+        if whole is None:
+            return
+        self._touch(self._others.pop(missed.where, {}).values(), Effect.USES, missed.where, reach)
+        if not whole.isdisjoint(missed.replacing()):
+            self._replaced(missed, reach)
+        for name, values in tensors.items():
+            effect = Effect.USES if name in whole else how.get(name, Effect.KEEPS)
+            if effect is Effect.CHANGES and missed.called():
+                effect = Effect.KEEPS_ZERO  # what modules that ran put out is masked as well
+            if name in whole or effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
+                self._frozen[missed.where] = None
+                self._touch(values, effect, missed.where, reach)
+            elif effect is Effect.USES:
+                self._named[missed.where] = None
+
+    def _replaced(self, missed: Missed, reach: Reach) -> None:
+        """Note what else stands where variables would that code puts there."""
+        for name in missed.part.targets:
+            self._touch(missed.values(name, self._stored), Effect.USES, missed.where, reach)
+        readers = missed.users()
+        for node in self._nodes if readers else ():
+            if node.module in readers:
+                self._touch((v for v in node.inputs if not v.stored), Effect.USES, missed.where, reach)
+
+    def _exchanged(self, missed: Missed, tensors: Mapping[str, list[Value]]) -> set[str]:
+        """Return the variables that modules get which got others where they ran."""
+        result: set[str] = set()
+        for module, names in missed.calls():
+            enter, leave = self._border(module)
+            read = {v.index for v in enter}
+            strange = {n for n in names if any(v.index not in read for v in tensors.get(n, ()))}
+            if strange:
+                result |= strange
+                self._others.setdefault(missed.where, {}).update((v.index, v) for v in (*enter, *leave))
+        return result
+
+    def _border(self, module: str) -> tuple[list[Value], list[Value]]:
+        """Return what a module reads and puts out."""
+        if module not in self._borders:
+            inside = [n for n in self._nodes if n.module == module or n.module.startswith(f"{module}.")]
+            made = {v.index: v for n in inside for v in n.outputs}
+            indices = {n.index for n in inside}
+            leave = {v.index for n in self._nodes if n.index not in indices for v in n.inputs} & made.keys()
+            enter = {v.index: v for n in inside for v in n.inputs if v.index not in made and not v.stored}
+            self._borders[module] = list(enter.values()), [made[index] for index in leave]
+        return self._borders[module]
+
+    def _taken(self, missed: Missed, tensors: Mapping[str, list[Value]]) -> frozenset[str] | None:
+        """Return the variables of which all counts as used; None where the code cannot run, or others show it."""
+        if self._is_fixed(missed, declared=True):
+            return None
+        if not missed.called().isdisjoint(self._idle):
+            return frozenset(tensors)
+        if missed.decided_by(self._sized) or missed.impossible():
+            return None
+        if self._is_fixed(missed):
+            return frozenset(missed.sized()) or None
+        effects = missed.effects().items() if missed.first is not None else ()
+        used = {name for name, effect in effects if effect is Effect.USES}
+        return frozenset(
+            missed.sized() | missed.replacing() | (used - missed.passed()) | self._exchanged(missed, tensors)
+        )
+
+    def _touch(self, values: Iterable[Value], effect: Effect, where: str, reach: Reach) -> None:
+        for value in values:
+            if effect is Effect.USES:
+                reason = f"could be read by the code at {where}, which did not run"
+                reach.whole.setdefault(value.index, (value, reason))
+            else:
+                zeros_stay = effect is Effect.KEEPS_ZERO and reach.varying.get(value.index, (value, True))[1]
+                reach.varying[value.index] = value, zeros_stay
+
+    def _is_fixed(self, missed: Missed, declared: bool = False) -> bool:
+        """Whether the code that is there, or the user by `constants`, decides that it does not run."""
+        key = missed.part, missed.owner, declared
+        if key not in self._fixed:
+            module = self._modules[missed.owner]
+            written = self._written.get(type(module), frozenset())
+            forward = missed.owner == "" and missed.code is code_of(type(self._modules[""]).forward)
+            own = missed.arguments()
+            names = (own if forward or declared else own & set(self._arguments)) - {missed.first}
+            elsewhere = missed.code.co_filename not in self._own and not declared
+            prefix = f"{missed.owner}." if missed.owner else ""
+            settled = (lambda n: self._declared(prefix + n)) if declared else (lambda n: n not in written)
+            self._fixed[key] = elsewhere or missed.fixed(names, settled)
+        return self._fixed[key]
+
+
+def _listed(items: Iterable[str]) -> str:
+    names = list(items)
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _methods(modules: Iterable[nn.Module]) -> Iterator[str]:
+    """Yield the public methods beside forward that read a layer or a parameter of their module."""
+    for module in modules:
+        names = {name for name, held in (*module._modules.items(), *module._parameters.items()) if held is not None}
+        reading = dict(methods_of(type(module))) if names else {}  # type: ignore[arg-type]
+        while more := {method for method, own in reading.items() if method not in names and own & names}:
+            yield from (f"{type(module).__name__}.{method}" for method in more if not method.startswith(_PRIVATE))
+            names |= more
+
+
+_PRIVATE = ("_", *_SETTERS)
+
+
+def files_of(model: nn.Module) -> set[str]:
+    """Return the files of the classes of a model's modules."""
+    names = {base.__module__ for kind in set(map(type, model.modules())) for base in kind.__mro__}
+    return {file for name in names if (file := getattr(sys.modules.get(name), "__file__", None)) is not None}
+
+
+def arguments_of(model: nn.Module) -> set[str]:
+    """Return the names of the arguments of a model's forward."""
+    try:
+        return set(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return set()

@@ -1,0 +1,145 @@
+"""Who decides which branch of a function runs: the code that is there, or whoever calls the model."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Decider"]
+
+_NEVER = frozenset(
+    "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
+)
+"""Functions that say no wherever a model runs as Python."""
+
+_FIXED = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_KINDS = frozenset({"isinstance", "issubclass", "callable", "type"})
+_ATTRIBUTES = frozenset({"hasattr", "getattr"})
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Decider:
+    """What is known where a function decides.
+
+    Attributes:
+        tree: the function's syntax.
+        space: globals.
+        open: names of arguments that whoever calls the model may give: in its forward all, elsewhere those that are
+            called as one of forward's.
+        settled: tells of an attribute's name that nobody sets it once the model is built.
+        ran: tells of syntax whether it ran, or has nothing to run; what did not has no part in a decision.
+    """
+
+    tree: ast.FunctionDef | ast.AsyncFunctionDef
+    space: Mapping[str, Any]
+    open: Collection[str]
+    settled: Callable[[str], bool]
+    ran: Callable[[ast.AST], bool]
+
+    def fixed(self, test: ast.AST) -> bool:
+        """Whether an expression comes out as it does whatever is given to the model, and however it is run.
+
+        A statement comes out by the conditions in it.
+        """
+        return self._fixed(test, frozenset())
+
+    def _fixed(self, node: ast.AST, seen: frozenset[str]) -> bool:
+        if not self.ran(node):
+            return True
+        if isinstance(node, ast.stmt):
+            tests = [n.test for n in ast.walk(node) if isinstance(n, (ast.If, ast.IfExp, ast.While))]
+            return bool(tests) and all(self._fixed(test, seen) for test in tests)
+        if isinstance(node, ast.Name):
+            return self._name(node.id, seen)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, seen)
+        if isinstance(node, ast.Call):
+            return self._call(node, seen)
+        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        return all(self._fixed(child, seen) for child in children)
+
+    def _name(self, name: str, seen: frozenset[str]) -> bool:
+        if name in seen:
+            return True
+        if name in self._arguments():
+            return name not in self.open
+        own = list(self._assigned(name))
+        if own:
+            return all(self._fixed(value, seen | {name}) for value in own)
+        value = self.space.get(name, vars(builtins).get(name, _MISSING))
+        return value is _MISSING or isinstance(value, _FIXED)
+
+    def _arguments(self) -> set[str]:
+        a = self.tree.args
+        return {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg is not None}
+
+    def _assigned(self, name: str) -> Iterator[ast.AST]:
+        """Yield what a variable is set to."""
+        for node in _syntax(self.tree):
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)):
+                targets = [node.target]
+            elif isinstance(node, (ast.For, ast.comprehension)):
+                if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node.target)):
+                    yield node.iter
+            if any(isinstance(n, ast.Name) and n.id == name for t in targets for n in ast.walk(t)):
+                value = getattr(node, "value", None)
+                yield from [] if value is None or not self.ran(value) else [value]
+
+    def _attribute(self, node: ast.Attribute, seen: frozenset[str]) -> bool:
+        held = self._held(node)
+        if held is not _MISSING:
+            return isinstance(held, _FIXED)
+        root = _root(node)
+        if root is None:
+            return self._fixed(node.value, seen)
+        if node.attr in ("dtype", "device", "requires_grad", "is_cuda", "grad_fn", "is_nested", "is_sparse"):
+            return False
+        return root in self._arguments() and root not in self.open and self.settled(node.attr)
+
+    def _held(self, node: ast.expr) -> Any:
+        """Return what a global, or an attribute of a Python module, is."""
+        if isinstance(node, ast.Name):
+            inner = node.id in self._arguments() or any(True for _ in self._assigned(node.id))
+            return _MISSING if inner else self.space.get(node.id, _MISSING)
+        if isinstance(node, ast.Attribute):
+            held = self._held(node.value)
+            return getattr(held, node.attr, _MISSING) if isinstance(held, (types.ModuleType, type)) else _MISSING
+        return _MISSING
+
+    def _call(self, node: ast.Call, seen: frozenset[str]) -> bool:
+        function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if function in _NEVER:
+            return True
+        if function in _KINDS:
+            root = _root(node.args[0]) if node.args else None
+            return root not in self.open
+        if function in _ATTRIBUTES and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            owner = ast.Attribute(node.args[0], str(node.args[1].value), ast.Load())
+            return self._attribute(owner, seen) and all(self._fixed(a, seen) for a in node.args[2:])
+        if function in vars(builtins) and isinstance(node.func, ast.Name):
+            return all(self._fixed(a, seen) for a in node.args)
+        return False
+
+
+@functools.cache
+def _syntax(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the assignments and loops in a function."""
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension)
+    return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def _root(node: ast.AST) -> str | None:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None

@@ -1,0 +1,37 @@
+"""Which parts of a function did not run."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import pytest
+
+from engine.source.branches import branching
+
+
+def choose(flag: bool, x: int) -> int:
+    """A function with branches, in one line and in several."""
+    y = x + 1 if flag else x - 1
+    if flag:
+        y = y * 2
+    else:
+        return y
+    return y + 3
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
+def test_what_did_not_run() -> None:
+    """The largest parts that no instruction ran of, expressions included."""
+    function = branching(choose.__code__)
+    assert function is not None
+    ran = set(range(0, len(choose.__code__.co_code), 2))
+    assert not list(function.missed(ran))
+    parts = list(function.missed(set()))
+    assert [ast.unparse(part.nodes[0]) for part in parts] == ["x + 1", "x - 1", "y = y * 2", "return y", "return y + 3"]
+    assert [sorted(part.names) for part in parts] == [["x"], ["x"], ["y"], ["y"], ["y"]]
+
+
+def test_functions_without_branches() -> None:
+    """There is nothing to watch."""
+    assert branching((lambda x: x + 1).__code__) is None
