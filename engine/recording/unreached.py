@@ -116,7 +116,7 @@ class Unreached:
             idle = sorted(items & self._idle)
             for node in self._nodes if idle else ():
                 if any(node.module == item or node.module.startswith(f"{item}.") for item in items):
-                    reason = f"could be read by {idle[0]!r}, which did not run, or put out in its place"
+                    reason = f"could be read by {idle[0]!r}, which did not run on the example, or put out in its place"
                     whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
                     reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
 

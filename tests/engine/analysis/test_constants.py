@@ -166,13 +166,13 @@ class Detections(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return boxes and classes of what was found."""
         x = self.body(x).relu()
-        scores = self.scores(x).sigmoid()
+        scores, boxes = self.scores(x).sigmoid(), self.boxes(x)
         kept = scores.flatten() > 2
         places = torch.where(kept)[0]
         rows = torch.div(places, 3, rounding_mode="floor")
         if not len(rows):  # torchvision answers with new tensors, which are picked from all the same
             return torch.zeros(0, 4)[rows], torch.zeros(0, dtype=torch.long)[rows]
-        return self.boxes(x)[rows], places % 3
+        return boxes[rows], places % 3
 
 
 def test_nothing_is_known_of_what_is_empty() -> None:
