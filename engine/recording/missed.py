@@ -19,7 +19,8 @@ from engine.source.stepping import Course
 
 __all__ = ["Missed", "code_of", "methods_of"]
 
-_SIZING = frozenset("chunk expand repeat reshape split tensor_split unflatten view".split())
+_SIZING = frozenset("expand reshape split unflatten view".split())
+"""Methods that take sizes; `chunk`, `repeat` and `tensor_split` take numbers of parts or copies."""
 
 
 def code_of(function: Any) -> CodeType | None:

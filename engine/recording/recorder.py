@@ -283,7 +283,8 @@ class Recorder(TorchDispatchMode):
         self.notes += reach.notes
 
     def _parameters(self) -> set[str]:
-        return {name for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter)}
+        named = self._tensors.items()
+        return {name for name, tensor in named if isinstance(tensor, nn.Parameter) and tensor.numel()}
 
     def missed(self) -> set[str]:
         """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
