@@ -7,7 +7,8 @@ Batches are often mappings whose keys are no arguments of the model; what is tak
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +63,7 @@ def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any
     train = [module for module in pl_module.modules() if module.training]
     handle = model.register_forward_pre_hook(_stop, with_kwargs=True, prepend=True)
     try:
-        with isolate_rng(), evaluation(pl_module, train, tuple(arguments)), torch.enable_grad():
+        with isolate_rng(), evaluation(pl_module, train, tuple(arguments)), _restored(pl_module), torch.enable_grad():
             Step(pl_module, TRAINING)(*arguments)
     except _Seen as seen:
         return _example(model, *apply_to_collection(seen.arguments, Tensor, torch.Tensor.detach))
@@ -71,6 +72,18 @@ def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any
     finally:
         handle.remove()
     return None
+
+
+@contextmanager
+def _restored(module: nn.Module) -> Iterator[None]:
+    """Put back the numbers that a step writes into parameters and buffers: statistics, moving averages, queues."""
+    before = {tensor: tensor.detach().clone() for tensor in (*module.parameters(), *module.buffers())}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, numbers in before.items():
+                tensor.copy_(numbers)
 
 
 _OF_STEPS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
