@@ -33,7 +33,7 @@ from engine.recording.opaque import Inside, storage_of
 from engine.recording.other_sizes import OtherSizes
 from engine.recording.overwritten import Overwritten
 from engine.recording.unreached import Unreached, files_of
-from engine.recording.vectors import Made, Vectors
+from engine.recording.vectors import Call, Vectors
 from engine.source.integers import integers
 from engine.source.provenance import DESCRIBING, Provenance
 from engine.source.sizes import numbers_in
@@ -216,8 +216,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(held, nn.Parameter) and id(held) in self._names:
             return "stored", self._names[id(held)]
         if isinstance(held, (Tensor, list, tuple, dict)):
-            known = [id(t) for t in itertools.islice(tensors_in(held), _MOST_HELD) if id(t) in self._current]
-            return ("values", tuple(map(self._refresh, known))) if known else None
+            current = [id(t) for t in itertools.islice(tensors_in(held), _MOST_HELD) if id(t) in self._current]
+            return ("values", tuple(map(self._refresh, current))) if current else None
         return None
 
     def _running(self, frame: FrameType) -> tuple[str, bool]:
@@ -329,12 +329,12 @@ class Recorder(TorchDispatchMode):
         if not what.recorded or not self._relevant(what, func, args, kwargs):
             out = self._beside(self._aside(func(*args, **kwargs)), args, kwargs)
             numbers = tuple(self._provenance.numbers)
-            self._vectors.note(Made(what, func, args, kwargs, out, numbers, self._provenance.site))
+            self._vectors.note(Call(what, func, args, kwargs, out, numbers, self._provenance.site))
             return out
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
-        for made in list(self._vectors.meeting(func, args, kwargs)):
-            self._record_vector(made)
+        for call in list(self._vectors.meeting(func, args, kwargs)):
+            self._record_vector(call)
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
         bound = what.bind(args, kwargs)
         values = map_tensors(bound, self._read)
@@ -343,19 +343,19 @@ class Recorder(TorchDispatchMode):
         self._add(what.op, func, bound, values, written, out)
         return out
 
-    def _record_vector(self, made: Made) -> None:
+    def _record_vector(self, call: Call) -> None:
         """Record a call on buffers alone, after it has run."""
         provenance = self._provenance
         now = provenance.numbers, provenance.site
-        provenance.numbers, provenance.site = list(made.numbers), made.site
-        args, kwargs = map_tensors(made.args, self._substitute), map_tensors(made.kwargs, self._substitute)
-        bound = made.what.bind(args, kwargs)
+        provenance.numbers, provenance.site = list(call.numbers), call.site
+        args, kwargs = map_tensors(call.args, self._substitute), map_tensors(call.kwargs, self._substitute)
+        bound = call.what.bind(args, kwargs)
         values = map_tensors(bound, self._read)
-        out = made.out if self._maker is None else self._maker.run(made.func, args, kwargs)
-        self._add(made.what.op, made.func, bound, values, [], out)
+        out = call.out if self._maker is None else self._maker.run(call.func, args, kwargs)
+        self._add(call.what.op, call.func, bound, values, [], out)
         if self._maker is not None:
-            self._fakes[id(made.out)] = out
-        self._hold(made.out)
+            self._fakes[id(call.out)] = out
+        self._hold(call.out)
         provenance.numbers, provenance.site = now
 
     # ------------------------------------------------------------------ a module whose ops are not recorded

@@ -165,11 +165,11 @@ class Unreached:
         """Return what a module reads and puts out."""
         if module not in self._borders:
             inside = [n for n in self._nodes if n.module == module or n.module.startswith(f"{module}.")]
-            made = {v.index: v for n in inside for v in n.outputs}
+            results = {v.index: v for n in inside for v in n.outputs}
             indices = {n.index for n in inside}
-            leave = {v.index for n in self._nodes if n.index not in indices for v in n.inputs} & made.keys()
-            enter = {v.index: v for n in inside for v in n.inputs if v.index not in made and not v.stored}
-            self._borders[module] = list(enter.values()), [made[index] for index in leave]
+            leave = {v.index for n in self._nodes if n.index not in indices for v in n.inputs} & results.keys()
+            enter = {v.index: v for n in inside for v in n.inputs if v.index not in results and not v.stored}
+            self._borders[module] = list(enter.values()), [results[index] for index in leave]
         return self._borders[module]
 
     def _taken(self, missed: Missed, tensors: Mapping[str, list[Value]]) -> frozenset[str] | None:

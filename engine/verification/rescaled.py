@@ -83,12 +83,12 @@ def _rescaled(module: nn.Module, size: int) -> Rescaled:
     wide = copy.deepcopy(module).double()
     dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
     for name, eps in _numbers(module):
-        known = torch.finfo(dtype).eps if eps is None else eps
+        epsilon = torch.finfo(dtype).eps if eps is None else eps
         if eps is None:
-            setattr(wide, name, known)
+            setattr(wide, name, epsilon)
         for tensors in _weights(module, math.sqrt(size / kept)):
-            numbers = {name: (known + _squares(wide) / size) * size / kept}
-            if _agree(wide, _plain(wide, kept, tensors, numbers), kept, known):
+            numbers = {name: (epsilon + _squares(wide) / size) * size / kept}
+            if _agree(wide, _plain(wide, kept, tensors, numbers), kept, epsilon):
                 return Rescaled(kind, size, kept, tensors, numbers, True)
     return failed
 

@@ -116,7 +116,8 @@ def training_step(
     with evaluation(model), seeded(), torch.inference_mode(False), torch.enable_grad():
         used = _exchange(model, tensors)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
-        with EvenDraws(_wide) as draws, Leftovers() as leftovers:
+        wide = any(t.dtype == torch.float64 for t in tensors.values())
+        with EvenDraws(_wide if wide else in_float64) as draws, Leftovers() as leftovers:
             model.train()
             before = attributes(model)
             out = results_of(call(model, args, kwargs), model, before, weights)

@@ -57,7 +57,7 @@ def test_the_blocks_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_there_are_pages_with_examples() -> None:
-    """The page on ops has prompts, the tutorial has blocks; not run names other packages, a large model or processes."""
+    """The page on ops has prompts, the tutorial has blocks; others name packages, a large model or processes."""
     parsed = doctest.DocTestParser().get_examples((DOCS / "add-an-op.md").read_text())
     assert len(parsed) > 10 and len(blocks(DOCS / "tutorial.md")) >= 6
     skipped = [page for page in PAGES if "<!-- not run -->" in page.read_text()]
