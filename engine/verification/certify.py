@@ -36,6 +36,7 @@ from engine.verification.projections import PROJECTIONS, Directions, channel_nor
 from engine.verification.remains import Remains
 from engine.verification.results import results_of
 from engine.verification.rounding import unrounded
+from engine.verification.tensors import plain
 from engine.verification.way import Way
 from engine.verification.witness import Look, Witness
 
@@ -362,7 +363,7 @@ def _call(
     with observer.following(model), observer, EvenDraws() if witness.draws else nullcontext():
         out = call_model(model, *arguments)
         observation.outputs = [
-            t.detach().to("cpu", copy=True) for t in results_of(out, model, remains.before, witness.weights)
+            plain(t.detach()).to("cpu", copy=True) for t in results_of(out, model, remains.before, witness.weights)
         ]
     del out
     observation.leaves = not decisions.repeats and remains.differ()

@@ -123,7 +123,7 @@ def training_step(
             out = results_of(call(model, args, kwargs), model, before, weights)
             with leftovers.reading():
                 _backward(model, out)
-        outputs = [t.detach().clone() for t in out]
+        outputs = [plain(t.detach()).clone() for t in out]
         del out, args, kwargs  # with them goes the graph
         gradients = {name: t.grad for name, t in used.items() if isinstance(t, nn.Parameter)}
         expected = [*(t.grad for t in leaves), *gradients.values(), *used.values(), *_computed(model, weights)]

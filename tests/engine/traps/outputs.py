@@ -137,6 +137,12 @@ RETURNED = [
         uses=[lambda model: vars(once(3, 3, 9, 7)(model))],
     ),
     _trap(
+        "a sparse tensor as output",
+        "learned adjacency matrices, returned by to_sparse()",
+        lambda net, h, y: (y, h.flatten(1).to_sparse()),
+        lambda net, out: [out[0], out[1].to_dense()],
+    ),
+    _trap(
         "a named tuple as output",
         "torchvision's GoogLeNetOutputs",
         lambda net, h, y: _Pair(y, h),
