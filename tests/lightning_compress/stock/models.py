@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 import engine
+
+transformers = pytest.importorskip("transformers")
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
