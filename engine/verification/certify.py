@@ -250,8 +250,10 @@ class _Observer(TorchDispatchMode):
         looks: Sequence[Look | None],
         observation: Observation,
         decisions: Decisions,
+        wide: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._wide = wide  # whether the model runs in float64, and nothing is to be rounded off
         self._witness, self._looks, self._observation, self._decisions = witness, looks, observation, decisions
         self._ops = {node.op for node in witness.nodes}
         self._directions = Directions()
@@ -261,7 +263,7 @@ class _Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op; look at its output if it is the next of the witness's nodes."""
-        args, kwargs = unrounded(func, args, kwargs or {})
+        args, kwargs = unrounded(func, args, kwargs or {}) if self._wide else (args, kwargs or {})
         out, op = _computed(func, args, kwargs), signature(func).op
         if self._depth:
             return out
@@ -336,13 +338,14 @@ def observe(
     """
     calls: list[Observation] = []
     before = [None] * (1 + len(further)) if earlier is None else earlier.calls
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
     try:
         with evaluation(model, (), (inputs, *further)) as state, headwise(model), torch.inference_mode():
             _exchange(model, tensors)
             torch.manual_seed(0)
             for arguments, reference in zip((inputs, *further), before, strict=True):
                 decisions = Decisions(None if reference is None else reference.decisions, tolerance)
-                calls.append(_call(model, arguments, witness, looks, decisions, state))
+                calls.append(_call(model, arguments, witness, looks, decisions, state, wide))
     finally:
         for tensor in tensors.values():
             if isinstance(tensor, StandIn):
@@ -353,12 +356,18 @@ def observe(
 
 
 def _call(
-    model: nn.Module, arguments: Any, witness: Witness, looks: Sequence[Look | None], decisions: Decisions, state: State
+    model: nn.Module,
+    arguments: Any,
+    witness: Witness,
+    looks: Sequence[Look | None],
+    decisions: Decisions,
+    state: State,
+    wide: bool,
 ) -> Observation:
     """Run a model once, and look inside."""
     observation = Observation.of(looks, reference=not decisions.repeats)
     observation.decisions = decisions.taken
-    observer = _Observer(witness, looks, observation, decisions)
+    observer = _Observer(witness, looks, observation, decisions, wide)
     remains = Remains(model, state)
     with observer.following(model), observer, EvenDraws() if witness.draws else nullcontext():
         out = call_model(model, *arguments)

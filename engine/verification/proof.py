@@ -102,7 +102,7 @@ class Proof:
             raise VerificationError(
                 "The masked model runs on no random input. " + " ".join(not_compared(self._rejected))
             )
-        self._limit = _TOLERANCE.get(dtype or own, 1e-4)
+        self._limit = self._usual_tolerance()
         if self._exact and (dtype or own).itemsize < torch.float32.itemsize:
             self._limit = self._calibrated(self._runs[0], tensors)
         together = any(run.trial.batch is not None for run in self._runs)
@@ -156,8 +156,8 @@ class Proof:
         if not self._attempt(trial, tensors):
             del self._rejected[reject_count:]  # so all of them run at once
             return False
-        limit = _TOLERANCE.get(self._dtype or _own_dtype(self._model), 1e-4)
-        if agree(before, self._runs[-1].observation.outputs, trial.first, self._batch_dim, limit):
+        outputs, tolerance = self._runs[-1].observation.outputs, self._usual_tolerance()
+        if agree(before, outputs, trial.first, self._batch_dim, tolerance):
             return True
         self._runs.pop()
         return False
@@ -226,6 +226,9 @@ class Proof:
         if self._independent and (resolution != self._resolution or large):
             give_back()
         self._resolution = resolution
+
+    def _usual_tolerance(self) -> float:
+        return _TOLERANCE.get(self._dtype or _own_dtype(self._model), 1e-4)
 
     def _calibrated(self, run: _Run, tensors: Mapping[str, Tensor]) -> float:
         """Return the tolerance for half precision, from how much the model amplifies rounding.

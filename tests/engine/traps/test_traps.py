@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.engine.traps.trap import Ablation, Trap, catalogue, check
@@ -23,8 +25,10 @@ def test_without_a_mechanism_a_trap_catches(ablation: Ablation, monkeypatch: pyt
     [trap] = [trap for trap in TRAPS if trap.name == ablation.trap]
     check(trap, repaired=ablation.repaired)
     ablation.disable(monkeypatch)
-    with pytest.raises(Exception):  # noqa: B017 - a difference, or whatever the engine runs into
+    with pytest.raises(Exception) as failure:  # a difference, or whatever the engine runs into
         check(trap, repaired=ablation.repaired)
+    fits = not re.search(r"<lambda>\(\) (takes|missing|got an unexpected)", str(failure.value))
+    assert fits, f"What stands in for the mechanism is not called as the mechanism is: {failure.value}"
 
 
 def test_names_are_distinct() -> None:

@@ -99,6 +99,19 @@ def test_the_tolerance_of_half_precision_is_measured(dtype: torch.dtype) -> None
         verdict(randomised(OnlyIn(dtype)).to(dtype), x, rows, customized_replace_func={"Linear": wrong})
 
 
+def test_a_model_of_its_own_dtype_may_widen_inside() -> None:
+    """What it converts to float64 and back stays as its code has it, where it does not run in float64 as a whole."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("Only float32 runs here.")
+        return m.head(torch.relu(m.conv(x)).double().mean((2, 3)).to(torch.float32))
+
+    model = Net(forward, conv=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2))
+    result = verdict(model, image(dtype=torch.float32), {"conv": [0, 1]})
+    assert result.verified and result.dtype == "float32"
+
+
 def test_a_model_of_one_size_only() -> None:
     """A flatten fixes the resolution: the larger run is noted as not compared, the rest is verified."""
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(144, 2)).double()
