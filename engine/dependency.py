@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from engine import html
 from engine.analysis.constraints import Constraint, Equal, Grouped
-from engine.analysis.propagate import Structure
 from engine.analysis.slots import FROZEN
 from engine.errors import InputError
 from engine.groups import Group, Member, groups_of, output_channels, producers_of
 from engine.plots import dependency_figure, show
 from engine.program.arrays import support
 from engine.program.graph import Graph
+from engine.removal.propagate import Structure
 from engine.removal.structure import structure_for
 from engine.rule import Registry
 

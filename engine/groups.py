@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.analysis.propagate import Structure
 from engine.errors import InputError
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.removal.clusters import clusters
+from engine.removal.propagate import Structure
 from engine.removal.structure import structure_for
 from engine.rule import Registry
 

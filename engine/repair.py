@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import closed
-from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.compaction.build import canonical_tensors
 from engine.errors import InputError
@@ -24,6 +23,7 @@ from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import stored_tensors
 from engine.removal.keep import alive, consumers
+from engine.removal.propagate import Structure
 from engine.removal.structure import structure_for
 from engine.rule import Registry
 

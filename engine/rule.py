@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+from engine.analysis.constants import Constants
+from engine.analysis.labels import Labels
+from engine.analysis.use import Use
 from engine.errors import RuleError
+from engine.program.contraction import Contraction
 from engine.program.expressions import Expr
 from engine.program.graph import Node, Value
 from engine.source.sizes import numbers_in
-
-if TYPE_CHECKING:
-    from engine.analysis.constants import Constants
-    from engine.analysis.propagate import Labels
-    from engine.analysis.use import Use
-    from engine.program.contraction import Contraction
 
 __all__ = ["Demand", "Rare", "Registry", "Rule", "Sample", "Shapes", "Statistic", "as_recorded"]
 

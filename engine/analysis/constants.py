@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,11 +21,21 @@ from engine.analysis.uncertain import agreeing
 from engine.program.arrays import along, compact, is_finite
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
-from engine.rule import Registry
 
 __all__ = ["Constants"]
 
 ConstantsOf = Callable[[Node, "Constants"], Sequence[Tensor] | None]
+
+
+class _Rule(Protocol):
+    @property
+    def constants(self) -> ConstantsOf: ...
+
+
+class _Rules(Protocol):
+    """What is read of an `engine.Registry`, which stands above this file."""
+
+    def rule(self, op: str) -> _Rule: ...
 
 
 class Constants:
@@ -46,7 +57,7 @@ class Constants:
     def __init__(
         self,
         graph: Graph,
-        rules: Registry,
+        rules: _Rules,
         stored: Mapping[str, Tensor],
         masks: Mapping[str, Tensor] | None = None,
         repaired: bool = False,
@@ -72,7 +83,7 @@ class Constants:
         self._infinite: set[int] = set()  # values with entries that are known not to be finite
         bits = (torch.finfo(v.dtype).bits for v in graph.stored.values() if v.dtype.is_floating_point)
         self._bits = min(bits, default=0)  # width of the narrowest floating dtype that anything is stored in
-        self._waiting: dict[int, tuple[Node, Registry]] = {}  # views of weights are large and rarely needed
+        self._waiting: dict[int, tuple[Node, _Rules]] = {}  # views of weights are large and rarely needed
         if base is None:
             for node in graph.nodes:
                 self._compute(node, rules)
@@ -85,7 +96,7 @@ class Constants:
         self._asked = True
         return self._training
 
-    def _compute(self, node: Node, rules: Registry) -> None:
+    def _compute(self, node: Node, rules: _Rules) -> None:
         if node.outputs and all(v.origin is not None for v in node.outputs):
             self._waiting.update((v.index, (node, rules)) for v in node.outputs)
         else:
@@ -100,7 +111,7 @@ class Constants:
                 self._waiting.pop(other.index, None)
             self._evaluate(node, rules)
 
-    def _evaluate(self, node: Node, rules: Registry) -> None:
+    def _evaluate(self, node: Node, rules: _Rules) -> None:
         rule, numbers = rules.rule(node.op).constants, self.graph.uncertain.get(node.index)
         if numbers is None:
             arrays = self._steady(node, rule)
@@ -138,7 +149,7 @@ class Constants:
                 return None
         return arrays
 
-    def _compute_from(self, base: Constants, rules: Registry) -> None:
+    def _compute_from(self, base: Constants, rules: _Rules) -> None:
         """Recompute nodes that depend on the mode, and nodes whose inputs changed as a result."""
         changed: set[int] = set()
         for node in self.graph.nodes:

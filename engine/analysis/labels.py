@@ -14,7 +14,6 @@ from engine.errors import RuleError
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
-from engine.rule import Registry
 
 __all__ = ["Labels", "is_made_of"]
 
@@ -26,9 +25,8 @@ class Labels:
     different dimensions; a stored weight may have one layer over (outputs, inputs) and another over outputs.
     """
 
-    def __init__(self, graph: Graph, rules: Registry) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.rules = rules
         self.slots = Slots()
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Structure
+from engine.analysis.layers import Layers
 from engine.analysis.uncertain import amounts, widened
 from engine.program.arrays import reduce_to
-from engine.program.graph import Node, Value
+from engine.program.graph import Graph, Node, Value
 
 __all__ = ["Use"]
+
+
+class _Rule(Protocol):
+    @property
+    def use(self) -> Callable[[Node, Use], None]: ...
+
+
+class _Rules(Protocol):
+    def rule(self, op: str) -> _Rule: ...
+
+
+class _Structure(Protocol):
+    """What is read of a `Structure`, which stands above this file."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def rules(self) -> _Rules: ...
+
+    @property
+    def table(self) -> Layers: ...
+
+    @property
+    def born(self) -> Tensor: ...
 
 
 class Use:
@@ -22,23 +50,23 @@ class Use:
         constants: determines which weights and factors are zero.
     """
 
-    def __init__(self, structure: Structure, constants: Constants) -> None:
-        self.structure = structure
+    def __init__(self, structure: _Structure, constants: Constants) -> None:
+        self.graph = structure.graph
         self.constants = constants
         self._arrays: dict[int, Tensor] = {}
         self._shapes: dict[int, list[int]] = {}
-        table = structure.table
-        self._channels = table.counts(table.look(structure.born))  # of each layer
-        for value in structure.graph.outputs:
+        self._table = structure.table
+        self._channels = self._table.counts(self._table.look(structure.born))  # of each layer
+        for value in self.graph.outputs:
             self.add_all(value)
-        for node in reversed(structure.graph.nodes):
+        for node in reversed(self.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):
                 structure.rules.rule(node.op).use(node, self)
                 self._widen(node)
 
     def _widen(self, node: Node) -> None:
         """Extend use to all amounts that a node might take for other data."""
-        if amounts(node, self.structure.graph.uncertain.get(node.index, ())):
+        if amounts(node, self.graph.uncertain.get(node.index, ())):
             for value, used in widened(node, self.__getitem__):
                 if used is None:
                     self.add_all(value)
@@ -56,7 +84,7 @@ class Use:
         """
         shape = self._shapes.get(value.index)
         if shape is None:
-            layers = self.structure.table.touched(value.index)
+            layers = self._table.touched(value.index)
             touched = {d for dims, place in layers if self._channels[place] for d in dims}
             shape = self._shapes[value.index] = [n if d in touched else 1 for d, n in enumerate(value.shape)]
         return shape

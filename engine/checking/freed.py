@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from engine.analysis.constraints import closed
-from engine.analysis.propagate import Structure
 from engine.checking.isolated import Call, Tensors, run
 from engine.checking.validation import Pattern, close, combinations, structure_of_call, subsets
 from engine.program.graph import Value
+from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Registry
 

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import closed
-from engine.analysis.propagate import Labels, Structure, resolve
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.checking.isolated import Call, Tensors, run
 from engine.errors import RuleError
 from engine.program.expressions import AttributeOf, evaluate
 from engine.program.graph import Node, Value
+from engine.removal.propagate import Structure, resolve
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Registry
 
@@ -82,7 +83,7 @@ def subsets(size: int, generator: torch.Generator, blocks: bool = False) -> Iter
 
 def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structure:
     """Run the label rule of a call with slots along the dimensions in the pattern, all of them removable."""
-    labels = Labels(call.graph, rules)
+    labels = Labels(call.graph)
     for value, dims in pattern.items():
         for layer in labels.fresh(value, dims):
             labels.add(value, layer)
@@ -95,7 +96,7 @@ def structure_of_call(call: Call, pattern: Pattern, rules: Registry) -> Structur
         ) from error
     labels.born.append(torch.arange(1, len(labels.slots)))
     labels.make_rectangular()
-    return resolve(labels)
+    return resolve(labels, rules)
 
 
 # ---------------------------------------------------------------- labels

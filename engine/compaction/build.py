@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.compaction.folds import folds_of
 from engine.compaction.plan import Plan
@@ -21,6 +20,7 @@ from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Value
 from engine.program.stored import stored_tensors
 from engine.removal.keep import Kept, corrections, decide, only_zeros, refilled
+from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import structure_of
 from engine.rule import Registry

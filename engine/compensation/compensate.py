@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
@@ -24,6 +23,7 @@ from engine.ops.columns import columns, columns_at
 from engine.program.graph import Graph, Node
 from engine.recording.evaluation import evaluation
 from engine.removal.keep import consumers
+from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from engine.tracer import check_model, trace
 

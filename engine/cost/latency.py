@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.analysis.propagate import Structure
 from engine.errors import InputError
 from engine.groups import Group, groups_of
 from engine.ops import RULES
 from engine.program.graph import Graph, Node, Value
 from engine.program.trees import map_tensors
+from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import structure_for
 from engine.rule import Registry

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.products import einsum_layer, or_layer
 from engine.program.arrays import align, support

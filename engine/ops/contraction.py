@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import Grouped, NonEmpty
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import chain
 from engine.ops.stacks import indices_of, matrix_of

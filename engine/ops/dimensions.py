@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops import attention, spatial
 from engine.ops.products import einsum_layer, or_layer

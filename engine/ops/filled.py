@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.shape import size_demands, through
 from engine.program.arrays import align

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import Equal, Fewer, NonEmpty
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, walk_values

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import NonEmpty
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.shape import through
 from engine.program.arrays import align, support, uniform

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.pointwise import broadcast_labels
 from engine.ops.shape import through

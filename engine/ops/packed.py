@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.program.graph import Node
 from engine.rule import Rule, Sample

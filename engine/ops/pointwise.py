@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants, varies_where
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain, residual
 from engine.ops.shape import expanded, shape_rule, through

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import Multiple
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.contraction import contract, once, output_constants, used
 from engine.ops.samples import Apply

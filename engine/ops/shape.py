@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, chain
 from engine.program.arrays import support, view_array
@@ -102,7 +102,7 @@ def _use(move: Move) -> Callable[[Node, Use], None]:
             used_at_all = any(bool(use[value].numpy().any()) for value in node.outputs)
             use.add(source, torch.full(shape, used_at_all))
             return
-        came_from = use.structure.graph.derived((move, node, shape), lambda: places(node, shape))
+        came_from = use.graph.derived((move, node, shape), lambda: places(node, shape))
         hit = np.zeros(math.prod(shape), dtype=np.bool_)
         for value, positions in zip(node.outputs, came_from, strict=True):
             where, used = np.broadcast_arrays(positions, use[value].numpy())

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.shape import move_labels, shape_rule, source_of, through
 from engine.program.graph import Node

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.analysis.constraints import Equal
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.ops.samples import residual
 from engine.ops.shape import Kept, Move, call_on, move_labels, shape_rule, source_of, through
 from engine.program.arrays import support

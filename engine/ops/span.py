@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import Equal
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import Apply, residual
 from engine.program.arrays import align, any_over

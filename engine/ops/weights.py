@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import chain
 from engine.program.arrays import any_over

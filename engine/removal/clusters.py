@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.analysis.propagate import Structure
+from engine.removal.propagate import Structure
 
 __all__ = ["clusters"]
 

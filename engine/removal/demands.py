@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.analysis.propagate import Structure
 from engine.analysis.slots import FROZEN
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Node, Value
+from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Shapes
 from engine.surgery.edits import Pin

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from engine.analysis.propagate import Structure
 from engine.errors import InputError
 from engine.program.arrays import is_finite
 from engine.program.graph import Value
+from engine.removal.propagate import Structure
 
 __all__ = ["check_finite"]
 

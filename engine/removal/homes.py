@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from engine.analysis.propagate import Structure
 from engine.program.contraction import Contraction
 from engine.program.graph import Node, Value
+from engine.removal.propagate import Structure
 
 __all__ = ["Homes"]
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import closed
-from engine.analysis.propagate import Structure
 from engine.analysis.use import Use
 from engine.errors import RuleError
 from engine.program.contraction import Contraction
 from engine.program.graph import Node, Value
 from engine.removal.demands import settle
 from engine.removal.homes import Homes
+from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import readers_of_zeros
 from engine.surgery.edits import Pin

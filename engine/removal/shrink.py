@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from engine.analysis.propagate import Structure
 from engine.program.arrays import support
 from engine.program.graph import Value
+from engine.removal.propagate import Structure
 
 __all__ = ["Shrunk"]
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from engine.analysis.constants import Constants
 from engine.analysis.constraints import Equal, closed
-from engine.analysis.propagate import Structure, propagate
 from engine.errors import RuleError
 from engine.ops import rules_of
 from engine.program.arrays import support
@@ -20,6 +19,7 @@ from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Node
 from engine.removal.clusters import clusters
 from engine.removal.demands import asked_numbers, one_number, settle
+from engine.removal.propagate import Structure, propagate
 from engine.removal.shrink import Shrunk
 from engine.rule import Registry, Statistic
 from engine.tracer import trace

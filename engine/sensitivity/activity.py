@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.analysis.propagate import Structure
 from engine.errors import TraceError
 from engine.groups import Group, units_at
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
 from engine.recording.evaluation import evaluation
+from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.sensitivity.importance import unit_sums

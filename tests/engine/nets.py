@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import engine
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Structure
 from engine.compaction.build import Analysis, analyse, canonical_tensors
 from engine.masks import canonical_masks
+from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from tests.engine.exactness import Masks, out_dim, randomised
 

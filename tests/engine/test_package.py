@@ -20,7 +20,7 @@ ROOT = Path(engine.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "engine."))
 ORDER = """
-    version errors html progress program source rule recording analysis surgery ops tracer removal groups masks plots
+    version errors html progress program source recording analysis rule surgery ops tracer removal groups masks plots
     dependency sensitivity compaction compensation verification cost speedup repair checking files
 """.split()
 
@@ -42,10 +42,10 @@ def test_each_module_exports_what_it_says(name: str) -> None:
 
 
 def test_folders_and_files_import_in_one_direction() -> None:
-    """Each imports only what stands before it: there is no circle, and a reader can go through them in this order."""
+    """Each imports only what stands before it, for type checkers too: a reader can go through them in this order."""
     assert sorted(ORDER) == sorted({part_of(path) for path in FILES} - {"__init__"})
     for path in FILES:
-        for name in imports(path, checking=False):
+        for name in imports(path):
             package, _, part = name.partition(".")
             if package == "engine" and part and part_of(path) != "__init__":
                 assert ORDER.index(part.split(".")[0]) <= ORDER.index(part_of(path)), f"{path} imports {name}"
@@ -56,18 +56,31 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports(path: Path, checking: bool = True) -> set[str]:
-    """Names of all modules that a file imports; ``checking``: for type checkers too."""
-    found = set()
-    tree = ast.parse(path.read_text())
-    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
-    skip = {id(n) for block in blocks for n in ast.walk(block)} if not checking else set()
-    for node in (n for n in ast.walk(tree) if id(n) not in skip):
+def imports(path: Path) -> set[str]:
+    """Names of all modules that a file imports, and of what it imports from them."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    return found
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("package", ["engine", "lightning_compress"])
+def test_no_files_import_each_other(package: str) -> None:
+    """Not even in a circle of several, nor for type checkers; what a folder exports is left out."""
+    files = {module_name(path): path for path in (ROOT.parent / package).rglob("*.py") if path.stem != "__init__"}
+    left = {name: imports(path) & files.keys() for name, path in files.items()}
+    while ready := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert not left
+
+
+def module_name(path: Path) -> str:
+    """``engine/x/y.py`` is ``engine.x.y``."""
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -11,7 +11,7 @@ from engine.analysis.labels import Labels, is_made_of
 
 def labels_of(model: nn.Module, *shape: int) -> Labels:
     """No rule has run yet."""
-    return Labels(engine.trace(model, torch.zeros(*shape)), engine.RULES)
+    return Labels(engine.trace(model, torch.zeros(*shape)))
 
 
 def test_a_value_with_the_slots_of_another() -> None:

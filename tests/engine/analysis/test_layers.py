@@ -7,8 +7,8 @@ from torch import nn
 
 import engine
 from engine.analysis.layers import Layers
-from engine.analysis.propagate import propagate
 from engine.program.arrays import support
+from engine.removal.propagate import propagate
 from engine.removal.shrink import Shrunk
 
 

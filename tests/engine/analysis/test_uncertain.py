@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import engine
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import propagate
 from engine.analysis.uncertain import amounts
 from engine.program.stored import stored_tensors
+from engine.removal.propagate import propagate
 from tests.engine.nets import Net
 
 

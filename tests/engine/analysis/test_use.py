@@ -29,7 +29,7 @@ def test_what_is_unused_can_be_anything(kind: str) -> None:
     small = masked(model, masks)
     before = run(small, image())
     noisy = copy.deepcopy(small)
-    for node in use.structure.graph.nodes:
+    for node in use.graph.nodes:
         if node.module and node.output.ndim == 4:
             unused = ~use.along(node.output, 1)
 
@@ -47,7 +47,7 @@ def test_masked_columns_make_channels_unused() -> None:
     mask = torch.ones(5, 6, 3, 3)
     mask[:, [1, 4]] = 0
     use = use_of(model, {"3": {"weight": mask}})
-    nodes = {n.module: n for n in use.structure.graph.nodes}
+    nodes = {n.module: n for n in use.graph.nodes}
     for name in ("0", "1", "2"):
         assert (~use.along(nodes[name].output, 1)).nonzero()[:, 0].tolist() == [1, 4]
     assert use.along(nodes["3"].output, 1).all()
@@ -62,7 +62,7 @@ def test_an_unused_branch() -> None:
 
     model = randomised(Net(forward, stem=nn.Conv2d(3, 4, 1), lost=nn.Conv2d(3, 5, 1), head=nn.Linear(4, 2)))
     use = use_of(model, {})
-    lost = next(n for n in use.structure.graph.nodes if n.module == "lost")
+    lost = next(n for n in use.graph.nodes if n.module == "lost")
     assert not use[lost.output].any()
     check_exact(model, dead(model, {"stem": [0]}), image())
 

@@ -12,12 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import engine
 from engine.analysis.constants import Constants
-from engine.analysis.propagate import Labels, resolve
+from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.compaction.build import canonical_tensors
 from engine.masks import canonical_masks
 from engine.program.graph import Node
 from engine.program.trees import tensors_in
+from engine.removal.propagate import resolve
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import structure_of
 from engine.rule import Demand
@@ -41,7 +42,7 @@ def stems(f: Function, count: int = 1, channels: int = 8, **parts: nn.Module) ->
 
 def labels_of(model: nn.Module, shape: Sequence[int] = SHAPE) -> Labels:
     """Run the label rules, without freezing the outputs."""
-    labels = Labels(engine.trace(model, torch.randn(*shape, dtype=torch.float64)), engine.RULES)
+    labels = Labels(engine.trace(model, torch.randn(*shape, dtype=torch.float64)))
     for node in labels.graph.nodes:
         engine.RULES.rule(node.op).labels(node, labels)
     return labels
@@ -212,7 +213,7 @@ def demands_of(f: Function, keep: Sequence[int], op: str, channels: int = 8) -> 
     """What the arguments of ``op`` in ``f`` have to become when only the channels ``keep`` of the stem stay."""
     labels = labels_of(stems(f, 1, channels))
     from_stem = stem_slots(labels)[0]
-    structure = resolve(labels)
+    structure = resolve(labels, engine.RULES)
     stays = torch.ones(len(structure.roots), dtype=torch.bool)
     gone = [c for c in range(channels) if c not in keep]
     stays[structure.roots[from_stem[gone]]] = False

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import engine
-from engine.analysis.propagate import propagate
+from engine.removal.propagate import propagate
 from engine.removal.shrink import Shrunk
 from tests.engine.exactness import randomised
 from tests.engine.nets import Mean, image, plain, structure

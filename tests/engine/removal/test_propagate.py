@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.analysis.propagate import Labels, propagate
+from engine.analysis.labels import Labels
 from engine.program.arrays import support
+from engine.removal.propagate import propagate
 from tests.engine.nets import Net, image, plain, residual_net
 
 
@@ -46,7 +47,7 @@ def test_a_residual_ties_its_branches() -> None:
 def test_labels_of_a_value() -> None:
     """Layers along dimensions; what is tied over other dimensions loses them; freezing and fixing."""
     graph = engine.trace(nn.Conv2d(3, 4, 1), image().float())
-    labels = Labels(graph, engine.RULES)
+    labels = Labels(graph)
     value = graph.nodes[-1].output
     assert labels.along(value, 1) is None and labels.layers(value) == []
     (row,) = labels.fresh(value, [1])
@@ -79,7 +80,7 @@ def test_joint_labels_become_a_product() -> None:
 def overlapping(*layers: tuple[int, ...]) -> tuple[Labels, list[Tensor]]:
     """Labels of a value of shape (2, 3, 4, 5), given layers over some dimensions, and these layers."""
     graph = engine.trace(nn.ReLU(), torch.zeros(2, 3, 4, 5))
-    labels, value = Labels(graph, engine.RULES), graph.nodes[-1].output
+    labels, value = Labels(graph), graph.nodes[-1].output
     made = []
     for dims in layers:
         shape = [size if d in dims else 1 for d, size in enumerate(value.shape)]
@@ -112,7 +113,7 @@ def test_contractions_of_a_structure() -> None:
 def test_a_claimed_parameter_gets_slots_once() -> None:
     """Along each dimension that has none yet."""
     graph = engine.trace(plain(), image())
-    labels = Labels(graph, engine.RULES)
+    labels = Labels(graph)
     weight = graph.stored["7.weight"]
     labels.claim(weight)
     first = labels.along(weight, 0)
@@ -123,7 +124,7 @@ def test_a_claimed_parameter_gets_slots_once() -> None:
 def test_slots_that_do_not_fit() -> None:
     """A rule that hands a dimension's slots on to one of another size is named by what it gave them to."""
     graph = engine.trace(nn.Conv2d(3, 4, 1), image().float())
-    labels = Labels(graph, engine.RULES)
+    labels = Labels(graph)
     value = graph.nodes[-1].output
     with pytest.raises(engine.errors.RuleError, match=r"shape \(1, 5, 1, 1\) do not fit %3\[.*its op's rule is wrong"):
         labels.add(value, torch.arange(5).view(1, 5, 1, 1))

@@ -20,7 +20,7 @@ from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.rule import Registry
 
-__all__ = ["Labels", "Structure", "propagate", "resolve"]
+__all__ = ["Structure", "propagate", "resolve"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +145,8 @@ def _resolved(labels: Labels, roots: Tensor) -> dict[int, tuple[Tensor, ...]]:
     return layers_by_index
 
 
-def resolve(labels: Labels) -> Structure:
-    """Return the structure described by labels that are complete."""
+def resolve(labels: Labels, rules: Registry) -> Structure:
+    """Return the structure described by labels that are complete, under the rules that wrote them."""
     roots = labels.slots.roots()
     frozen = labels.slots.frozen(roots)
     born = torch.zeros(len(roots), dtype=torch.bool)
@@ -154,7 +154,7 @@ def resolve(labels: Labels) -> Structure:
         born[roots[slots]] = True
     return Structure(
         graph=labels.graph,
-        rules=labels.rules,
+        rules=rules,
         layers=_resolved(labels, roots),
         constraints=tuple(c.resolve(roots) for c in labels.constraints),
         roots=roots,
@@ -215,7 +215,7 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
         >>> int(structure.free().sum())  # the four outputs of the first convolution
         4
     """
-    labels = Labels(graph, rules)
+    labels = Labels(graph)
     for node in graph.nodes:
         rules.rule(node.op).labels(node, labels)
         if amounts(node, graph.uncertain.get(node.index, ())):
@@ -226,4 +226,4 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
         for value in (*node.inputs, *node.outputs):
             labels.freeze(value, f"{missed!r}, which may run in place of {node.module!r}, did not run on the example")
     labels.make_rectangular()
-    return resolve(labels)
+    return resolve(labels, rules)
