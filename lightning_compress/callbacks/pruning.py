@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class ChannelPruning(MaskingCallback):
-    r"""Masks the least important channels of whole dependency groups, more of them as training goes on.
+    """Masks the least important channels of whole dependency groups, more of them as training goes on.
 
-    At progress t of the schedule :math:`s(t) \cdot amount` of the target is gone; what is masked stays masked. Heads,
-    head dimensions and neurons of transformers are channels like any other. Where channels can only go in equal numbers
-    (of each group of a grouped convolution, say), equally many of each are masked; one stays at least. Weights are
-    zeroed in place, their gradients and whatever the optimizer writes there too.
+    At progress t of the schedule the fraction ``s(t) * amount`` of the target is masked; what is masked stays masked.
+    Heads, head dimensions and neurons of transformers are channels like any other. Where channels can only go in equal
+    numbers (of each group of a grouped convolution, say), equally many of each are masked; one stays at least. Weights
+    are zeroed in place, their gradients and whatever the optimizer writes there too.
 
     Args:
         criterion: which channels go: ``"l1"``, ``"l2"``, ``"fpgm"``, ``"bn_scale"``, ``"lamp"``, ``"taylor"``,
