@@ -27,7 +27,7 @@ from engine.removal.propagate import Structure
 from engine.removal.structure import structure_for
 from engine.rule import Registry
 
-__all__ = ["RepairReport", "RepairedMasks", "fix_mask_conflict"]
+__all__ = ["RepairReport", "RepairedMasks", "check_policy", "fix_mask_conflict"]
 
 
 class _Cost(NamedTuple):

@@ -19,13 +19,14 @@ from engine.errors import InputError, VerificationError
 from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph
+from engine.recording.inputs import check_model
 from engine.removal.finite import check_finite
 from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.surgery.exchange import Replace
 from engine.surgery.norms import NarrowedNorm
 from engine.surgery.replacements import check_functions, opaque_names
-from engine.tracer import check_model, trace
+from engine.tracer import trace
 from engine.verification.certify import Certificate
 from engine.verification.entries import EntryProof
 from engine.verification.proof import Proof

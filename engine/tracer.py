@@ -16,16 +16,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parameter import is_lazy
 
-from engine.errors import InputError, TraceError
+from engine.errors import TraceError
 from engine.ops.draws import entrywise
 from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
@@ -34,16 +29,16 @@ from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
-from engine.program.sharded import why_sharded
-from engine.program.stored import distinct_modules, stored_tensors
-from engine.program.trees import map_tensors, tensors_in
+from engine.program.stored import distinct_modules
+from engine.program.trees import tensors_in
 from engine.recording.around import around
 from engine.recording.attributes import Setting, Settings, course
 from engine.recording.axes import axes_of, resized
 from engine.recording.changing import Changing
 from engine.recording.closed import ClosedRecorder
-from engine.recording.evaluation import Contents, evaluation
+from engine.recording.evaluation import Contents, evaluating
 from engine.recording.fakes import Fakes
+from engine.recording.inputs import NEEDS_DATA, call_entry, call_model, check_model, larger_inputs, resolve_inputs
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import Calls, Switches, may_differ, watched
 from engine.recording.other_sizes import reads_sizes
@@ -57,89 +52,12 @@ from engine.source.sizes import Size
 from engine.surgery.attention import headwise, shape_free
 from engine.surgery.norms import plain_norms, spans_of
 
-__all__ = ["call_model", "check_model", "resolve_inputs", "trace"]
+__all__ = ["trace"]
 
 _UNSEEN = {
     "train": "The train path was not recorded.",
     "other": "No larger resolution was recorded, which matters where the code takes another path there.",
 }
-_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
-_NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
-
-
-def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split example inputs into positional and keyword arguments.
-
-    Args:
-        example_inputs: a tensor is one argument; a tuple or list, positional arguments; a mapping, keywords.
-
-    Raises:
-        InputError: for None, or where there is no tensor anywhere.
-    """
-    args: tuple[Any, ...] = () if isinstance(example_inputs, Mapping) else (example_inputs,)
-    kwargs = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
-    if isinstance(example_inputs, (tuple, list)):
-        args = tuple(example_inputs)
-    if not any(True for _ in tensors_in((args, kwargs))):
-        sizes = example_inputs if isinstance(example_inputs, (tuple, list)) else ()
-        shape = sizes and all(type(n) is int for n in sizes)
-        hint = f" For a shape, pass `torch.rand({', '.join(map(str, sizes))})`." if shape else ""
-        raise InputError(
-            f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
-            f"positional arguments or a mapping of keyword arguments.{hint}"
-        )
-    return args, kwargs
-
-
-def check_model(model: Any) -> None:
-    """Refuse what is no module whose Python code runs.
-
-    Raises:
-        InputError: for a class in place of an instance, for TorchScript, for parameters that are spread over processes,
-            and for anything else.
-
-    Example:
-        >>> check_model(nn.Linear(1, 1))
-    """
-    if isinstance(model, type):
-        raise InputError(f"The model is the class {model.__name__}; pass an instance, `{model.__name__}(...)`.")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
-    if not isinstance(model, nn.Module):
-        raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
-    sharded = why_sharded(model)
-    if sharded is not None:
-        raise InputError(sharded)
-    lazy = next((name for name, tensor in stored_tensors(model).items() if is_lazy(tensor)), None)
-    if lazy is not None:
-        raise InputError(f"{lazy!r} has no shape yet: run the model once, so that its lazy layers get their sizes.")
-    for name, module in distinct_modules(model).items():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(
-                f"{name!r} is TorchScript, which cannot lose channels; put the module there that it was made from."
-            )
-        weight = module._parameters.get("weight") if isinstance(module, _LAYERS) else None
-        if weight is not None and not weight.numel():
-            raise InputError(
-                f"{name!r} is a layer without entries: its weight has the shape {tuple(weight.shape)}. Replace it with "
-                "`nn.Identity()`, or with what the model computes without it."
-            )
-
-
-def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run the model and turn whatever its forward raises into an error that names the inputs."""
-    try:
-        return model(*args, **kwargs)
-    except (*_NEEDS_DATA, TraceError):
-        raise
-    except Exception as error:
-        shapes = ", ".join(
-            f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in((args, kwargs))
-        )
-        raise TraceError(
-            f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
-            "Pass example inputs that the model accepts."
-        ) from error
 
 
 @contextmanager
@@ -181,19 +99,6 @@ def _size_of(module: str, name: str, number: int) -> Size:
     return Size(number, AttributeOf(module, name))
 
 
-def call_entry(entry: Entry, args: Any, kwargs: Any) -> Any:
-    """Run an entry and turn whatever it raises into an error that names it."""
-    try:
-        return entry.run(args, kwargs)
-    except (*_NEEDS_DATA, TraceError):
-        raise
-    except Exception as error:
-        raise TraceError(
-            f"The entry {entry.name!r} does not run while it is recorded: {type(error).__name__}: {error}. Leave out "
-            "of it what needs more than its arguments, or do without this entry where its reads do not matter."
-        ) from error
-
-
 @contextmanager
 def _recording(
     recorder: Recorder,
@@ -209,7 +114,7 @@ def _recording(
     stack = [""]
     log = logging.getLogger("torch._subclasses.fake_tensor")  # reports what is raised anyway
     with ExitStack() as scope:
-        scope.enter_context(evaluation(model, train, arguments, contents))
+        scope.enter_context(evaluating(model, train, arguments, contents))
         scope.enter_context(seeded())  # where draws decide what runs, they come out the same each time
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
@@ -257,7 +162,7 @@ def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[st
                     lambda a, k: call_entry(entry, a, k), entry.args, entry.kwargs, stack, entry.name, fake=fake
                 )
             return
-        except (*_NEEDS_DATA, TraceError):
+        except (*NEEDS_DATA, TraceError):
             recorder.drop(mark)
             if not fake or recorder.real:
                 raise
@@ -341,7 +246,7 @@ def _record_settings(
         mark = recorder.mark()
         try:
             run(setting)
-        except (*_NEEDS_DATA, TraceError):
+        except (*NEEDS_DATA, TraceError):
             recorder.drop(mark)
             return False
         nodes, guards = recorder.since(mark)
@@ -368,7 +273,7 @@ def _record_substitutes(
         mark = recorder.mark()
         try:
             run(setting)
-        except (*_NEEDS_DATA, TraceError):
+        except (*NEEDS_DATA, TraceError):
             recorder.drop(mark)
             continue
         nodes, guards = recorder.since(mark)
@@ -385,7 +290,7 @@ def _record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], gua
         mark = recorder.mark()
         try:
             run(setting)
-        except (*_NEEDS_DATA, TraceError):
+        except (*NEEDS_DATA, TraceError):
             missing += [f"{type(a.module).__name__}.{a.name}" for a, _ in setting]
             recorder.drop(mark)
             continue
@@ -401,16 +306,6 @@ class _Way:
 
     train: list[nn.Module]
     switch: str | None = None
-
-
-def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return inputs that are larger in the dimensions behind the channels: 64 and up by 32, less by a factor of two."""
-
-    def grown(tensor: Tensor) -> Tensor:
-        sizes = [n + 32 if n >= 64 else 2 * n for n in tensor.shape[2:]]
-        return tensor.new_zeros([*tensor.shape[:2], *sizes]) if sizes and tensor.is_floating_point() else tensor
-
-    return map_tensors(args, grown), map_tensors(kwargs, grown)
 
 
 def _settled(
@@ -442,7 +337,7 @@ def _recorded(
     """
     try:
         recorder = _record(model, inputs, opaque, changing, True, dynamic_dims)
-    except (*_NEEDS_DATA, TraceError):
+    except (*NEEDS_DATA, TraceError):
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
             return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True

@@ -2,7 +2,7 @@
 
 from lightning_compress import namesake as namesake  # first: it checks which `engine` the others would import
 
-from engine.version import __version__ as __version__  # isort: skip
+from engine import __version__ as __version__  # isort: skip
 from lightning_compress.callbacks.compaction import ModelCompaction
 from lightning_compress.callbacks.compensation import Compensation
 from lightning_compress.callbacks.complexity import ComplexityMonitor

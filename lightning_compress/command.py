@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 import engine
-from engine.compaction.follow import entries
+from engine.compaction import KEY, entries
 from engine.errors import EngineError, InputError
-from engine.files.archive import read_archive
-from engine.files.checkpoint import KEY, read_checkpoint
+from engine.files import read_archive, read_checkpoint
 from lightning_compress.checkpoints.compacted import load_compacted
 from lightning_compress.checkpoints.export import (
     another_batch,

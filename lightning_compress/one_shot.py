@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 import engine
-from engine.compensation.batches import as_arguments
-from engine.program.trees import tensors_in
+from engine.compensation import as_arguments
+from engine.program import tensors_in
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, targets
 from lightning_compress.selection.evidence import Evidence, squared_output_changes

@@ -1,1 +1,22 @@
 """Compaction plans, and their all-or-nothing application to a model."""
+
+from engine.compaction.compact import renew
+from engine.compaction.follow import adapt, entries, reshape
+from engine.compaction.format import KEY
+from engine.compaction.history import certify, entries_of, is_compacted
+from engine.compaction.reading import check_plans
+from engine.compaction.sharded import ShardedCompaction, restore_sharded
+
+__all__ = [
+    "KEY",
+    "ShardedCompaction",
+    "adapt",
+    "certify",
+    "check_plans",
+    "entries",
+    "entries_of",
+    "is_compacted",
+    "renew",
+    "reshape",
+    "restore_sharded",
+]

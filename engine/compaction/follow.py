@@ -24,7 +24,7 @@ from engine.compaction.slices import Unpacked
 from engine.errors import CheckpointError, EngineError, PlanError
 from engine.program.stored import stored_tensors
 
-__all__ = ["Shapes", "compactable", "entries", "follow", "is_compactable", "joined_entries", "reshape", "shapes_in"]
+__all__ = ["Shapes", "adapt", "compactable", "entries", "is_compactable", "joined_entries", "reshape", "shapes_in"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 Queue = list[Callable[[], Compaction]]
@@ -62,16 +62,16 @@ def compactable(model: nn.Module) -> nn.Module:
         Conv2d(1, 2, kernel_size=(1, 1), stride=(1, 1))
     """
     if not is_compactable(model):
-        model.register_load_state_dict_pre_hook(follow)
+        model.register_load_state_dict_pre_hook(adapt)
     return model
 
 
 def is_compactable(model: nn.Module) -> bool:
     """Whether `compactable` was called on the model, or the model was compacted."""
-    return any(getattr(hook, "hook", None) is follow for hook in model._load_state_dict_pre_hooks.values())
+    return any(getattr(hook, "hook", None) is adapt for hook in model._load_state_dict_pre_hooks.values())
 
 
-def follow(
+def adapt(
     module: nn.Module,
     state_dict: Mapping[str, Any],
     prefix: str,

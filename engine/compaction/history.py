@@ -21,6 +21,7 @@ __all__ = [
     "Step",
     "certify",
     "changed",
+    "entries_of",
     "entry_of",
     "history",
     "is_compacted",
@@ -93,6 +94,11 @@ def entry_of(model: nn.Module) -> Entry:
     """Return a model's history as it is saved."""
     steps = history(model)
     return {"plans": [dict(step.plan) for step in steps], "certificates": [step.certificate for step in steps]}
+
+
+def entries_of(model: nn.Module) -> dict[str, Entry]:
+    """Return the compactions of a model and of modules inside, by path."""
+    return {path: entry_of(module) for path, module in model.named_modules() if history(module)}
 
 
 def tell(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ parameters are left to `engine.compaction.compact`, which sees parameters withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engine.compaction.compact import Compaction, compacted
+from engine.compaction.follow import compactable
+from engine.compaction.history import Entry, certify, history, same_steps
 from engine.compaction.optimizers import check_entrywise, follows, small_state
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
-from engine.errors import PlanError
+from engine.errors import CheckpointError, EngineError, PlanError
 from engine.program.arrays import is_finite
 from engine.program.dtensors import Resized, owners, placeholders, resharded, spread, whole
 from engine.program.stored import parameters_of
 
-__all__ = ["ShardedCompaction"]
+__all__ = ["ShardedCompaction", "restore_sharded"]
 
 
 class ShardedCompaction:
@@ -127,3 +129,34 @@ class ShardedCompaction:
     def _exchange_states(self) -> None:
         for number, (state, key, entry) in enumerate(self._states):
             self._states[number], state[key] = (state, key, state[key]), entry
+
+
+def restore_sharded(model: nn.Module, wanted: Mapping[str, Entry], optimizers: Sequence[Optimizer] = ()) -> None:
+    """Cut a model with sharded parameters as a checkpoint was cut; the values are about to be loaded.
+
+    Args:
+        model: a model, compacted up to where the checkpoint is, or less.
+        wanted: path in the model -> compactions that the checkpoint went through.
+        optimizers: optimizers whose state is cut along.
+
+    Raises:
+        CheckpointError: where the checkpoint is of another model, or of before a compaction.
+    """
+    done = {path: history(module) for path, module in model.named_modules() if history(module)}
+    for path, steps in done.items():
+        if same_steps(steps, wanted[path]["plans"] if path in wanted else []) < len(steps):
+            raise CheckpointError(
+                f"The checkpoint is of before a compaction of {path!r}, and sharded parameters cannot grow back. "
+                "Load it into the module as it was built."
+            )
+    try:
+        for path, entry in wanted.items():
+            module, number = model.get_submodule(path), len(done.get(path, ()))
+            for plan, certificate in list(zip(entry["plans"], entry["certificates"], strict=True))[number:]:
+                change = ShardedCompaction(Plan.from_state_dict(plan).structure(), module, optimizers)
+                change.commit()
+                change.close()
+                if certificate is not None:
+                    certify(compactable(module), certificate)
+    except (EngineError, AttributeError) as error:
+        raise CheckpointError(f"The checkpoint is of another model: {error}") from error

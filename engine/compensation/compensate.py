@@ -21,11 +21,12 @@ from engine.groups import groups_of
 from engine.masks import Masks, canonical_masks, load_masks
 from engine.ops.columns import columns, columns_at
 from engine.program.graph import Graph, Node
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import check_model
 from engine.removal.keep import consumers
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
-from engine.tracer import check_model, trace
+from engine.tracer import trace
 
 __all__ = ["compensate"]
 
@@ -95,7 +96,7 @@ def compensate(
             f"{type(model).__name__} decides by its data which code runs, so its program fits no other data."
         )
     inputs = inputs_of(batches, graph, samples)
-    with torch.no_grad(), evaluation(model):
+    with torch.no_grad(), evaluating(model):
         fitting = _Fitting(model, graph, canonical, inputs, ridge)
         try:
             check_program(model, graph, fitting.dense, inputs[0])

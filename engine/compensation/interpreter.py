@@ -14,9 +14,9 @@ from engine.errors import InputError
 from engine.program.expressions import AttributeOf, evaluate
 from engine.program.graph import Graph, Node, Value, walk_values
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.inputs import call_model
 from engine.recording.recorder import MODULE, WRITE
 from engine.source.sizes import numbers_in
-from engine.tracer import call_model
 
 __all__ = ["Run", "check_program", "first_path"]
 

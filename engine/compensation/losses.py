@@ -24,10 +24,11 @@ from engine.errors import InputError
 from engine.groups import Group, units_at
 from engine.ops.columns import columns, columns_at
 from engine.program.graph import Graph
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import check_model
 from engine.removal.keep import Consumer, consumers
 from engine.removal.structure import structure_of
-from engine.tracer import check_model, trace
+from engine.tracer import trace
 
 __all__ = ["reconstruction_losses"]
 
@@ -83,7 +84,7 @@ def reconstruction_losses(
     graph.check_fresh(model)
     inputs = inputs_of(batches, graph, samples)
     stored = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
-    with torch.no_grad(), evaluation(model):
+    with torch.no_grad(), evaluating(model):
         check_program(model, graph, stored, inputs[0])
         losses: dict[str, Tensor] = {}
         for name, loss in _Losses(graph, stored, inputs, groups, ridge).run():

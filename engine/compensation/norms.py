@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.errors import InputError
 from engine.program.stored import distinct_modules
-from engine.tracer import call_model, check_model
+from engine.recording.inputs import call_model, check_model
 
 __all__ = ["recalibrate_norms"]
 

@@ -18,10 +18,11 @@ from engine.masks import ZEROS, canonical_masks, load_masks, read_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph, Node, Value
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import check_model
 from engine.removal.shrink import Shrunk
 from engine.rule import Registry
-from engine.tracer import check_model, trace
+from engine.tracer import trace
 
 __all__ = ["Counter", "count_flops_params"]
 
@@ -153,7 +154,7 @@ class _Custom:
                 self.rows[name] = {column: [] for column in self._columns}
                 hooks.append(module.register_forward_hook(partial(self._count, name, op), with_kwargs=True))
         try:
-            with evaluation(model), torch.no_grad():
+            with evaluating(model), torch.no_grad():
                 model(*graph.args, **graph.kwargs)
         finally:
             for hook in hooks:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from engine.compaction.digest import digest
 from engine.compaction.follow import compactable, entries, joined_entries, reshape, shapes_in
 from engine.compaction.format import KEY, VERSION
-from engine.compaction.history import Entry, entry_of, history
+from engine.compaction.history import Entry, entries_of
 from engine.compaction.parts import part_entry
 from engine.compaction.plan import Plan
 from engine.compaction.reading import check_plans
@@ -63,7 +63,7 @@ def content_of(model: nn.Module) -> dict[str, Any]:
         >>> content_of(nn.Linear(1, 1))
         {'version': 3, 'compacted': {}, 'sha256': None}
     """
-    entries_by_path = {path: dict(entry_of(module)) for path, module in model.named_modules() if history(module)}
+    entries_by_path = {path: dict(entry) for path, entry in entries_of(model).items()}
     share = part_entry(model)
     if share is not None:
         entries_by_path.setdefault("", dict(share))

@@ -1,1 +1,35 @@
 """The recorded program as plain data, on which all analyses build."""
+
+from engine.program.arrays import compact
+from engine.program.dtensors import (
+    gathered_from,
+    has_shards,
+    is_spread,
+    local,
+    owners,
+    placeholders,
+    resharded,
+    spread,
+    whole,
+)
+from engine.program.sharded import why_sharded
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import map_tensors, tensors_in
+
+__all__ = [
+    "compact",
+    "distinct_modules",
+    "gathered_from",
+    "has_shards",
+    "is_spread",
+    "local",
+    "map_tensors",
+    "owners",
+    "placeholders",
+    "resharded",
+    "spread",
+    "stored_tensors",
+    "tensors_in",
+    "whole",
+    "why_sharded",
+]

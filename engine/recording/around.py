@@ -12,7 +12,7 @@ from torch import nn
 
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
 
 __all__ = ["around", "modules_around"]
 
@@ -36,7 +36,7 @@ def around(entry: Entry, model: nn.Module) -> Iterator[list[nn.Module]]:
     with ExitStack() as scope:
         for module in outer:
             inside = [m for m in distinct_modules(module).values() if not _is_layer(m)]
-            scope.enter_context(evaluation(module, inside if entry.training else (), (entry.args, entry.kwargs)))
+            scope.enter_context(evaluating(module, inside if entry.training else (), (entry.args, entry.kwargs)))
         yield outer
 
 

@@ -36,7 +36,7 @@ class Coefficients:
         self._modules = modules
 
     def lend(self) -> None:
-        """Put numbers there that remember where they are from; `evaluation` puts back what was there."""
+        """Put numbers there that remember where they are from; `evaluating` puts back what was there."""
         for (owner, name), module in self._modules.items():
             value = getattr(module, name)
             if is_coefficient(value):

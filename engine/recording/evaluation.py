@@ -22,11 +22,11 @@ from engine.recording.opaque import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
-__all__ = ["Contents", "State", "evaluation"]
+__all__ = ["Contents", "State", "evaluating"]
 
 
 @contextmanager
-def evaluation(
+def evaluating(
     model: nn.Module, train: Iterable[nn.Module] = (), arguments: Any = (), contents: Contents | None = None
 ) -> Iterator[State]:
     """Run the body in eval mode (``train`` names the modules that stay in train mode), leaving no trace on the model.

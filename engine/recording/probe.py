@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.program.graph import Node, Value, walk_values
 from engine.program.trees import map_tensors, tensors_in
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
 
 __all__ = ["Probe", "channel_inputs", "channel_outputs"]
 
@@ -93,7 +93,7 @@ class Probe:
         args, kwargs = (_fill(self._node.args[name], cast_inputs) for name in ("args", "kwargs"))
         train = list(self._module.modules()) if self._training else []
         try:
-            with evaluation(self._module, train), torch.no_grad():
+            with evaluating(self._module, train), torch.no_grad():
                 torch.manual_seed(0)
                 out = torch.func.functional_call(self._module, tensors, args, kwargs)
         except Exception:  # a user's code on numbers that it was not written for: nothing is known then

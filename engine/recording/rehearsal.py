@@ -16,7 +16,7 @@ from torch import nn
 from engine.errors import TraceError
 from engine.program.graph import Node, Value
 from engine.program.stored import distinct_modules
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
 from engine.recording.modes import Calls
 from engine.recording.recorder import Recorder
 
@@ -39,7 +39,7 @@ def trained(
     if not alone:
         return readers
     names, plain = {id(m): name for name, m in distinct_modules(model).items()}, set()
-    with evaluation(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for module, (args, kwargs) in alone:
             if _alters_values_only(recorder, module, args, kwargs, names[id(module)], entrywise):
                 plain.add(id(module))

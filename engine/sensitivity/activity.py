@@ -15,13 +15,13 @@ from engine.groups import Group, units_at
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import call_model
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.sensitivity.importance import unit_sums
 from engine.surgery.attention import headwise
-from engine.tracer import call_model
 
 __all__ = ["Activity", "ActivityMeter"]
 
@@ -100,7 +100,7 @@ class ActivityMeter:
         sums = {name: torch.zeros(3, size, dtype=torch.float64, device=device) for name, size in sizes.items()}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # a forward may write to them
         watch = _Watch(self._readers, sums)
-        with evaluation(model), headwise(model), torch.inference_mode(), watch:
+        with evaluating(model), headwise(model), torch.inference_mode(), watch:
             torch.func.functional_call(
                 _Call(model), {f"model.{n}": b for n, b in buffers.items()}, (args, kwargs or {})
             )

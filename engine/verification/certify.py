@@ -27,10 +27,10 @@ from engine.ops.draws import EvenDraws
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
-from engine.recording.evaluation import State, evaluation
+from engine.recording.evaluation import State, evaluating
+from engine.recording.inputs import call_model
 from engine.recording.standin import StandIn
 from engine.surgery.attention import headwise
-from engine.tracer import call_model
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms
 from engine.verification.remains import Remains
@@ -340,7 +340,7 @@ def observe(
     before = [None] * (1 + len(further)) if earlier is None else earlier.calls
     wide = any(tensor.dtype == torch.float64 for tensor in tensors.values())
     try:
-        with evaluation(model, (), (inputs, *further)) as state, headwise(model), torch.inference_mode():
+        with evaluating(model, (), (inputs, *further)) as state, headwise(model), torch.inference_mode():
             _exchange(model, tensors)
             torch.manual_seed(0)
             for arguments, reference in zip((inputs, *further), before, strict=True):
@@ -388,7 +388,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put other tensors into a model's tables, under every name; `evaluation` puts its own back.
+    """Put other tensors into a model's tables, under every name; `evaluating` puts its own back.
 
     What a compaction itself put there, tables of where channels go, stays as it is.
     """

@@ -21,10 +21,10 @@ from engine.program.entries import Entry
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.program.trees import map_tensors, results_in
 from engine.recording.around import around
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import call_entry
 from engine.recording.process import seeded
 from engine.surgery.attention import headwise
-from engine.tracer import call_entry
 from engine.verification.certify import Certificate
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes
 
@@ -174,7 +174,7 @@ class EntryProof:
         learning = list(distinct_modules(model).values()) if entry.training else []
         with ExitStack() as scope:
             outer = scope.enter_context(around(entry, model))
-            scope.enter_context(evaluation(model, learning))
+            scope.enter_context(evaluating(model, learning))
             scope.enter_context(headwise(model))
             scope.enter_context(torch.enable_grad() if way.gradients else torch.inference_mode())
             scope.enter_context(seeded(range(torch.cuda.device_count())))
@@ -222,7 +222,7 @@ def _own(module: nn.Module, model: nn.Module) -> Iterator[Tensor]:
 
 
 def _exchange(module: nn.Module, others: Mapping[int, Tensor]) -> None:
-    """Put other tensors into the tables of a module and those inside; `evaluation` puts its own back."""
+    """Put other tensors into the tables of a module and those inside; `evaluating` puts its own back."""
     parameters: dict[int, nn.Parameter] = {}
     for part in distinct_modules(module).values():
         for name, parameter in part._parameters.items():

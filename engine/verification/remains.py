@@ -37,15 +37,15 @@ class Remains:
 
     Args:
         model: as it is now, with whatever was put into its tables.
-        state: what `evaluation` puts back: containers, objects, classes and Python modules around it.
+        state: what `evaluating` puts back: containers, objects, classes and Python modules around it.
 
     Attributes:
         before: the attributes of all modules.
 
     Example:
-        >>> from engine.recording.evaluation import evaluation
+        >>> from engine.recording.evaluation import evaluating
         >>> net = nn.ReLU()
-        >>> with evaluation(net) as state:
+        >>> with evaluating(net) as state:
         ...     remains = Remains(net, state)
         ...     net.calls = 1
         ...     remains.differ()

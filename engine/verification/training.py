@@ -25,10 +25,10 @@ from engine.ops.draws import EvenDraws
 from engine.ops.products import in_float64
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import call_model
 from engine.recording.process import seeded
 from engine.surgery.replacements import Replacement
-from engine.tracer import call_model
 from engine.verification.certify import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
@@ -113,7 +113,7 @@ def training_step(
         leaves.append(tensor.detach().clone().requires_grad_())
         return leaves[-1].clone()  # a forward may write into its input
 
-    with evaluation(model), seeded(), torch.inference_mode(False), torch.enable_grad():
+    with evaluating(model), seeded(), torch.inference_mode(False), torch.enable_grad():
         used = _exchange(model, tensors)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
         wide = any(t.dtype == torch.float64 for t in tensors.values())
@@ -165,7 +165,7 @@ def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put copies of other tensors into a model's tables, under every name; `evaluation` puts its own back."""
+    """Put copies of other tensors into a model's tables, under every name; `evaluating` puts its own back."""
     stored = stored_tensors(model)
     used = {name: _copied(stored[name], tensor) for name, tensor in tensors.items()}
     others = {id(stored[name]): tensor for name, tensor in used.items()}

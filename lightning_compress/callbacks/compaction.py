@@ -12,9 +12,9 @@ from torch.nn.utils import prune
 from typing_extensions import override
 
 import engine
-from engine.compaction.history import is_compacted
+from engine.compaction import KEY, is_compacted
 from engine.errors import CheckpointError, EngineError, VerificationError
-from engine.files.checkpoint import KEY, content_of
+from engine.files import content_of
 from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
 from lightning_compress.callbacks.masking import MaskWatch, active_masks, holders

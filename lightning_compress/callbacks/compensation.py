@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 import engine
-from engine.compensation.report import CompensationReport
-from engine.program.stored import stored_tensors
+from engine.compensation import CompensationReport
+from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import active_masks, combine, same
 from lightning_compress.callbacks.pruning import ChannelPruning

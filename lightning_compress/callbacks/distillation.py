@@ -15,8 +15,8 @@ from typing_extensions import override
 
 import engine
 from engine.errors import EngineError
-from engine.files.checkpoint import is_compacted_file, read_any
-from engine.program.stored import stored_tensors
+from engine.files import is_compacted_file, read_any
+from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.lessons import Lesson, Losses, find_layers, output_channels
 from lightning_compress.callbacks.pruning import ChannelPruning

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import engine
-from engine.program.trees import tensors_in
+from engine.program import tensors_in
 from lightning_compress.trainer.packages import MisconfigurationException
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

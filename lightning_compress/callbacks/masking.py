@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 import engine
-from engine.program.arrays import compact
+from engine.program import compact
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.zeroing import Zeroing, zero_gradients, zero_weights
 from lightning_compress.selection.amounts import Masks

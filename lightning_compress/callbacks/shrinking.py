@@ -12,7 +12,7 @@ from torch import nn
 
 import engine
 from engine.errors import PlanError
-from engine.program.stored import stored_tensors
+from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.trainer.averages import Average, averages
 from lightning_compress.trainer.strategy import Job, Result, parallel

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 import engine
-from engine.program.dtensors import gathered_from, local, spread
-from engine.sensitivity.importance import cut, unit_sums
+from engine.program import gathered_from, local, spread
+from engine.sensitivity import cut, unit_sums
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.masking import MaskWatch, active_masks
 from lightning_compress.callbacks.timing import Timing

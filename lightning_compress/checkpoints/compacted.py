@@ -14,11 +14,20 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from engine.compaction.follow import entries
-from engine.compaction.reading import check_plans
+from engine.compaction import KEY, check_plans, entries
 from engine.errors import CheckpointError, EngineError
-from engine.files.atomic import next_version, replacing, save, unwritable
-from engine.files.checkpoint import KEY, UNREADABLE, content_of, load_state, read_checkpoint, seal, stored_content
+from engine.files import (
+    UNREADABLE,
+    content_of,
+    load_state,
+    next_version,
+    read_checkpoint,
+    replacing,
+    save,
+    seal,
+    stored_content,
+    unwritable,
+)
 from lightning_compress.checkpoints.folders import read_folder
 from lightning_compress.trainer.packages import LIGHTNING_MODULES
 from lightning_compress.trainer.strategy import parallel

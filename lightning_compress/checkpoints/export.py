@@ -16,8 +16,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from engine.errors import EngineError, InputError, VerificationError
-from engine.program.trees import tensors_in
-from engine.tracer import call_model
+from engine.program import tensors_in
+from engine.recording import call_model
 
 __all__ = [
     "another_batch",

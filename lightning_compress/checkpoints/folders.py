@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from engine.errors import CheckpointError
-from engine.files.archive import read_archive
+from engine.files import read_archive
 
 __all__ = ["read_folder"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import engine
-from engine.compaction.follow import entries
+from engine.compaction import KEY, entries
 from engine.errors import CheckpointError, EngineError, InputError
-from engine.files.checkpoint import KEY, UNREADABLE, checked, content_of, load_state, read_any, stored_content
+from engine.files import UNREADABLE, checked, content_of, load_state, read_any, stored_content
 from lightning_compress.checkpoints.compacted import instantiate, readable, write
 from lightning_compress.checkpoints.folders import read_folder
 from lightning_compress.trainer.target import find_model, from_shape, to_device

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from engine.errors import CheckpointError
-from engine.files.atomic import check_writable
-from engine.program.stored import stored_tensors
+from engine.files import check_writable
+from engine.program import stored_tensors
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.trainer.packages import MisconfigurationException
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from engine.program.sharded import why_sharded
-from engine.recording.evaluation import evaluation
-from engine.tracer import call_model, resolve_inputs
+from engine.program import why_sharded
+from engine.recording import call_model, evaluating, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.target import describe
 
@@ -140,7 +139,7 @@ def compare(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) ->
     return Comparison(Spread.of(one.times), Spread.of(two.times), runs, shapes, device_name(compacted))
 
 
-def latency(model: nn.Module, example: Any, runs: int, running: Running = evaluation) -> float:
+def latency(model: nn.Module, example: Any, runs: int, running: Running = evaluating) -> float:
     """Median time of a forward pass in eval mode, in milliseconds; passes before it warm up.
 
     Args:
@@ -166,7 +165,7 @@ def latency(model: nn.Module, example: Any, runs: int, running: Running = evalua
 class _Timed:
     """A network whose forward passes are timed."""
 
-    def __init__(self, model: nn.Module, example: Any, running: Running = evaluation) -> None:
+    def __init__(self, model: nn.Module, example: Any, running: Running = evaluating) -> None:
         self._running = running
         self.model, (self.args, self.kwargs) = model, resolve_inputs(example)
         self.times: list[float] = []

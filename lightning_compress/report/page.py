@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from markupsafe import Markup
 
-from engine.files.atomic import next_version, replacing, unwritable
-from engine.version import __version__
+import engine
+from engine.files import next_version, replacing, unwritable
 from lightning_compress.report import content as reports
 from lightning_compress.report import svg
 from lightning_compress.report.content import Report, human
@@ -85,7 +85,7 @@ def html(report: Report) -> str:
         charts=list(_charts(report)),
         many=_MANY,
         torch=torch.__version__,
-        version=__version__,
+        version=engine.__version__,
     )
 
 

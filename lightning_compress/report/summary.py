@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import engine
-from engine.cost.predict import Predictor
+from engine.cost import Predictor
 from engine.progress import notice
 from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import engine
 from engine import progress
-from engine.cost.predict import Predictor
-from engine.sensitivity.importance import masked
+from engine.cost import Predictor
+from engine.sensitivity import masked
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, targets
 from lightning_compress.selection.evidence import Evidence

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine import Group
-from engine.sensitivity import importance
-from engine.sensitivity.importance import unit_rows, unit_sums
+from engine import Group, sensitivity
+from engine.sensitivity import unit_rows, unit_sums
 from lightning_compress.selection.evidence import Evidence
 from lightning_compress.selection.normalizers import NORMALIZERS, Normalizer, among_kept, lamp_scores
 from lightning_compress.trainer.imports import imported
@@ -75,7 +74,7 @@ def l1(group: Group, evidence: Evidence) -> Tensor | None:
 
     Li et al., "Pruning Filters for Efficient ConvNets", 2017.
     """
-    return importance.l1(_rows(group, evidence))
+    return sensitivity.l1(_rows(group, evidence))
 
 
 def l2(group: Group, evidence: Evidence) -> Tensor | None:
@@ -88,7 +87,7 @@ def l2(group: Group, evidence: Evidence) -> Tensor | None:
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
     """
-    return importance.l2(_rows(group, evidence))
+    return sensitivity.l2(_rows(group, evidence))
 
 
 def fpgm(group: Group, evidence: Evidence) -> Tensor | None:
@@ -104,7 +103,7 @@ def fpgm(group: Group, evidence: Evidence) -> Tensor | None:
     He et al., "Filter Pruning via Geometric Median", 2019.
     """
     rows = _rows(group, evidence)
-    return among_kept(rows, group, evidence, importance.fpgm)
+    return among_kept(rows, group, evidence, sensitivity.fpgm)
 
 
 def bn_scale(group: Group, evidence: Evidence) -> Tensor | None:
@@ -146,7 +145,7 @@ def lamp(group: Group, evidence: Evidence) -> Tensor | None:
 
     Lee et al., "Layer-adaptive Sparsity for the Magnitude-based Pruning", 2021, for units in place of single weights.
     """
-    return lamp_scores(importance.l2(_rows(group, evidence)).square())
+    return lamp_scores(sensitivity.l2(_rows(group, evidence)).square())
 
 
 @gathering("loss_change")

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
-from engine.program.trees import tensors_in
-from engine.recording.evaluation import evaluation
-from engine.sensitivity.activity import ActivityMeter
-from engine.sensitivity.importance import unit_sums
+from engine.program import tensors_in
+from engine.recording import evaluating
+from engine.sensitivity import ActivityMeter, unit_sums
 from lightning_compress.selection.alive import Living
 from lightning_compress.trainer.target import to_device
 
@@ -142,7 +141,7 @@ def squared_output_changes(
     generator = torch.Generator().manual_seed(0)
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     total: dict[str, Tensor] = {}
-    with torch.enable_grad(), evaluation(model):
+    with torch.enable_grad(), evaluating(model):
         before = [(p.grad, p.requires_grad) for p in parameters]
         try:
             for args, kwargs in inputs:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.cost.predict import Predictor
-from engine.tracer import resolve_inputs
+from engine.cost import Predictor
+from engine.recording import resolve_inputs
 from lightning_compress.selection.ladders import Descent, Pool, kept_after
 from lightning_compress.trainer.packages import MisconfigurationException
 

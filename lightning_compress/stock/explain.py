@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from engine.errors import InputError, VerificationError
-from engine.verification.rescaled import Rescaled
+from engine.verification import Rescaled
 from lightning_compress.stock.describe import Search
 from lightning_compress.stock.fields import Path, Values, shown
 from lightning_compress.stock.formats import Format

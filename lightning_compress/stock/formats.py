@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from engine.errors import InputError
-from engine.surgery.classes import original
+from engine.surgery import original
 from lightning_compress.stock.fields import Values, set_numbers
 
 __all__ = ["Format", "format_of"]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from engine.errors import InputError, VerificationError
-from engine.program.trees import tensors_in
-from engine.tracer import call_model, resolve_inputs
-from engine.verification.rescaled import Rescaled, rescaled_norms
+from engine.program import tensors_in
+from engine.recording import call_model, resolve_inputs
+from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.checkpoints.export import difference
 from lightning_compress.stock import explain
 from lightning_compress.stock.describe import Look, Search, look_at

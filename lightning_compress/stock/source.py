@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import InputError, VerificationError
-from engine.files.portable import write_tensors
-from engine.program.trees import tensors_in
-from engine.tracer import call_model
+from engine.files import write_tensors
+from engine.program import tensors_in
+from engine.recording import call_model
 from lightning_compress.checkpoints.export import another_batch, arguments_of, exported_program
 from lightning_compress.stock.emit import source_of
 from lightning_compress.stock.pretrained import evaluating

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from engine.compaction.follow import reshape
-from engine.compaction.history import entry_of, history
+from engine.compaction import entries_of, reshape
 from engine.errors import PlanError
-from engine.program.stored import stored_tensors
+from engine.program import stored_tensors
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
@@ -62,7 +61,7 @@ def follow_loading(pl_module: LightningModule) -> None:
 
 def _align(pl_module: nn.Module, incompatible_keys: Any) -> None:
     trainer = getattr(pl_module, "_trainer", None)
-    done = {path: entry_of(module) for path, module in pl_module.named_modules() if history(module)}
+    done = entries_of(pl_module)
     if trainer is not None and done:
         shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(pl_module).items()}
         for copy in _copies(trainer.callbacks, pl_module, _names):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from engine.program.trees import tensors_in
+from engine.program import tensors_in
 from lightning_compress.trainer.packages import MisconfigurationException, isolate_rng
 from lightning_compress.trainer.passed import passed
 from lightning_compress.trainer.target import batch_candidates, describe

@@ -16,7 +16,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from engine.errors import EngineError
-from engine.recording.evaluation import evaluation
+from engine.recording import evaluating
 from lightning_compress.trainer.packages import isolate_rng
 from lightning_compress.trainer.steps import TRAINING, Step, overrides, step_entries
 
@@ -63,7 +63,7 @@ def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any
     train = [module for module in pl_module.modules() if module.training]
     handle = model.register_forward_pre_hook(_stop, with_kwargs=True, prepend=True)
     try:
-        with isolate_rng(), evaluation(pl_module, train, tuple(arguments)), _restored(pl_module), torch.enable_grad():
+        with isolate_rng(), evaluating(pl_module, train, tuple(arguments)), _restored(pl_module), torch.enable_grad():
             Step(pl_module, TRAINING)(*arguments)
     except _Seen as seen:
         return _example(model, *apply_to_collection(seen.arguments, Tensor, torch.Tensor.detach))

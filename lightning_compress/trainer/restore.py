@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from typing_extensions import override
 
-from engine.compaction.follow import follow
-from engine.compaction.format import KEY
-from engine.compaction.history import is_compacted
+from engine.compaction import KEY, adapt, is_compacted
 from engine.errors import CheckpointError
-from engine.files.archive import read_archive, read_bytes
-from engine.files.checkpoint import content_of, is_compacted_content, read_checkpoint, stored_content, with_metadata
+from engine.files import (
+    content_of,
+    is_compacted_content,
+    read_archive,
+    read_bytes,
+    read_checkpoint,
+    stored_content,
+    with_metadata,
+)
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, classes
 from lightning_compress.trainer.strategy import parallel, shards
 
@@ -179,7 +184,7 @@ def _restore(
             raise CheckpointError(f"The names of the weights differ: {', '.join(odd[:4])}.")
         state_dict = with_metadata(state_dict, content)
         local_metadata = {KEY: content}
-    follow(module, state_dict, prefix, local_metadata, **_advice(module))
+    adapt(module, state_dict, prefix, local_metadata, **_advice(module))
 
 
 def _advice(module: LightningModule) -> dict[str, str]:

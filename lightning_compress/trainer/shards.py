@@ -13,15 +13,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
-from engine.compaction.follow import compactable, entries
-from engine.compaction.history import certify, history, same_steps
-from engine.compaction.plan import Plan
-from engine.compaction.sharded import ShardedCompaction
-from engine.errors import CheckpointError, EngineError, VerificationError
-from engine.program.dtensors import has_shards, is_spread, owners, placeholders, resharded, whole
-from engine.program.stored import distinct_modules, stored_tensors
-from engine.program.trees import map_tensors, tensors_in
-from engine.tracer import call_model, resolve_inputs
+from engine.compaction import ShardedCompaction, entries, restore_sharded
+from engine.errors import VerificationError
+from engine.program import (
+    distinct_modules,
+    has_shards,
+    is_spread,
+    map_tensors,
+    owners,
+    placeholders,
+    resharded,
+    stored_tensors,
+    tensors_in,
+    whole,
+)
+from engine.recording import call_model, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
 
 __all__ = ["Sharding"]
@@ -76,31 +82,13 @@ class Sharding:
 
     def restore_shapes(self, content: Any, optimizers: Sequence[Optimizer]) -> None:
         """Cut as a checkpoint was cut; the values are those that are about to be loaded."""
-        wanted = {} if content is None else entries(content)
-        done = {path: history(module) for path, module in self._model.named_modules() if history(module)}
-        for path, steps in done.items():
-            if same_steps(steps, wanted[path]["plans"] if path in wanted else []) < len(steps):
-                raise CheckpointError(
-                    f"The checkpoint is of before a compaction of {path!r}, and sharded parameters cannot grow back. "
-                    "Load it into the module as it was built."
-                )
-        try:
-            for path, entry in wanted.items():
-                module, number = self._model.get_submodule(path), len(done.get(path, ()))
-                for plan, certificate in list(zip(entry["plans"], entry["certificates"], strict=True))[number:]:
-                    change = ShardedCompaction(Plan.from_state_dict(plan).structure(), module, optimizers)
-                    change.commit()
-                    change.close()
-                    if certificate is not None:
-                        certify(compactable(module), certificate)
-        except (EngineError, AttributeError) as error:
-            raise CheckpointError(f"The checkpoint is of another model: {error}") from error
+        restore_sharded(self._model, {} if content is None else entries(content), optimizers)
 
     def at_rest(self) -> None:
         """Let the model hold its shards."""
         resharded(self._model)
 
-    def prepared(self, plan: Plan, optimizers: Sequence[Optimizer]) -> ShardedCompaction:
+    def prepared(self, plan: engine.Plan, optimizers: Sequence[Optimizer]) -> ShardedCompaction:
         """A change of the model and of its optimizers."""
         return ShardedCompaction(plan, self._model, optimizers)
 

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import engine
-from engine.compaction.compact import renew
-from engine.compaction.follow import compactable
-from engine.compaction.history import certify
+from engine.compaction import certify, renew
 from engine.errors import EngineError, VerificationError
-from engine.program.dtensors import gathered_from
-from engine.recording.evaluation import evaluation
+from engine.program import gathered_from
+from engine.recording import evaluating
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import from_rank_zero
 from lightning_compress.trainer.shards import Sharding
@@ -89,7 +87,7 @@ class Whole:
 
     def running(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Let a model run in eval mode, leaving no trace on it."""
-        return evaluation(model)
+        return evaluating(model)
 
     def at_rest(self, pl_module: LightningModule) -> None:
         """Let the LightningModule hold the parameters that the optimizers train."""
@@ -228,7 +226,7 @@ class Sharded(Whole):
             return plan, certificate
         model = pl_module.get_submodule(job.path)
         certificate = self._cut(model, plan, job, certificate)
-        certify(compactable(model), certificate.state_dict())
+        certify(engine.compactable(model), certificate.state_dict())
         return plan, certificate
 
     def _cut(

@@ -41,6 +41,21 @@ def test_each_module_exports_what_it_says(name: str) -> None:
     assert module.__doc__ and all(hasattr(module, n) for n in exported)
 
 
+def test_what_folders_export_is_documented() -> None:
+    """The page of building blocks lists them, and the files beside the folders that front ends use."""
+    page = (ROOT.parent / "docs" / "api" / "building-blocks.md").read_text()
+    listed = {
+        module: re.findall(r"`(\w+)`", names)
+        for module, names in re.findall(r"^\| `(engine\.\w+)` \|[^|]*\| (.*) \|$", page, re.M)
+    }
+    folders = {f"engine.{path.parent.name}" for path in FILES if path.name == "__init__.py"} - {"engine.engine"}
+    exported = {name: importlib.import_module(name) for name in sorted(folders | listed.keys())}
+    names = {name: getattr(module, "__all__", []) for name, module in exported.items()}
+    assert listed == {name: own for name, own in names.items() if own and name != "engine.ops"}
+    for own in listed.values():
+        assert own == sorted(own, key=lambda n: (not n.isupper(), n[0].islower(), n))
+
+
 def test_folders_and_files_import_in_one_direction() -> None:
     """Each imports only what stands before it, for type checkers too: a reader can go through them in this order."""
     assert sorted(ORDER) == sorted({part_of(path) for path in FILES} - {"__init__"})

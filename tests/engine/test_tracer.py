@@ -11,11 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 import engine
 from engine.errors import InputError, TraceError
-from engine.tracer import resolve_inputs
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Auxiliary, Net, dead, image, plain, snapshot, unchanged
 
@@ -94,25 +92,6 @@ def test_a_shape_in_place_of_an_input() -> None:
     """What to write is said."""
     with pytest.raises(InputError, match=r"`torch.rand\(1, 3, 8, 8\)`"):
         engine.ChannelDependency(plain(), (1, 3, 8, 8))
-
-
-@pytest.mark.parametrize("call", [engine.trace, engine.count_flops_params, engine.ModelSpeedup])
-@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated")
-def test_what_is_no_model_is_refused(call: Any) -> None:
-    """A class, TorchScript, and other objects, each with what to pass instead."""
-    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
-    for bad, message in ((nn.Conv2d, r"class Conv2d; pass an instance"), (scripted, "TorchScript"), (3, "is a int")):
-        with pytest.raises(InputError, match=message):
-            call(bad, image())
-
-
-def test_how_example_inputs_are_passed() -> None:
-    """A tensor is one argument; a tuple or list, positional; a mapping, keywords."""
-    x, y = torch.ones(1), torch.zeros(1)
-    assert resolve_inputs(x) == ((x,), {})
-    assert resolve_inputs([x, y]) == ((x, y), {}) == resolve_inputs((x, y))
-    assert resolve_inputs({"a": x, "b": 3}) == ((), {"a": x, "b": 3})
-    assert resolve_inputs(([x],)) == (([x],), {})
 
 
 @pytest.mark.parametrize("inputs", ["positional", "keywords", "list"])
@@ -232,20 +211,3 @@ def test_no_hooks_are_left() -> None:
     engine.trace(model, torch.ones(2, 3))
     tables = {name: value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_f")}
     assert tables and not any(tables.values())
-
-
-def test_a_layer_without_a_shape_is_named_and_left_alone() -> None:
-    """A lazy layer gets its sizes from the first call, which recording must not be."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LazyConv2d(2, 1))
-    with pytest.raises(InputError, match="'1.weight' has no shape yet"):
-        engine.trace(model, torch.zeros(1, 3, 4, 4))
-    assert is_lazy(model[1].weight) and model(torch.zeros(1, 3, 4, 4)).shape == (1, 2, 4, 4)
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("sizes", [(0, 8), (8, 0)])
-def test_layers_without_entries_are_refused(sizes: tuple[int, int]) -> None:
-    """By name, before anything is recorded: a head for no classes has no channels to analyse."""
-    model = nn.Sequential(nn.Linear(4, sizes[0]), nn.Linear(*sizes))
-    with pytest.raises(InputError, match=r"'[01]' is a layer without entries"):
-        engine.trace(model, torch.zeros(1, 4))

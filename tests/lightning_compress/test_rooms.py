@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import engine
 import lightning_compress
 
 ROOT = Path(lightning_compress.__file__).parent
@@ -37,6 +39,47 @@ def test_folders_import_in_one_direction(path: Path) -> None:
     assert {room_of(file) for file in FILES} == set(ORDER)
     for room in imported(path):
         assert ORDER.index(room) <= ORDER.index(room_of(path)), f"imports {room}"
+
+
+PUBLIC = [engine, *(vars(engine)[name] for name in ("errors", "plots", "progress", "repair"))]
+PUBLIC += [module for name, module in sorted(vars(engine).items()) if hasattr(module, "__path__") and name != "ops"]
+
+
+def internal_names(tree: ast.AST) -> Iterator[str]:
+    """Names of the engine that a file uses although neither the package nor one of its folders exports them."""
+    exported = {module.__name__: {*getattr(module, "__all__", ())} for module in PUBLIC}
+    exported["engine"] |= {"__version__", *(name.partition(".")[2] for name in exported)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("engine.") and a.name not in exported)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "engine":
+            module, names = node.module or "", {alias.name for alias in node.names}
+            yield from (f"{module}.{name}" for name in names - exported.get(module, set()) if module != "engine.errors")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in exported:
+            if node.attr not in exported[ast.unparse(node.value)] and ast.unparse(node.value) != "engine.errors":
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_public_names_of_the_engine_are_used(path: Path) -> None:
+    """Those of ``engine`` and those that its folders export (docs/api/building-blocks.md)."""
+    assert [*internal_names(ast.parse(path.read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from engine.tracer import trace",
+        "from engine.files.archive import read_archive",
+        "from engine.files import Record",
+        "from engine import Slots",
+        "import engine.tracer",
+        "engine.tracer.trace(model)",
+    ],
+)
+def test_the_test_above_can_see_names(code: str) -> None:
+    """Whichever way they are written."""
+    assert [*internal_names(ast.parse(code))]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
 from tests.engine.nets import plain
 
 
 def test_it_restores_after_an_error() -> None:
     """Whatever the body raises."""
     model = plain().train()
-    with pytest.raises(KeyError), evaluation(model):
+    with pytest.raises(KeyError), evaluating(model):
         assert not model.training
         model.register_buffer("new", torch.ones(1))
         del model[0].weight
@@ -25,7 +25,7 @@ def test_it_restores_after_an_error() -> None:
 def test_it_keeps_what_the_modes_need() -> None:
     """Named modules are in train mode inside, the rest is not."""
     model = plain()
-    with evaluation(model, [model[0]]):
+    with evaluating(model, [model[0]]):
         assert model[0].training and not model[1].training
     assert not model[0].training
 
@@ -37,7 +37,7 @@ def test_parameters_get_their_memory_back(device: str) -> None:
     weight, mean = model[0].weight, model[1].running_mean
     before = [t.data for t in (weight, mean)]
     places = [t.untyped_storage()._cdata for t in before]
-    with evaluation(model):
+    with evaluating(model):
         weight.data, mean.data = torch.zeros(3, 3, device=device), mean.data.float()
     assert model[0].weight is weight and weight.requires_grad and weight.dtype == torch.float64
     assert [t.untyped_storage()._cdata for t in (weight, mean)] == places

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.recording.evaluation import evaluation
+from engine.recording.evaluation import evaluating
 from engine.verification.remains import Remains, writes
 from tests.engine.nets import Net, dead
 
@@ -37,7 +37,7 @@ def test_what_differs(change: Any, differs: bool) -> None:
     """Attributes, tables of modules, and what lies in containers; the same value again is no change."""
     model: Any = nn.ReLU()
     model.flag, model.items = False, {"a": []}
-    with evaluation(model) as state:
+    with evaluating(model) as state:
         remains = Remains(model, state)
         change(model)
         assert remains.differ() is differs

@@ -1,0 +1,123 @@
+"""The model and its example inputs: what is accepted, and how a call that fails is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.nn.parameter import is_lazy
+
+from engine.errors import InputError, TraceError
+from engine.program.entries import Entry
+from engine.program.sharded import why_sharded
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.trees import map_tensors, tensors_in
+
+__all__ = ["NEEDS_DATA", "call_entry", "call_model", "check_model", "larger_inputs", "resolve_inputs"]
+
+NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+
+
+def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split example inputs into positional and keyword arguments.
+
+    Args:
+        example_inputs: a tensor is one argument; a tuple or list, positional arguments; a mapping, keywords.
+
+    Raises:
+        InputError: for None, or where there is no tensor anywhere.
+    """
+    args: tuple[Any, ...] = () if isinstance(example_inputs, Mapping) else (example_inputs,)
+    kwargs = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    if isinstance(example_inputs, (tuple, list)):
+        args = tuple(example_inputs)
+    if not any(True for _ in tensors_in((args, kwargs))):
+        sizes = example_inputs if isinstance(example_inputs, (tuple, list)) else ()
+        shape = sizes and all(type(n) is int for n in sizes)
+        hint = f" For a shape, pass `torch.rand({', '.join(map(str, sizes))})`." if shape else ""
+        raise InputError(
+            f"The example input holds no tensor (got {type(example_inputs).__name__}); pass a tensor, a tuple of "
+            f"positional arguments or a mapping of keyword arguments.{hint}"
+        )
+    return args, kwargs
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module whose Python code runs.
+
+    Raises:
+        InputError: for a class in place of an instance, for TorchScript, for parameters that are spread over processes,
+            and for anything else.
+
+    Example:
+        >>> check_model(nn.Linear(1, 1))
+    """
+    if isinstance(model, type):
+        raise InputError(f"The model is the class {model.__name__}; pass an instance, `{model.__name__}(...)`.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
+    sharded = why_sharded(model)
+    if sharded is not None:
+        raise InputError(sharded)
+    lazy = next((name for name, tensor in stored_tensors(model).items() if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise InputError(f"{lazy!r} has no shape yet: run the model once, so that its lazy layers get their sizes.")
+    for name, module in distinct_modules(model).items():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{name!r} is TorchScript, which cannot lose channels; put the module there that it was made from."
+            )
+        weight = module._parameters.get("weight") if isinstance(module, _LAYERS) else None
+        if weight is not None and not weight.numel():
+            raise InputError(
+                f"{name!r} is a layer without entries: its weight has the shape {tuple(weight.shape)}. Replace it with "
+                "`nn.Identity()`, or with what the model computes without it."
+            )
+
+
+def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run the model and turn whatever its forward raises into an error that names the inputs."""
+    try:
+        return model(*args, **kwargs)
+    except (*NEEDS_DATA, TraceError):
+        raise
+    except Exception as error:
+        shapes = ", ".join(
+            f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in((args, kwargs))
+        )
+        raise TraceError(
+            f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
+            "Pass example inputs that the model accepts."
+        ) from error
+
+
+def call_entry(entry: Entry, args: Any, kwargs: Any) -> Any:
+    """Run an entry and turn whatever it raises into an error that names it."""
+    try:
+        return entry.run(args, kwargs)
+    except (*NEEDS_DATA, TraceError):
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"The entry {entry.name!r} does not run while it is recorded: {type(error).__name__}: {error}. Leave out "
+            "of it what needs more than its arguments, or do without this entry where its reads do not matter."
+        ) from error
+
+
+def larger_inputs(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return inputs that are larger in the dimensions behind the channels: 64 and up by 32, less by a factor of two."""
+
+    def grown(tensor: Tensor) -> Tensor:
+        sizes = [n + 32 if n >= 64 else 2 * n for n in tensor.shape[2:]]
+        return tensor.new_zeros([*tensor.shape[:2], *sizes]) if sizes and tensor.is_floating_point() else tensor
+
+    return map_tensors(args, grown), map_tensors(kwargs, grown)
