@@ -32,6 +32,8 @@ __all__ = ["compensate"]
 
 _HELD_OUT = 4  # one of so many samples
 _NOTHING = 1e-24  # of the squared target: rounding
+_NOT_BETTER = "its error on held-out samples did not fall"
+_WORSE = "with all layers fitted, the model's outputs are further off on held-out samples"
 
 
 def compensate(
@@ -53,7 +55,8 @@ def compensate(
     where :math:`x` is its input in the masked model as it is by then, and :math:`T` what it puts out in the dense
     model. Where its output is added to what went another way, as in a residual block, :math:`T` is the dense sum minus
     the present other summand, so that a block makes up for the errors of those in front of it. A quarter of the samples
-    is held out: a reader whose error there does not fall keeps its weights.
+    is held out: a reader whose error there does not fall keeps its weights, and all do where the model's own outputs
+    are then further from those of the dense model than with the masks alone.
 
     Args:
         model: in eval mode its masked parameters count as zero; weights and biases (or the running means of norms
@@ -101,6 +104,7 @@ def compensate(
         try:
             check_program(model, graph, fitting.dense, inputs[0])
             fitting.run()
+            fitting.withdraw_unless_better()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if isinstance(error, EngineError):
                 raise
@@ -120,9 +124,11 @@ class _Fitting:
         self._masks = masks
         self.dense = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
         self._masked = {n: t * masks[n].to(t.device, t.dtype) if n in masks else t for n, t in self.dense.items()}
+        self._alone = dict(self._masked)
         self._changed: dict[str, Tensor] = {}
         self._skipped: dict[str, dict[str, str]] = {}
         self._rows: list[tuple[Reader, float, float, float, bool]] = []
+        self._withdrawn = False
         self._nodes = first_path(graph)
         self._readers = {reader.key: reader for reader in self._find_readers()}
         self._targets: dict[tuple[int, int], list[Tensor]] = {key: [] for key in self._readers}
@@ -282,6 +288,30 @@ class _Fitting:
 
     # ------------------------------------------------------------------ the result
 
+    def withdraw_unless_better(self) -> None:
+        """Give up all changes where the model's outputs are worse for them on the held-out samples."""
+        if not self._changed:
+            return
+        dense, alone, fitted = (self._outputs(stored) for stored in (self.dense, self._alone, self._masked))
+        before, after = (
+            sum(float((one - other).square().nansum()) for one, other in zip(dense, outputs, strict=True))
+            for outputs in (alone, fitted)
+        )
+        if not after <= before:
+            self._changed.clear()
+            self._withdrawn = True
+
+    def _outputs(self, stored: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the outputs of the program on the held-out samples, float64."""
+        outputs = []
+        for tensors in self._inputs:
+            run = Run(self._graph, stored, [tensor[::_HELD_OUT] for tensor in tensors])
+            for node in self._nodes:
+                run.step(node)
+            values = [run[value] for value in self._graph.outputs if value in run]
+            outputs += [value.double() for value in values if value.is_floating_point()]
+        return outputs
+
     def commit(self) -> None:
         """Write the new weights into the model."""
         own = canonical_tensors(self._model, self._graph)
@@ -296,14 +326,16 @@ class _Fitting:
         groups = dict.fromkeys([*(row[0].group for row in self._rows), *self._skipped])
         for group in groups:
             rows = [row for row in self._rows if row[0].group == group]
+            why = _WORSE if self._withdrawn else _NOT_BETTER
+            chosen = [row for row in rows if row[4] and not self._withdrawn]
             scale = sum(row[3] for row in rows) or 1.0
             report[group] = Compensated(
                 before=sum(row[1] for row in rows) / scale,
-                after=sum(row[2] if row[4] else row[1] for row in rows) / scale,
-                layers=tuple(row[0].node.module for row in rows if row[4]),
+                after=sum(row[2] if row in chosen else row[1] for row in rows) / scale,
+                layers=tuple(row[0].node.module for row in chosen),
                 skipped={
                     **self._skipped.get(group, {}),
-                    **{row[0].node.module: "its error on held-out samples did not fall" for row in rows if not row[4]},
+                    **{row[0].node.module: why for row in rows if row not in chosen},
                 },
             )
         return report

@@ -5,6 +5,9 @@ target, the change that is made is
 
 .. math:: \Delta = (\varphi^\top \varphi + \lambda I)^{-1} \varphi^\top R, \qquad
           \lambda = \mathrm{ridge} \cdot \operatorname{mean} \operatorname{diag} \varphi^\top \varphi
+
+Where a shift takes up the means, :math:`\varphi` and :math:`R` are centred. Inputs that do not vary on the samples then
+leave nothing but rounding, so their mean diagonal counts as :math:`10^{-9}` of what it is before centring, at least.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from torch import Tensor
 from engine.errors import InputError
 
 __all__ = ["Correction", "correction", "squared_error"]
+
+_VARIES = 1e-9  # of the mean square of the inputs: less than this is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +63,16 @@ def correction(rows: Tensor, residual: Tensor, support: Tensor, ridge: float, sh
         if shifts
         else (rows.new_zeros(rows.size(1)), residual.new_zeros(residual.size(1)))
     )
+    squares = rows.square().sum(0)
     rows, residual = rows - means[0], residual - means[1]
     gram, cross = rows.T @ rows, rows.T @ residual
     weight = rows.new_zeros(residual.size(1), rows.size(1))
     for outputs, columns in _patterns(support):
+        if ridge and not squares[columns].any():
+            continue  # these inputs are zero on all samples, which say nothing about their weights
         part = gram[columns][:, columns]
-        part = part + torch.eye(len(columns), dtype=part.dtype, device=part.device) * (ridge * part.diagonal().mean())
+        scale = torch.maximum(part.diagonal().mean(), _VARIES * squares[columns].mean())
+        part = part + torch.eye(len(columns), dtype=part.dtype, device=part.device) * (ridge * scale)
         solution, info = torch.linalg.solve_ex(part, cross[columns][:, outputs])
         if int(info) or not solution.isfinite().all():
             raise InputError(

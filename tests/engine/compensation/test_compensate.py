@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
+import engine.compensation.compensate as compensating
+from engine.compensation.fit import Correction, correction
 from engine.errors import EngineError
 from tests.engine.exactness import Masks, masked, randomised, relative_error, run
 
@@ -277,3 +279,21 @@ def test_columns_are_laid_out_a_few_samples_at_a_time(monkeypatch: pytest.Monkey
         engine.compensate(model, example, masks, batches)
         results.append(model.state_dict())
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+
+
+def _away(*args: Any) -> Correction:
+    """Return ten times what is called for, in the wrong direction."""
+    change = correction(*args)
+    return Correction(-10 * change.weight, -10 * change.shift)
+
+
+def test_nothing_is_kept_where_the_outputs_are_further_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer may be closer to its target, and the model further from the dense one; then all keep their weights."""
+    model, masks, example, batches = _setting("residual")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    monkeypatch.setattr(compensating, "squared_error", lambda rows, residual, change: -float(residual.square().sum()))
+    monkeypatch.setattr(compensating, "correction", _away)
+    report = engine.compensate(model, example, masks, batches)
+    assert report and not any(row.layers for row in report.values())
+    assert all("outputs are further off" in why for row in report.values() for why in row.skipped.values())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -30,3 +30,11 @@ def test_without_a_unique_solution_the_layer_is_named() -> None:
     rows = ROWS[:, [0, 0]]
     with pytest.raises(InputError, match="'layer'.*no unique solution.*`ridge` above 0"):
         correction(rows.round(), ROWS[:, :1], torch.ones(1, 2) > 0, 0.0, False, "layer")
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_inputs_that_do_not_vary_leave_the_weights(value: float) -> None:
+    """Dead channels on all samples, and constants whose mean is off by a rounding; the shift takes up the target."""
+    rows = torch.full((7, 4), value, dtype=torch.float64)
+    change = correction(rows, ROWS[:7, :1] + 3, torch.ones(1, 4) > 0, 1e-3, True, "layer")
+    assert float(change.weight.abs().max()) <= 1e-6 and torch.allclose(change.shift, (ROWS[:7, :1] + 3).mean(0))

@@ -1,0 +1,49 @@
+"""The survey of compensation: one small model, and what its page makes of the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import compensation
+
+ROW: dict[str, Any] = {
+    "model": "torchvision:net",
+    "layers": [7, 1],
+    "inner": [0.9, 0.6],
+    "outer": [0.5, 0.01],
+    "error": 1e-15,
+    "tolerance": 1e-9,
+    "predicted": True,
+    "seconds": 2.0,
+    "skipped": ["its weight is read 2 times"],
+}
+
+
+def test_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both errors fall on inputs that were not fitted, and compaction changes nothing."""
+    torch.manual_seed(0)
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 6, 3), nn.ReLU(), *pooled).double()
+    monkeypatch.setattr(compensation, "build", lambda name: (model.eval(), (3, 8, 8)))
+    row = compensation.check("net")
+    assert row["layers"][0] >= 1 and not compensation.objections(row) and row["inner"][1] < row["inner"][0]
+
+
+def test_objections() -> None:
+    """Each of the claims of the page can be missed, and is said."""
+    assert not compensation.objections(ROW)
+    wrong = ROW | {"inner": [0.5, 0.6], "outer": [0.5, 0.51], "error": 1e-3, "predicted": False}
+    assert len(compensation.objections(wrong)) == 4
+    assert compensation.objections({"model": "net", "failed": "ended with -9"}) == ["failed: ended with -9"]
+
+
+def test_the_page() -> None:
+    """Counts are of the rows."""
+    text = " ".join(compensation.page([ROW, ROW | {"outer": [0.5, 0.6]}, {"model": "x", "refused": "no"}]).split())
+    assert "falls in 2 of 3 models" in text and "rises by more than 1 % in 1." in text and "2 of 3 compute" in text
+    assert "| torchvision:net | 7 (1) | 0.9 → 0.6 | 0.5 → 0.01 | 1e-15 | 2.0 | |" in text
+    assert "- its weight is read 2 times" in text
