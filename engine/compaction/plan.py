@@ -17,6 +17,7 @@ from engine import html
 from engine.compaction.compact import Compaction, OptimizerLike
 from engine.compaction.folds import Fold
 from engine.compaction.format import FORMAT, upgraded
+from engine.compaction.numbers import check_numbers
 from engine.compaction.slices import Packed, Slice, Unpacked
 from engine.errors import PlanError
 from engine.program.garbage import uncollected
@@ -182,6 +183,7 @@ class Plan:
         """
         change = Compaction(model, optimizer, customized_replace_func)
         change.add_tensors(self.slices, self.masks, self.folds)
+        check_numbers(model, self.slices, self.attributes, self.exchanges)
         change.add_attributes(self.attributes)
         change.add_exchanges(self.exchanges)
         if not self.is_empty:

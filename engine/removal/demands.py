@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.analysis.slots import FROZEN
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Node, Value
+from engine.removal.followed import followed
 from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Shapes
@@ -70,10 +71,10 @@ def settle(shrunk: Shrunk) -> Settled:
     value. If the result is wrong, the argument is pinned, provided that the code can be edited; numbers that the author
     wrote down, or that depend on the batch or the resolution, are not pinned. An argument that an earlier compaction
     has pinned is pinned again. If an argument cannot be pinned and is an unmodified attribute, the attribute is set
-    instead, unless that makes another argument wrong.
+    instead, unless that makes another argument wrong, or its number does not follow from the tensors around it.
     """
     settlement, wishes = _settled(shrunk)
-    while wishes:
+    while wishes := followed(shrunk, wishes):
         overrides = {name: {**shrunk.overrides.get(name, {}), **wish} for name, wish in wishes.items()}
         again, _ = _settled(Shrunk(shrunk.structure, shrunk.keep, {**shrunk.overrides, **overrides}))
         wrong = {name for unmet in again.unmet for name in _modules(unmet)} & wishes.keys()

@@ -1,0 +1,188 @@
+"""Refuse the numbers of a plan that do not follow from what it narrows.
+
+A plan comes from a file, whose digests anyone can compute: it could give a module fewer heads or groups over the same
+weights. So each number has to be the count of what the plan keeps. Layers of torch's have to agree with their weights
+afterwards as they did before; a number of the user's own has to count something that is narrowed in its module, or in
+the nearest module around it whose tensors it can count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from engine.compaction.slices import Slice
+from engine.errors import PlanError
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.source.counts import Dimension, blocks, follows, sizes_of
+from engine.source.integers import integers
+from engine.surgery.exchange import Exchange
+from engine.surgery.norms import NarrowedNorm
+from engine.surgery.spread import Spread
+
+__all__ = ["check_numbers"]
+
+Numbers = Mapping[str, Mapping[str, int]]
+
+
+def check_numbers(
+    model: nn.Module, slices: Mapping[str, Slice], attributes: Numbers, exchanges: tuple[Exchange, ...]
+) -> None:
+    """Refuse numbers that no compaction would have set together with these slices.
+
+    Args:
+        model: the model before the plan is applied.
+        slices: the part of each tensor to keep.
+        attributes: module name -> integers to set.
+        exchanges: changes of modules.
+
+    Raises:
+        PlanError: naming the module and the number.
+    """
+    check = _Check(model, slices)
+    for path in sorted({*attributes, *(name.rpartition(".")[0] for name in slices)}):
+        check.layer(path, attributes.get(path, {}))
+    for exchange in exchanges:
+        if isinstance(exchange, NarrowedNorm):
+            check.norm(exchange)
+        elif isinstance(exchange, Spread):
+            check.spread(exchange, attributes.get(exchange.module, {}))
+
+
+class _Check:
+    """A model before a plan, and what the plan keeps of its tensors."""
+
+    def __init__(self, model: nn.Module, slices: Mapping[str, Slice]) -> None:
+        self._modules = distinct_modules(model)
+        self._stored = {name: tensor for name, tensor in stored_tensors(model).items() if not is_lazy(tensor)}
+        cuts = {id(self._stored[name]): cut for name, cut in slices.items() if name in self._stored}
+        self._cuts = {name: cuts[id(tensor)] for name, tensor in self._stored.items() if id(tensor) in cuts}
+        self._uses = Counter(map(id, self._stored.values()))
+        self._dimensions: dict[int, list[Dimension]] = {}
+
+    def layer(self, path: str, news: Mapping[str, int]) -> None:
+        """Check the numbers that are set in a module, and those of a layer of torch's that would have to be."""
+        module = self._modules.get(path)
+        if module is None:  # refused elsewhere, or under another name as well
+            return
+        olds = integers(module)
+        self._blocks(path, module, {**olds, **news})
+        groups = olds.get("groups", 1)
+        before = self._sizes(path, module, self._whole, groups)
+        after = self._sizes(path, module, self._kept, news.get("groups", groups))
+        tied = {key: size for key, size in after.items() if before.get(key) == olds.get(key)}
+        for key, new in news.items():
+            if key in olds and key not in tied and not follows(path, olds[key], new, self._inside):
+                raise _wrong(path, module, key, olds[key], new, "which does not follow from what it keeps")
+        for key, size in tied.items() if news or not self._shared(path) else ():
+            if news.get(key, olds[key]) != size:
+                raise _wrong(path, module, key, olds[key], news.get(key, olds[key]), f"where its weights have {size}")
+
+    def _sizes(
+        self, path: str, module: nn.Module, shape: Callable[[str], tuple[int, ...]], groups: int
+    ) -> dict[str, int]:
+        return sizes_of(module, {key: shape(f"{path}.{key}" if path else key) for key in _own(module)}, groups)
+
+    def _whole(self, name: str) -> tuple[int, ...]:
+        return tuple(self._stored[name].shape)
+
+    def _kept(self, name: str) -> tuple[int, ...]:
+        return self._cuts[name].shape if name in self._cuts else self._whole(name)
+
+    def _shared(self, path: str) -> bool:
+        """Whether tensors of a module are those of another one too, which may not run."""
+        prefix = f"{path}." if path else ""
+        return any(self._uses[id(self._stored[prefix + key])] > 1 for key in _own(self._modules[path]))
+
+    def _blocks(self, path: str, module: nn.Module, numbers: Mapping[str, int]) -> None:
+        """Refuse groups or heads that are not those of which something is kept."""
+        rows = (row for row in _BLOCKS if isinstance(module, row[0]))
+        _, key, tensor, dim = next(rows, (None, "", "", 0))
+        name = f"{path}.{tensor}" if path else tensor
+        old, mask = int(getattr(module, key, 1)), _mask(self._cuts[name], dim) if name in self._cuts else None
+        if old == 1 or mask is None or len(mask) % old:
+            return
+        left = blocks(mask, old)
+        if left != numbers[key]:
+            raise _wrong(path, module, key, old, numbers[key], f"where its weights keep {left or 'unequal parts'}")
+        if left and key == "num_heads" and left * numbers["head_dim"] != int(mask.sum()):
+            why, size = f"where its {left} heads keep {int(mask.sum())} columns", len(mask) // old
+            raise _wrong(path, module, "head_dim", size, numbers["head_dim"], why)
+
+    def _inside(self, prefix: str) -> list[Dimension]:
+        return [d for name in self._stored if name.startswith(prefix) for d in self._of(name)]
+
+    def _of(self, name: str) -> list[Dimension]:
+        tensor, cut = self._stored[name], self._cuts.get(name)
+        if id(tensor) not in self._dimensions:
+            whole = [Dimension(size, size, None) for size in tensor.shape]
+            self._dimensions[id(tensor)] = whole if cut is None else _dimensions(cut)
+        return self._dimensions[id(tensor)]
+
+    def norm(self, norm: NarrowedNorm) -> None:
+        """Check a norm that keeps its statistics: what it keeps is what its weights keep."""
+        module = self._modules.get(norm.module)
+        groups = getattr(module, "num_groups", 1)
+        for key in _own(module) if module is not None else ():
+            name = f"{norm.module}.{key}" if norm.module else key
+            size = self._kept(name)[0]
+            if size != norm.kept or groups != norm.groups:
+                found = f"where {name!r} keeps {size}, in {groups} groups"
+                raise _wrong(norm.module, module, "kept", norm.size, norm.kept, found)
+
+    def spread(self, spread: Spread, news: Mapping[str, int]) -> None:
+        """Check a layer whose output is spread: each channel that it keeps has one place, and they stay in order."""
+        module = self._modules.get(spread.module)
+        inside = spread.table[spread.table < spread.kept]
+        if not torch.equal(inside, inside.unique()):
+            raise PlanError(f"The table that spreads the output of {spread.module!r} is damaged: it is out of order.")
+        groups = news.get("groups", getattr(module, "groups", 1))
+        sizes = {} if module is None else self._sizes(spread.module, module, self._kept, groups)
+        width = next((sizes[key] for key in _OUTPUTS if key in sizes), spread.kept)
+        if module is not None and width != spread.kept:
+            raise _wrong(spread.module, module, "kept", width, spread.kept, f"where its weights have {width}")
+
+
+# Of which number, and in which dimension of which tensor, there are blocks.
+_BLOCKS: tuple[tuple[Any, str, str, int], ...] = (
+    (nn.modules.conv._ConvNd, "groups", "weight", 0),
+    (nn.GroupNorm, "num_groups", "weight", 0),
+    (nn.MultiheadAttention, "num_heads", "out_proj.weight", 1),
+)
+_OUTPUTS = ("out_channels", "out_features", "num_features", "num_channels")
+
+
+def _own(module: nn.Module) -> list[str]:
+    tensors = {**module._parameters, **module._buffers}
+    return [key for key, tensor in tensors.items() if tensor is not None and not is_lazy(tensor) and tensor.ndim]
+
+
+def _dimensions(cut: Slice) -> list[Dimension]:
+    return [Dimension(n, k, _mask(cut, d)) for d, (n, k) in enumerate(zip(cut.before, cut.shape, strict=True))]
+
+
+def _mask(cut: Slice, dim: int) -> Tensor | None:
+    """Return which indices of a dimension a slice keeps; None where that differs by row."""
+    sizes, index = list(cut.before), torch.arange(cut.before[dim])
+    for one in cut.cuts:
+        if one.dims == (dim,):
+            index = index[one.index]
+        elif dim in one.dims and dim == 1:
+            return None
+        elif dim in one.dims:
+            index = index[one.index.div(sizes[1], rounding_mode="floor").unique()]
+        for d, size in zip(one.dims, one.sizes, strict=True):
+            sizes[d] = size
+    return torch.zeros(cut.before[dim], dtype=torch.bool).index_fill(0, index, True)
+
+
+def _wrong(path: str, module: Any, key: str, old: int, new: int, why: str) -> PlanError:
+    return PlanError(
+        f"The plan has `{key}` of {path!r} ({type(module).__name__}) at {new} (it is {old}), {why}: no compaction does "
+        "that. Take another copy of the file, or compact again."
+    )

@@ -1,0 +1,50 @@
+"""Which of the user's numbers can be set: those whose new value follows from what is removed around them.
+
+A number that is set is checked again by whoever loads the plan, from the file alone (`engine.compaction.numbers`). One
+that nobody could check is not set, and what it counts stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from engine.program.graph import Value
+from engine.removal.shrink import Shrunk
+from engine.source.counts import Dimension, follows
+
+__all__ = ["followed"]
+
+
+def followed(shrunk: Shrunk, wishes: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the numbers, by module and name, that follow from the tensors which become narrower.
+
+    Args:
+        shrunk: the removal.
+        wishes: what the code needs them to be.
+    """
+    graph = shrunk.structure.graph
+
+    def inside(prefix: str) -> list[Dimension]:
+        names = dict.fromkeys(graph.aliases[name] for name in graph.aliases if name.startswith(prefix))
+        return [d for name in names if name in graph.stored for d in _dimensions(shrunk, graph.stored[name])]
+
+    kept = {
+        module: {name: new for name, new in own.items() if follows(module, graph.attributes[module][name], new, inside)}
+        for module, own in wishes.items()
+    }
+    return {module: own for module, own in kept.items() if own}
+
+
+def _dimensions(shrunk: Shrunk, value: Value) -> list[Dimension]:
+    """Return what is kept of a stored tensor; where rows lose different columns, only how many."""
+    rows, after = shrunk.rows(value), shrunk.shape(value)
+    masks = {} if rows is None else {dim: _mask(index, value.shape[dim]) for dim, index in rows.items()}
+    if rows is None and (entries := shrunk.mask(value)) is not None and entries.size(0) > 1:
+        masks = {0: entries.flatten(1).any(1)}
+    return [Dimension(n, after[d], masks.get(d)) for d, n in enumerate(value.shape)]
+
+
+def _mask(index: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, index, True)

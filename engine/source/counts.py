@@ -1,0 +1,133 @@
+"""Whether a number can have followed from the tensors that were narrowed: asked of each that is set, and when loading.
+
+A number in a module counts channels, or blocks of them (heads, groups), or is a part or a multiple of these. It becomes
+smaller with them, so that its new value is the count of what is kept; over tensors that stay whole it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+__all__ = ["Dimension", "blocks", "explained", "follows", "related", "sizes_of"]
+
+
+class Dimension(NamedTuple):
+    """A dimension of a tensor and what is kept of it: how many, and which (None where that differs by row)."""
+
+    size: int
+    kept: int
+    mask: Tensor | None
+
+
+def blocks(mask: Tensor, count: int, outer: int = 1) -> int | None:
+    """Return how many of the blocks of a dimension are kept; None where they do not lose the same.
+
+    Args:
+        mask: which entries are kept.
+        count: number of blocks, in each of the outer ones.
+        outer: number of outer blocks; those that go as a whole do not count.
+
+    Example:
+        >>> import torch
+        >>> blocks(torch.tensor([1, 0, 0, 0, 0, 1]), 3)
+        2
+    """
+    inside = mask.bool().view(outer, count, -1).sum(2)
+    left = inside[inside.any(1)]
+    sizes, counts = left[left > 0].unique(), (left > 0).sum(1).unique()
+    return int(counts[0]) if len(sizes) == 1 == len(counts) else None
+
+
+def related(number: int, dimensions: Iterable[Dimension]) -> bool:
+    """Whether a number may count something of dimensions: it divides one, or is a multiple of one."""
+    return any(d.size % number == 0 or number % d.size == 0 for d in dimensions if d.size > 1)
+
+
+def explained(old: int, new: int, dimensions: Iterable[Dimension]) -> bool:
+    """Whether a number can have become another one because dimensions were narrowed.
+
+    Example:
+        >>> import torch
+        >>> heads = torch.tensor([1, 1, 0, 0, 1, 1, 0, 0])
+        >>> explained(4, 2, [Dimension(8, 4, heads)]), explained(4, 2, [Dimension(8, 8, torch.ones(8))])
+        (True, False)
+    """
+    return old == new or any(new in _counts(old, d) for d in dimensions if d.kept < d.size)
+
+
+def follows(path: str, old: int, new: int, inside: Callable[[str], list[Dimension]]) -> bool:
+    """Whether a module's number follows from what is narrowed in the nearest module around it that it can count.
+
+    Args:
+        path: of the module that has the number.
+        old: what it is.
+        new: what it is to be.
+        inside: returns the dimensions of all tensors under a prefix.
+    """
+    while True:
+        dimensions = inside(f"{path}." if path else "")
+        if not path or related(old, dimensions):
+            return explained(old, new, dimensions)
+        path = path.rpartition(".")[0]
+
+
+def _counts(number: int, d: Dimension) -> set[int | None]:
+    """Return what a number becomes with a dimension: as a multiple of it, as blocks of it, or as a part of it."""
+    if number % d.size == 0:
+        return {number // d.size * d.kept}
+    if d.mask is None:
+        return {number * d.kept // d.size} if d.size % number == 0 == number * d.kept % d.size else set()
+    if number > d.size:
+        return set()
+    rest, rows = divmod(d.size, number)[::-1]
+    counts = set() if rest else {blocks(d.mask, number, outer) for outer in range(1, rows + 1) if rows % outer == 0}
+    return counts - {None} or _parts(d.mask, number, 1 if rest else number)
+
+
+def _parts(mask: Tensor, size: int, step: int) -> set[int | None]:
+    """Return what is kept of the parts of a size that a dimension may be split into."""
+    return set(mask.long().unfold(0, size, step).sum(1).tolist())
+
+
+def sizes_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], groups: int = 1) -> dict[str, int]:
+    """Return the numbers of a layer of torch's that follow from the shapes of its tensors.
+
+    Args:
+        module: the layer; of any other, none follow.
+        shapes: of its parameters and buffers, by name in the layer.
+        groups: of a convolution.
+
+    Example:
+        >>> sizes_of(nn.Linear(3, 2), {"weight": (1, 3)})
+        {'out_features': 1, 'in_features': 3}
+    """
+    try:
+        if isinstance(module, nn.Linear):
+            return dict(zip(("out_features", "in_features"), shapes["weight"], strict=True))
+        if isinstance(module, _Convolution):
+            sides = (shapes["weight"][0], shapes["weight"][1] * groups)
+            inputs, outputs = sides if module.transposed else sides[::-1]
+            return {"in_channels": inputs, "out_channels": outputs}
+        if isinstance(module, (_Norm, nn.GroupNorm)):
+            channels = shapes["weight" if "weight" in shapes else "running_mean"][0]
+            return {"num_features" if isinstance(module, _Norm) else "num_channels": channels}
+        return _recurrent(module, shapes)
+    except (KeyError, IndexError, ValueError):  # a parametrised weight, or a subclass with tensors of its own
+        return {}
+
+
+def _recurrent(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    gates = next((gates for kind, gates in _GATES.items() if isinstance(module, kind)), 0)
+    if not gates:
+        return {}
+    suffix = "_l0" if isinstance(module, nn.RNNBase) else ""
+    rows, inputs = shapes[f"weight_ih{suffix}"]
+    projected = {"proj_size": shapes["weight_hr_l0"][0]} if "weight_hr_l0" in shapes else {}
+    return {"input_size": inputs, "hidden_size": rows // gates, **projected}
+
+
+_Convolution, _Norm = nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase
+_GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3, nn.RNN: 1, nn.RNNCell: 1}
