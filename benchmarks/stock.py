@@ -105,17 +105,25 @@ class Read(nn.Module):
         super().__init__()
         self.body = body
         with torch.no_grad():
-            found = body(**inputs)
+            out = body(**inputs)
         self.heads = nn.ModuleDict()
         for name in ("last_hidden_state", "pooler_output", "encoder_last_hidden_state"):
-            state = getattr(found, name, None)
+            state = getattr(out, name, None)
             if isinstance(state, Tensor) and state.is_floating_point() and state.ndim in (2, 3, 4):
                 self.heads[name] = nn.Conv2d(state.shape[1], 5, 1) if state.ndim == 4 else nn.Linear(state.shape[-1], 5)
 
     def forward(self, **inputs: Any) -> Any:
-        """Return what the layers make of the states, or else all that the model puts out."""
+        """Return what the layers make of the states."""
         out = self.body(**inputs)
-        return [head(getattr(out, name)) for name, head in self.heads.items()] or out
+        return [head(getattr(out, name)) for name, head in self.heads.items()]
+
+
+class Whole(Read):
+    """A model without such states: all that it puts out is an output."""
+
+    def forward(self, **inputs: Any) -> Any:
+        """Return what the model puts out."""
+        return self.body(**inputs)
 
 
 def outputs(model: torch.nn.Module, inputs: Any) -> list[Tensor]:
@@ -127,6 +135,7 @@ def outputs(model: torch.nn.Module, inputs: Any) -> list[Tensor]:
 
 def check(kind: str) -> dict[str, Any]:
     """Compact a model, save it, and return what came of it."""
+    torch.set_num_threads(1)  # in this process: the threads of autograd fail on a pool from before the fork
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
@@ -152,7 +161,8 @@ def reading(kind: str, model: Headed, inputs: dict[str, Any], way: str) -> dict[
         if vars(module).get("dtype") == torch.float64:
             module.dtype = torch.float32
     torch.manual_seed(0)
-    return saved(kind, Read(body, inputs).eval(), inputs, way)
+    read = Read(body, inputs).eval()
+    return saved(kind, read if read.heads else Whole(body, inputs).eval(), inputs, way)
 
 
 def floats(inputs: dict[str, Any]) -> dict[str, Any]:

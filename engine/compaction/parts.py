@@ -31,7 +31,7 @@ _DEEPEST = 12  # calls between `save_pretrained` and the hook of `state_dict`
 
 def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
     """Set a model's history, and what its parts hold of it; returns a function that undoes it."""
-    undo = [whole.remember(model, steps), *_tell_parts(model, steps)]
+    undo = [whole.remember(model, steps), *_share_history(model, steps)]
 
     def undo_all() -> None:
         for one in reversed(undo):
@@ -43,7 +43,7 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
 def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
     """Attach the state dict of a certificate to a model's last compaction, to be saved with it and with its parts."""
     whole.certify(model, certificate)
-    _tell_parts(model, history(model))
+    _share_history(model, history(model))
 
 
 def part_entry(model: nn.Module) -> Entry | None:
@@ -68,7 +68,7 @@ def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
     )
 
 
-def _tell_parts(model: nn.Module, steps: tuple[Step, ...]) -> list[Callable[[], None]]:
+def _share_history(model: nn.Module, steps: tuple[Step, ...]) -> list[Callable[[], None]]:
     undo = []
     for name, module in distinct_modules(model).items():
         if name:
@@ -90,24 +90,26 @@ def _set(module: nn.Module, key: str, value: Any) -> Callable[[], None]:
 
 
 def _hooked(module: nn.Module) -> list[Callable[[], None]]:
-    if _tell in module._state_dict_hooks.values():
+    if _write_share in module._state_dict_hooks.values():
         return []
-    return [module.register_state_dict_post_hook(_tell).remove]
+    return [module.register_state_dict_post_hook(_write_share).remove]
 
 
-def _tell(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """Write a part's share of the plans to the metadata of its state dict, where that is not one of the whole model."""
-    if history(module) and _is_saving():
+def _write_share(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    """Write a part's share of the plans to the metadata of its state dict, where that is not one of the whole model.
+
+    Raises:
+        CheckpointError: where ``save_pretrained`` asks for the state dict, also one that a class calls on its own.
+    """
+    entry = None if history(module) else part_entry(module)
+    if (history(module) or entry is not None) and _is_saving():
         refuse()
-    if prefix or history(module):
-        return
-    entry = part_entry(module)
-    if entry is not None:
+    if entry is not None and not prefix:
         metadata[KEY] = {"version": VERSION, "compacted": {"": entry}, "sha256": None}
 
 
 def _is_saving() -> bool:
-    """Whether the state dict is one that ``save_pretrained`` of a model around the compacted one asks for."""
+    """Whether ``save_pretrained`` of the module, or of a model around it, asks for the state dict."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
         if frame is None:

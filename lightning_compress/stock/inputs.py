@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from engine.errors import InputError
 from lightning_compress.stock.fields import numbers
 
-__all__ = ["random_like", "sensible_inputs"]
+__all__ = ["random_image", "random_like", "seeded", "sensible_inputs"]
 
 _TOKENS = 8
 
@@ -42,6 +43,32 @@ def sensible_inputs(model: nn.Module, config: Mapping[str, Any]) -> dict[str, An
         f"{type(model).__name__} runs on none of the random inputs tried "
         f"({errors[0] if errors else 'no argument has a usual name'}). Pass `example_input=`."
     )
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Draw the same random numbers inside the context each time, and leave torch's random state as it was.
+
+    Example:
+        >>> state = torch.get_rng_state()
+        >>> with seeded():
+        ...     one = torch.rand(1)
+        >>> with seeded():
+        ...     print(torch.equal(torch.rand(1), one), torch.equal(torch.get_rng_state(), state))
+        True False
+        >>> torch.equal(torch.get_rng_state(), state)
+        True
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        yield
+
+
+def random_image(model: nn.Module, shape: Iterable[int]) -> Tensor:
+    """Return a batch of one random image of a shape, in the model's dtype."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn([1, *shape], generator=generator).to(next(model.parameters()))
 
 
 def random_like(example: Any, seed: int, integers: bool) -> Any:

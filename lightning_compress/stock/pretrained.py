@@ -25,7 +25,7 @@ from lightning_compress.stock import explain
 from lightning_compress.stock.describe import Look, Search, look_at
 from lightning_compress.stock.fields import Values, numbers, shown
 from lightning_compress.stock.formats import Format, format_of
-from lightning_compress.stock.inputs import random_like, sensible_inputs
+from lightning_compress.stock.inputs import random_like, seeded, sensible_inputs
 
 __all__ = ["NOTE", "Saved", "evaluating", "save_pretrained"]
 
@@ -147,8 +147,7 @@ def _loaded(model: nn.Module, form: Format, values: Values, state: Mapping[str, 
 
 def _error(model: nn.Module, stock: nn.Module, example: Any) -> float:
     """Return the largest relative difference of the outputs, in the model's precision but at least in float32."""
-    with torch.random.fork_rng(devices=[]):
-        return difference(_Seeded(model), _Seeded(stock), [example, *_varied(model, example)])
+    return difference(_Seeded(model), _Seeded(stock), [example, *_varied(model, example)])
 
 
 def _varied(model: nn.Module, example: Any) -> Iterator[Any]:
@@ -179,8 +178,8 @@ class _Seeded(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output."""
-        torch.manual_seed(0)
-        return self.inner(*args, **kwargs)
+        with seeded():
+            return self.inner(*args, **kwargs)
 
 
 class _Reached(TorchFunctionMode):

@@ -25,6 +25,7 @@ from engine.program import tensors_in
 from engine.recording import call_model
 from lightning_compress.checkpoints.export import another_batch, arguments_of, exported_program
 from lightning_compress.stock.emit import source_of
+from lightning_compress.stock.inputs import random_image, seeded
 from lightning_compress.stock.pretrained import evaluating
 
 __all__ = ["imported", "save_stock"]
@@ -80,8 +81,7 @@ def _example(model: nn.Module) -> Any:
     example: Any = getattr(model, "example_input_array", None)
     if shape is None and example is None:
         raise InputError(f"What does {type(model).__name__} take? Pass `example_input=`.")
-    parameter = next(model.parameters())
-    return torch.randn([1, *shape]).to(parameter) if example is None else example
+    return random_image(model, shape) if example is None else example
 
 
 def _program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
@@ -124,8 +124,8 @@ def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches:
 
 
 def _outputs(call: Callable[[], Any]) -> list[Tensor]:
-    torch.manual_seed(0)
-    return list(tensors_in(call()))
+    with seeded():
+        return list(tensors_in(call()))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

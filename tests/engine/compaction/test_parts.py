@@ -123,6 +123,12 @@ def test_save_pretrained_of_a_compacted_model_is_an_error(tmp_path: Path) -> Non
     engine.ModelSpeedup(outer.body, image(), masks).speedup_model()
     with pytest.raises(CheckpointError, match="lightning_compress.save_pretrained"):
         outer.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="lightning_compress.save_pretrained"):
+        Saving.save_pretrained(small.model, tmp_path)  # past what the part holds
+    around = Saving()
+    around.body = nn.Sequential(small.model)  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match="lightning_compress.save_pretrained"):
+        around.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -43,6 +43,7 @@ def logits(model: Any) -> torch.Tensor:
         return model(**inputs(model)).logits
 
 
+@pytest.mark.slow
 def test_models_come_back_in_a_process_without_this_project(tmp_path: Path) -> None:
     """Half of the heads, the neurons and the stream are gone; the outputs are within 1e-6 of the largest."""
     folders = []
@@ -81,6 +82,20 @@ def test_save_pretrained_of_transformers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="lightning_compress.save_pretrained"):
         model.save_pretrained(tmp_path / "small")
     assert not list(tmp_path.glob("*/*"))
+
+
+def test_what_transformers_would_write_does_not_load(tmp_path: Path) -> None:
+    """Also by the class's own method: there is nothing that ``ignore_mismatched_sizes=True`` could load wrongly.
+
+    What `save_pretrained` of this project writes has no sizes that mismatch.
+    """
+    model = compacted("bert")
+    with pytest.raises(CheckpointError, match="lightning_compress.save_pretrained"):
+        type(model).save_pretrained(model, tmp_path / "small")
+    assert not list(tmp_path.glob("*/*.safetensors"))
+    save_pretrained(model, tmp_path / "small")
+    again = transformers.BertForMaskedLM.from_pretrained(tmp_path / "small", ignore_mismatched_sizes=True).eval()
+    assert float((logits(again) - logits(model)).abs().max()) <= 1e-6
 
 
 def test_a_hand_narrowed_configuration_does_not_pass(tmp_path: Path) -> None:

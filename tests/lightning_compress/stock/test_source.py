@@ -135,6 +135,15 @@ def test_an_example_is_taken_from_the_model(tmp_path: Path) -> None:
     assert save_stock(model, tmp_path / "small").exists()
 
 
+def test_the_random_state_stays_as_it_is(tmp_path: Path) -> None:
+    """A random example and random layers draw from a state of their own."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Dropout(), nn.Flatten())
+    model.pretrained_cfg = {"input_size": (3, 8, 8)}  # type: ignore[assignment]
+    state = torch.get_rng_state()
+    save_stock(model, tmp_path / "small")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class Draws(nn.Linear):
     """A network that computes something else each time."""
 
