@@ -39,6 +39,7 @@ def prune(
     confidence: int = 8,
     compensate: bool = True,
     uniform: bool = False,
+    plain_norms: bool = False,
 ) -> nn.Module:
     """Return a smaller copy of a network: masked, repaired, compensated, compacted and verified.
 
@@ -61,6 +62,8 @@ def prune(
         ridge: penalty of compensation, see `engine.compensate`.
         uniform: whether groups of the same structure and size keep the same number of units, as a configuration needs
             it that has one number for all layers; see `save_pretrained`.
+        plain_norms: whether layer norms that lose channels become ordinary ones, as a configuration needs it, which is
+            not exact: see `engine.ModelSpeedup`.
         confidence: number of random samples to verify with; 0 trusts the rules.
 
     Returns:
@@ -99,7 +102,9 @@ def prune(
     report: Mapping[str, Any] = {}
     if batches is not None and compensate:
         report = engine.compensate(small, example_input, masks, batches, samples=samples, ridge=ridge, graph=graph)
-    speedup = engine.ModelSpeedup(small, example_input, masks, confidence=confidence, graph=graph)
+    speedup = engine.ModelSpeedup(
+        small, example_input, masks, confidence=confidence, graph=graph, plain_norms=plain_norms
+    )
     speedup.speedup_model()
     for name, value in (("plan", speedup.plan), ("certificate", speedup.certificate), ("report", report)):
         setattr(small, name, value)

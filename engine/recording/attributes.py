@@ -8,6 +8,7 @@ of a switch becomes part of the program.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ _MOST = 24
 """Settings that are recorded at most."""
 
 _SMALL = 16
+
+_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
+"""Code that reads attributes which the outputs do not depend on: its op uses them for the gradient alone."""
 
 
 class Attribute(NamedTuple):
@@ -62,7 +66,8 @@ class _Watch:
     def __get__(self, module: Any, owner: Any = None) -> Any:
         if module is None:
             return self
-        self._reads.add((id(module), self._name))
+        if self._name not in _FOR_GRADIENTS.get(sys._getframe(1).f_code, ()):
+            self._reads.add((id(module), self._name))
         try:
             return vars(module)[self._name]
         except KeyError:

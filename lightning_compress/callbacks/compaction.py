@@ -71,6 +71,9 @@ class ModelCompaction(CompressionCallback):
             callback, as `CompressionReport`, asks for it. A copy of the masked network is kept until then.
         reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
             contradict each other. What `ComplexityMonitor` predicts is without.
+        plain_norms: whether layer norms that lose channels become ordinary ones, which `save_pretrained` can describe.
+            They normalize over the channels that are left, so the compacted network is no longer the masked one: train
+            on afterwards. Only at the end of the fit, and not where parameters are sharded.
         steps: whether what the LightningModule's steps read stays, or follows, and is verified, beside the model's
             forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
             of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
@@ -108,12 +111,18 @@ class ModelCompaction(CompressionCallback):
         latency_runs: int = 0,
         reindex: bool = False,
         steps: bool = True,
+        plain_norms: bool = False,
     ) -> None:
         super().__init__(model, example_input)
         self.follows_steps = steps
         check_runs(latency_runs)
-        self.latency_runs, self.reindex = latency_runs, reindex
+        self.latency_runs, self.reindex, self.plain_norms = latency_runs, reindex, plain_norms
         self.when = occasions(when)
+        if plain_norms and self.when is not None:
+            raise MisconfigurationException(
+                "`plain_norms=True` changes what the model computes, which `when` must not do while training goes on. "
+                "Leave `when` out, and train the compacted model in a second fit."
+            )
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
         if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
@@ -175,6 +184,8 @@ class ModelCompaction(CompressionCallback):
     def why_not_sharded(self) -> str | None:
         if self.reindex:
             return "`ModelCompaction(reindex=True)` looks at the weights to see which layers it pays to separate."
+        if self.plain_norms:
+            return "`ModelCompaction(plain_norms=True)` has no sharded form."
         return "`ModelCompaction(latency_runs=...)` runs the model on one rank." if self.latency_runs else None
 
     @override
@@ -312,7 +323,7 @@ class ModelCompaction(CompressionCallback):
         example = self.example(trainer, pl_module)
         masked = self._masked(trainer, model)
         graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
-        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex)
+        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, self.plain_norms)
         plan, certificate = shrink(trainer, pl_module, job, alone)
         if plan.is_empty:
             return False

@@ -59,6 +59,8 @@ class Report:
         if self.plan is None:
             rest = self.note or "Nothing is masked that could be removed, or there is no ModelCompaction."
             return "bad" if self.note else "fair", f"Not compacted. {rest}"
+        if self.certificate is not None and not self.certificate.exact:
+            return "fair", "Compacted with ordinary norms: it does not compute what the masked model computed."
         if self.certificate is None or not self.certificate.verified:
             return "fair", "Compacted; the numbers were not compared, only the shapes."
         error = f"{self.certificate.max_error:.1e}" if self.certificate.max_error else "0"

@@ -26,7 +26,8 @@ def check_norms(norms: Mapping[str, Rescaled]) -> None:
             raise InputError(
                 f"{name!r} ({norm.kind}) keeps the statistics of {norm.size} channels while {norm.kept} are left, "
                 "which no weights of an ordinary norm express. Compact with `plain_norms=True`, which computes another "
-                "function than the masked model, or leave the channels that it normalizes unmasked."
+                "function than the masked model, or leave the channels that it normalizes whole: `exclude=` one of the "
+                "layers that produce them."
             )
 
 
@@ -38,7 +39,9 @@ def refuse(search: Search, values: Values, form: Format) -> NoReturn:
     """
     look, base = search.look(values), search.look({})
     assert look is not None and base is not None
-    name, wanted, shape = search.target.misfits(look)[0]
+    misfits = search.target.misfits(look)
+    name, wanted, shape = misfits[0]
+    layers = list(dict.fromkeys(_generic(parameter.rpartition(".")[0]) for parameter, _, _ in misfits))
     fields = _fields_of(search, name)
     governed = f" They follow {_listed(fields)} of the configuration" if fields else " No field of it sets them"
     others = _others(search, name, fields)
@@ -46,7 +49,8 @@ def refuse(search: Search, values: Values, form: Format) -> NoReturn:
         f"No {form.cls.__name__} configuration describes this network: {name!r} has shape {_shape(wanted)}, and "
         f"{_shape(shape)} under the nearest one ({_changes(values)}).{governed}{others}. Prune with equal amounts in "
         "the layers that share a field (`uniform=True`), to widths that fields can express (`round_to`), and whole "
-        "heads (`attention='heads'`); or save `model.state_dict()`, which holds the plan."
+        f"heads (`attention='heads'`); leave the layers that do not fit whole (`exclude={layers}`); or save "
+        "`model.state_dict()`, which holds the plan."
     )
 
 

@@ -46,6 +46,7 @@ class Job:
         confidence: number of random samples to verify with.
         training: whether training goes on; then what goes must be exact in train mode, too.
         reindex: whether layers may lose channels that others keep.
+        plain_norms: whether norms that lose channels become ordinary ones.
     """
 
     path: str
@@ -55,6 +56,7 @@ class Job:
     confidence: int
     training: bool
     reindex: bool = False
+    plain_norms: bool = False
 
     def speedup(self, pl_module: LightningModule, confidence: int | None = None) -> engine.ModelSpeedup:
         """What plans it, and makes it where parameters are whole."""
@@ -65,6 +67,7 @@ class Job:
             confidence=self.confidence if confidence is None else confidence,
             graph=self.graph,
             reindex=self.reindex,
+            plain_norms=self.plain_norms,
         )
 
 

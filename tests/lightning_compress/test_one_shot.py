@@ -96,3 +96,11 @@ def test_what_others_can_make_up_for_goes_first() -> None:
     x, fresh = (torch.randn(n, 4, dtype=torch.float64) for n in (256, 64))
     one = prune(net, x[:2], 0.125, criterion="reconstruction", target="channels", data=[x], ridge=1e-9)
     assert one[0].out_features == 7 and float((one(fresh) - net(fresh)).detach().abs().max()) < 1e-3
+
+
+def test_layer_norms_become_ordinary_ones() -> None:
+    """Where they are asked for, and then the result is not called exact."""
+    net = nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 2))
+    exact, plain = (prune(net, torch.zeros(2, 4), 0.5, plain_norms=asked) for asked in (False, True))
+    assert exact.certificate.exact and not plain.certificate.exact
+    assert type(plain[1]) is nn.LayerNorm and type(exact[1]) is not nn.LayerNorm

@@ -95,3 +95,28 @@ def test_settings_that_fail_together_are_tried_one_by_one() -> None:
         return [str(attribute) for attribute, _ in setting] == ["fixed"]  # type: ignore[attr-defined]
 
     assert settings.record([], accepts) == ["Gate.alpha"]
+
+
+class Words(nn.Module):
+    """Embeddings of which a method sets the padding, as methods do that resize vocabularies."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.table, self.head, self.counts = nn.Embedding(9, 4), nn.Linear(4, 2), counts
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(N, T) -> (N, 2)."""
+        padding = self.table.padding_idx if self.counts else 0
+        words = self.table(tokens)
+        return self.head(words.mean(1) if padding is None else words[:, padding])  # type: ignore[no-any-return]
+
+    def set_padding(self, index: int) -> None:
+        """Set what an embedding takes for padding."""
+        self.table.padding_idx = index
+
+
+def test_what_only_gradients_depend_on_is_not_recorded_otherwise() -> None:
+    """An embedding reads its padding for its gradient; other code that reads it may do otherwise."""
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    assert not engine.trace(Words(counts=False), tokens).notes
+    assert any("Embedding.padding_idx" in note for note in engine.trace(Words(counts=True), tokens).notes)

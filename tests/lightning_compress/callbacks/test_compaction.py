@@ -20,7 +20,7 @@ from pytorch_lightning.callbacks import (
     StochasticWeightAveraging,
 )
 from pytorch_lightning.loggers import CSVLogger
-from torch import nn
+from torch import Tensor, nn
 
 import engine
 from engine.errors import VerificationError
@@ -489,3 +489,39 @@ def test_a_second_run_does_not_overwrite_the_first(tmp_path: Path) -> None:
     assert Path(second.checkpoint_path).name == "compacted-v1.ckpt"
     assert Path(first.checkpoint_path).read_bytes() == content
     assert not list(tmp_path.glob(".lightning-compress-*"))
+
+
+class Stream(Base):
+    """A residual sum in front of a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.norm = nn.Linear(3, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, 4)."""
+        x = self.stem(x.mean((2, 3)))
+        return self.head(self.norm(x + self.body(x)))  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, 4)."""
+        return self(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_norms_may_become_ordinary_ones(tmp_path: Path, plain: bool) -> None:
+    """Only if asked for; the certificate and the report say that this is another function."""
+    module, compaction = seeded(Stream), ModelCompaction(on_failure="raise", plain_norms=plain)
+    report = CompressionReport(terminal="none", figures=False, latency_runs=0)
+    fit(module, tmp_path, ChannelPruning(amount=0.5, exclude="head"), MaskConflictRepair(), compaction, report)
+    assert module.stem.out_features == 4
+    assert (type(module.norm) is nn.LayerNorm) is plain
+    assert compaction.certificate is not None and compaction.certificate.exact is not plain
+    assert report.report is not None and ("ordinary norms" in report.report.verdict[1]) is plain
+
+
+def test_ordinary_norms_wait_for_the_end() -> None:
+    """In the middle of a fit nothing may change what the model computes."""
+    with pytest.raises(MisconfigurationException, match=r"plain_norms=True.*second fit"):
+        ModelCompaction(plain_norms=True, when=0.3)

@@ -61,6 +61,7 @@ def test_others_are_accepted(strategy: type, kind: type) -> None:
         ChannelPruning(target="latency", amount=0.5),
         ModelCompaction(reindex=True),
         ModelCompaction(latency_runs=2),
+        ModelCompaction(plain_norms=True),
     ],
 )
 def test_what_needs_whole_parameters_is_refused(callback: Any) -> None:
