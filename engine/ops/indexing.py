@@ -1,4 +1,4 @@
-"""Ops that read or write entries at an index tensor: embedding, advanced indexing, index_select, gather, index_put."""
+"""Ops that read or write entries at an index tensor: embedding, advanced indexing, index_select, index_put."""
 
 from __future__ import annotations
 
@@ -55,17 +55,14 @@ def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 def picked(node: Node | Origin) -> tuple[int, int] | None:
     """(dimension, rank of the index) for a single index tensor; None for several."""
-    if node.op in ("index_select", "gather"):
-        rank = 1 if node.op == "index_select" else node.inputs[0].ndim
-        return node.args["dim"] % node.inputs[0].ndim, rank
+    if node.op == "index_select":
+        return node.args["dim"] % node.inputs[0].ndim, 1
     indices = [(d, i) for d, i in enumerate(node.args["indices"]) if i is not None]
     return (indices[0][0], indices[0][1].ndim) if len(indices) == 1 and indices[0][1].dtype != torch.bool else None
 
 
 def _moved(node: Node, array: Tensor, dim: int, rank: int) -> Tensor:
     """Reshape a label array that does not depend on the indexed dimension to the rank of the output."""
-    if node.op == "gather":
-        return array
     shape = list(array.shape)
     return array.reshape([*shape[:dim], *[1] * rank, *shape[dim + 1 :]])
 
@@ -74,7 +71,7 @@ def _index_labels(node: Node, labels: Labels) -> None:
     """Freeze the indexed dimension, since the index cannot change; propagate all others."""
     source, place = node.inputs[0], picked(node)
     labels.claim(source)
-    if place is None or node.op == "gather":
+    if place is None:
         labels.freeze(source, f"{node!r} picks from it")
         return
     for layer in labels.without(source, [place[0]], f"{node!r} picks from it"):
@@ -83,7 +80,7 @@ def _index_labels(node: Node, labels: Labels) -> None:
 
 def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     place, array = picked(node), constants.plain(node.inputs[0])
-    if place is None or node.op == "gather":
+    if place is None:
         return None
     if array.size(place[0]) > 1:  # zero along the whole dimension is zero at any index
         array = torch.where((array == 0).all(place[0], keepdim=True), 0.0, math.nan)
@@ -94,7 +91,7 @@ def _index_used(node: Node, use: Use) -> None:
     place, source = picked(node), node.inputs[0]
     for index in node.inputs[1:]:
         use.add_all(index)
-    if place is None or node.op == "gather":
+    if place is None:
         use.add_all(source)
         return
     dim, rank = place
@@ -286,7 +283,6 @@ def _samples() -> Iterable[Sample]:
     yield Sample(lambda: _Words(tied=False), (2, 4), "embedding")
     yield Sample(lambda: _Words(tied=True), (2, 4), "embedding tied to the head")
     yield through("index_select", lambda x: x.index_select(2, torch.tensor([0, 2, 2])))
-    yield through("gather", lambda x: x.gather(2, (x > 0).long()) + x)
     yield through(
         "a table of positions", lambda x: x + x[:, :, torch.tensor([[3, 1], [0, 0]])].mean((2, 3))[:, :, None]
     )
@@ -296,7 +292,7 @@ def _samples() -> Iterable[Sample]:
 RULES = [
     # `embedding_dim` keeps the old number: models scale by its square root, and that factor must not change
     Rule(("embedding",), _embedding_labels, _embedding_constants, rare=Rare(produces=_columns), samples=_samples),
-    Rule(("gather", "index", "index_select"), _index_labels, _index_constants, _index_used),
+    Rule(("index", "index_select"), _index_labels, _index_constants, _index_used),
     Rule(("index_add",), _added_labels, _added_constants, _added_used, _added_macs, samples=_added_samples),
     Rule(("index_put",), _put_labels, _put_constants, _put_used, samples=_put_samples),
 ]

@@ -251,13 +251,25 @@ def _expand_labels(node: Node, labels: Labels) -> None:
         labels.add(target, layer)
 
 
+def _filled_by_repeats(node: Node) -> list[int]:
+    """Return the dimensions whose size is a number of repeats: those of size 1, and new ones in front."""
+    shape, repeats = source_of(node).shape, node.args["repeats"]
+    offset = len(repeats) - len(shape)
+    return [dim for dim, times in enumerate(repeats) if times > 1 and (dim < offset or shape[dim - offset] == 1)]
+
+
 def _repeat_labels(node: Node, labels: Labels) -> None:
-    """Freeze a repeated dimension of size 1, whose size is written in the code."""
+    """A repeated dimension of size 1 gets new slots, as an expanded one does."""
     move_labels(_repeated)(node, labels)
-    target = node.output
+    for layer in labels.fresh(node.output, _filled_by_repeats(node)):
+        labels.add(node.output, layer)
+
+
+def _repeat_demands(node: Node, keeps: object, shapes: Shapes) -> Iterable[Demand]:
+    wanted, filled = shapes(node.output), set(_filled_by_repeats(node))
     for dim, times in enumerate(node.args["repeats"]):
-        if times > 1 and target.shape[dim] == times:
-            labels.fix(target, dim)
+        size = wanted[dim] if dim in filled else times
+        yield Demand(("repeats", dim), times, size, dim=dim if dim in filled else None)
 
 
 def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
@@ -322,6 +334,7 @@ def _expand_samples() -> Iterable[Sample]:
     yield through("broadcast_to", lambda x: x.mean((2, 3), keepdim=True).broadcast_to(x.shape) * x)
     yield through("expand over channels", lambda x: x * x.new_ones(1, 1, 1, 1).expand(1, x.shape[1], 1, 1))
     yield through("repeat", lambda x: x.repeat(1, 2, 1, 1), after=16)
+    yield through("repeat over channels", lambda x: x * x.mean(1, keepdim=True).repeat(1, x.shape[1], 1, 1))
     yield through("repeat_interleave", lambda x: x.repeat_interleave(2, 1), after=16)
     yield through("repeat_interleave over space", lambda x: x.repeat_interleave(2, 2))
 
@@ -382,6 +395,6 @@ RULES = [
         demands=lambda n, k, s: size_demands("size", n, s),
         samples=_expand_samples,
     ),
-    shape_rule(["repeat"], _repeated, _repeat_labels),
+    shape_rule(["repeat"], _repeated, _repeat_labels, demands=_repeat_demands),
     _interleave_rule(),
 ]

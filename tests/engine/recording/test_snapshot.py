@@ -263,6 +263,22 @@ def test_a_model_is_as_before(kind: str, fails: bool) -> None:
     assert model.body.weight.requires_grad and not model._forward_hooks
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - _OUTSIDE))
+def test_a_refused_model_is_as_before(kind: str) -> None:
+    """After a compaction that is refused once the model has run: the masks are of another shape than the weight."""
+    make, change = KINDS[kind]
+    value = make()
+    model = Holder(value, change, fails=False)
+    before, table = picture(value), dict(vars(model))
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(EngineError):
+        engine.ModelSpeedup(model, torch.zeros(2, 3), {"body": {"weight": torch.ones(5, 3)}}).speedup_model()
+    assert picture(value) == before
+    assert list(vars(model)) == list(table) and all(vars(model)[n] is v for n, v in table.items())
+    assert model.steps == 0 and next(model.count) == 0 and not model._forward_hooks
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
 def test_an_argument_is_as_before() -> None:
     """A cache that is passed in holds no tensor without data afterwards."""
 
