@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 from torch import nn
 
 from engine.program.graph import Value
+from engine.source.alternatives import certainly
 from engine.source.branches import Part
 from engine.source.deciding import Decider
 from engine.source.entrywise import Effect, effects, names_read
@@ -84,7 +85,7 @@ class Missed:
     def impossible(self) -> bool:
         """Whether it uses what this module does not have: an attribute that is None, or missing."""
         owner = self._modules[self.owner]
-        for node in _always(self.part.nodes) if self.first is not None else ():
+        for node in certainly(self.part.nodes) if self.first is not None else ():
             used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
             if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
                 own = isinstance(used.value, ast.Name) and used.value.id == self.first
@@ -229,19 +230,3 @@ def _is_number(size: ast.expr) -> bool:
 @functools.cache
 def _effects(part: Part, foreign: frozenset[str]) -> Mapping[str, Effect]:
     return effects(part.nodes, foreign)
-
-
-def _always(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the syntax that runs whenever statements or expressions do."""
-    for node in nodes:
-        yield node
-        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-            yield from _always([node.test])
-        elif isinstance(node, ast.For):
-            yield from _always([node.iter])
-        elif isinstance(node, ast.BoolOp):
-            yield from _always(node.values[:1])
-        elif not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.Try, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-            yield from _always(ast.iter_child_nodes(node))
-            if isinstance(node, (ast.Return, ast.Raise)):
-                return

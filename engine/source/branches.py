@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from engine.source.alternatives import alternatives, leaves, runs_with
 from engine.source.entrywise import names_read
 
 __all__ = ["Branching", "Part", "branching"]
 
 _SILENT = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
 _REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
-_NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +161,7 @@ class Branching:
         for place, statement in enumerate(block):
             rest = [s for s in block[place + 1 :] if self._offsets(s)]
             yield from self._inside(statement)
-            if rest and _leaves(statement):
+            if rest and leaves(statement):
                 node = self._part(rest, statement)
                 if node is not None:
                     node.inner = list(self._block(rest, None))
@@ -170,7 +169,7 @@ class Branching:
                     return
 
     def _inside(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
-        for test, block in _alternatives(statement):
+        for test, block in alternatives(statement):
             nodes = block if isinstance(block, list) else [block]
             node = self._part(nodes, test, is_condition)
             if node is not None:
@@ -178,7 +177,7 @@ class Branching:
                     self._block(block, None) if isinstance(block, list) else self._inside(block, is_condition)
                 )
                 yield node
-        for child in _always(statement):
+        for child in runs_with(statement):
             if isinstance(child, ast.stmt):
                 yield from self._block([child], None)
             else:
@@ -189,43 +188,6 @@ def _reports(node: ast.AST) -> bool:
     call = getattr(node, "value", None)
     function = getattr(call, "func", None)
     return isinstance(node, ast.Expr) and getattr(function, "attr", getattr(function, "id", "")) in _REPORTS
-
-
-def _alternatives(node: ast.AST) -> Iterator[tuple[ast.AST | None, list[ast.stmt] | ast.AST]]:
-    """Yield what need not run of a statement or expression, with what decides."""
-    if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-        yield from ((node.test, block) for block in (node.body, node.orelse) if block)  # type: ignore[misc]
-    elif isinstance(node, (ast.For, ast.AsyncFor)):
-        yield from ((node.iter, block) for block in (node.body, node.orelse) if block)
-    elif isinstance(node, ast.BoolOp):
-        yield from zip(node.values, node.values[1:], strict=False)
-    elif isinstance(node, ast.Try):
-        yield from ((None, handler.body) for handler in node.handlers)
-        yield from ((None, block) for block in (node.orelse,) if block)
-    elif isinstance(node, ast.Match):
-        yield from ((node.subject, case.body) for case in node.cases)
-
-
-def _always(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a statement or expression that run with it."""
-    passed = {id(b) for _, block in _alternatives(node) for b in (block if isinstance(block, list) else [block])}
-    if isinstance(node, (*_NESTED, *_COMPREHENSIONS)):
-        return
-    for child in ast.iter_child_nodes(node):
-        if id(child) not in passed and not isinstance(child, (ast.ExceptHandler, ast.match_case)):
-            yield child
-
-
-def _leaves(statement: ast.stmt) -> bool:
-    """Whether a statement may end the block that it stands in."""
-    return any(isinstance(n, (ast.Return, ast.Break, ast.Continue, ast.Raise)) for n in _walk_own(statement))
-
-
-def _walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    if not isinstance(node, _NESTED):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk_own(child)
 
 
 def _positions(code: CodeType) -> list[Any]:
