@@ -104,17 +104,17 @@ def small(name: str, value: Any, only: str = "") -> Any:
     return value
 
 
-def shrunk(cls: type[PretrainedConfig], only: str = "", **given: Any) -> PretrainedConfig:
+def shrunk(cls: type[PretrainedConfig], only: str = "", **sizes: Any) -> PretrainedConfig:
     """Return a configuration of a class, and of its parts, with small sizes."""
     default = cls()
     fields: dict[str, Any] = {}
     for name, value in vars(default).items():
         if isinstance(value, PretrainedConfig):
             timm = value.model_type == "timm_backbone"
-            fields[name] = transformers.ResNetConfig(**BACKBONE) if timm else shrunk(type(value), only, **given)
+            fields[name] = transformers.ResNetConfig(**BACKBONE) if timm else shrunk(type(value), only, **sizes)
         elif not name.startswith("_") and (new := small(name, value, only)) != value:
             fields[name] = new
-    fields |= {name: value for name, value in given.items() if name in fields or name in vars(default)}
+    fields |= {name: value for name, value in sizes.items() if name in fields or name in vars(default)}
     for name in KINDS:
         kinds = getattr(default, name, None)
         if isinstance(kinds, (list, tuple)) and kinds and not isinstance(getattr(cls, name, None), property):
@@ -130,12 +130,12 @@ def configurations(kind: str) -> Iterator[tuple[PretrainedConfig | Exception, bo
     cls = CONFIG_MAPPING[kind]
     few = r".*(vocab_size|layers|n_layers?|depth|experts)"
     tries = [{}, {"num_key_value_heads": 4}, {"num_heads": 8}, {"rope_parameters": SECTIONS}]
-    for only, given in (*(("", sizes) for sizes in tries), (few, {})):
+    for only, kwargs in (*(("", sizes) for sizes in tries), (few, {})):
         try:
-            found: PretrainedConfig | Exception = shrunk(cls, only, **given)
+            config: PretrainedConfig | Exception = shrunk(cls, only, **kwargs)
         except Exception as error:  # sizes that do not go together; what it says is listed if no others do
-            found = error
-        yield found, bool(only)
+            config = error
+        yield config, bool(only)
 
 
 # ---------------------------------------------------------------- a model and its inputs
@@ -242,14 +242,14 @@ def pool(config: PretrainedConfig, batch: int) -> dict[str, list[Tensor]]:
 def candidates(model: nn.Module, batch: int) -> Iterator[Inputs]:
     """Yield inputs that a model may accept, the fullest first."""
     takes = inspect.signature(model.forward).parameters
-    known = pool(model.config, batch)  # type: ignore[arg-type]
+    pools = pool(model.config, batch)  # type: ignore[arg-type]
     main = str(getattr(model, "main_input_name", "input_ids"))
-    names = [n for n in dict.fromkeys((main, *takes)) if n in known and n in takes] or [main] * (main in known)
+    names = [n for n in dict.fromkeys((main, *takes)) if n in pools and n in takes] or [main] * (main in pools)
     for count in range(len(names), 0, -1):
         for chosen in itertools.combinations(names, count):
-            for values in itertools.product(*(known[n] for n in chosen)):
-                found: Inputs = dict(zip(chosen, values, strict=True))
-                yield found | ({"use_cache": False} if "use_cache" in takes else {})
+            for values in itertools.product(*(pools[n] for n in chosen)):
+                inputs: Inputs = dict(zip(chosen, values, strict=True))
+                yield inputs | ({"use_cache": False} if "use_cache" in takes else {})
 
 
 class Wide(TorchDispatchMode):

@@ -73,8 +73,8 @@ def others(name: str, dtype: torch.dtype) -> list[Any]:
     """Return inputs of two batch sizes, and of a second resolution where the model takes one."""
     recipe = zoo.recipe(name)
     small, large = recipe.batches
-    found = [zoo.example(name, batch, recipe.size, dtype) for batch in (small, large)]
-    return [*found, zoo.example(name, small, recipe.larger, dtype)] if recipe.larger else found
+    examples = [zoo.example(name, batch, recipe.size, dtype) for batch in (small, large)]
+    return [*examples, zoo.example(name, small, recipe.larger, dtype)] if recipe.larger else examples
 
 
 def reference_outputs(model: nn.Module, name: str, masks: Masks, dtype: torch.dtype) -> list[list[Tensor]]:
@@ -179,8 +179,8 @@ def supervise(check: Check, name: str, seconds: float, gigabytes: float) -> dict
     process.start()
     sender.close()
     try:
-        found: dict[str, Any] = receiver.recv() if receiver.poll(seconds) else {}
-        return found or {"failed": f"took longer than {seconds:.0f} s"}
+        row: dict[str, Any] = receiver.recv() if receiver.poll(seconds) else {}
+        return row or {"failed": f"took longer than {seconds:.0f} s"}
     except EOFError:
         process.join()
         return {"failed": f"ended with {process.exitcode}"}
@@ -206,9 +206,9 @@ def reason(row: dict[str, Any]) -> str:
     """Return why a row is not exact."""
     if "refused" in row or "failed" in row:
         return general(str(row.get("refused") or row.get("failed")))
-    found = [] if row["error"] <= row["tolerance"] else [f"relative error {row['error']:.1e}"]
-    found += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
-    return "; ".join(found if small_enough(row) else [*found, "lost fewer parameters than it should"])
+    faults = [] if row["error"] <= row["tolerance"] else [f"relative error {row['error']:.1e}"]
+    faults += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
+    return "; ".join(faults if small_enough(row) else [*faults, "lost fewer parameters than it should"])
 
 
 def line(row: dict[str, Any]) -> str:
@@ -242,22 +242,22 @@ compacting and verifying.
 
 def table(rows: Sequence[dict[str, Any]], task: str) -> list[str]:
     """Return a table of the rows of a task."""
-    found = [
+    lines = [
         f"\n## {task.replace('_', ' ').capitalize()}\n",
         "| model | verdict | error | parameters, M | MACs, G | seconds |",
         "|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda r: r["model"]):
         if "parameters" not in row:
-            found.append(f"| {row['model']} | {verdict(row)}: {reason(row)} | | | | |")
+            lines.append(f"| {row['model']} | {verdict(row)}: {reason(row)} | | | | |")
             continue
         (before, after), (macs, fewer) = row["parameters"], row["macs"]
-        found.append(
+        lines.append(
             f"| {row['model']} | {verdict(row)} {reason(row)}".rstrip()
             + f" | {row['error']:.0e} | {before / 1e6:.2f} → {after / 1e6:.2f} | {macs / 1e9:.3f} → {fewer / 1e9:.3f} "
             f"| {row['seconds']:.1f} |"
         )
-    return found
+    return lines
 
 
 def staying(rows: Iterable[dict[str, Any]]) -> list[str]:
@@ -297,7 +297,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def known(state: str | None) -> dict[str, dict[str, Any]]:
+def stored_rows(state: str | None) -> dict[str, dict[str, Any]]:
     """Return the latest results by model, of one state of the code or of any."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     rows = map(json.loads, lines)
@@ -317,7 +317,7 @@ def main() -> int:
     if args.fresh:
         RESULTS.unlink(missing_ok=True)
     state = code_state()
-    done = known(None if args.any_state else state)
+    done = stored_rows(None if args.any_state else state)
     for name in sorted(wanted, key=zoo.published_size):
         if name not in done:
             done[name] = {"model": name, "state": state} | supervise(check, name, args.time, args.memory)

@@ -136,10 +136,10 @@ def without_influence(model: nn.Module, channels: dict[str, Tensor], images: Ten
     ]
     if not hooks:
         return True
-    found = run(model, images)
+    outputs = run(model, images)
     for hook in hooks:
         hook.remove()
-    return relative_error(expected, found) <= TOLERANCE
+    return relative_error(expected, outputs) <= TOLERANCE
 
 
 def check(name: str, kind: str) -> dict[str, Any]:

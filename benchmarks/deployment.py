@@ -63,7 +63,7 @@ ALLOWANCE = 256 * 1024  # bytes, beside one per cent
 # ---------------------------------------------------------------- one model
 
 
-def made(name: str) -> tuple[nn.Module, Any]:
+def built(name: str) -> tuple[nn.Module, Any]:
     """Return a model with random weights and an input."""
     recipe = zoo.recipe(name)
     return zoo.build(name, torch.float32), zoo.example(name, recipe.batches[0], recipe.size, torch.float32)
@@ -114,11 +114,11 @@ def forms(name: str, model: nn.Module, folder: Path, x: Any) -> Iterator[tuple[s
     yield "dynamic", dynamic
     for form in FORMS:
         start = time.process_time()
-        found = tried(form, model, folder, x, dynamic)
-        yield form, found
+        outcome = tried(form, model, folder, x, dynamic)
+        yield form, outcome
         yield f"{form} seconds", round(time.process_time() - start, 1)
-        if isinstance(found, str):
-            yield f"{form} of the original", tried(form, made(name)[0], folder, x, dynamic)
+        if isinstance(outcome, str):
+            yield f"{form} of the original", tried(form, built(name)[0], folder, x, dynamic)
 
 
 def loads(name: str, model: nn.Module, folder: Path, x: Any) -> dict[str, Any]:
@@ -128,18 +128,18 @@ def loads(name: str, model: nn.Module, folder: Path, x: Any) -> dict[str, Any]:
     torch.save({"state_dict": dict(model.state_dict()), "epoch": 1}, folder / "plain.ckpt")
     engine.save_safetensors(model, folder / "compacted.safetensors")
     expected = zoo.outputs(model, x)
-    found = {}
+    row = {}
     for kind in ("ckpt", "safetensors"):
         path = folder / f"compacted.{kind}"
-        small = engine.load_compacted_state(made(name)[0], path)
-        found[kind] = all(map(torch.equal, expected, zoo.outputs(small, x)))
-        found[f"{kind} bytes"] = path.stat().st_size
-    return found | {"plain bytes": (folder / "plain.ckpt").stat().st_size}
+        small = engine.load_compacted_state(built(name)[0], path)
+        row[kind] = all(map(torch.equal, expected, zoo.outputs(small, x)))
+        row[f"{kind} bytes"] = path.stat().st_size
+    return row | {"plain bytes": (folder / "plain.ckpt").stat().st_size}
 
 
 def check(name: str) -> dict[str, Any]:
     """Compact a model and ship it in every form."""
-    model, x = made(name)
+    model, x = built(name)
     before = parameters(model)
     model = compacted(model, x)
     with tempfile.TemporaryDirectory() as made_here:
@@ -161,8 +161,8 @@ def holds(row: dict[str, Any]) -> bool:
 
 def form_holds(row: dict[str, Any], form: str) -> bool:
     """Whether a form agrees, or is out of reach of the original too."""
-    found = row[form]
-    return isinstance(row[f"{form} of the original"], str) if isinstance(found, str) else found <= TOLERANCE
+    outcome = row[form]
+    return isinstance(row[f"{form} of the original"], str) if isinstance(outcome, str) else outcome <= TOLERANCE
 
 
 def supervise(name: str, seconds: float) -> dict[str, Any]:

@@ -109,9 +109,9 @@ def verdict(row: dict[str, Any]) -> str:
     """Return ``exact``, or why not."""
     if "refused" in row or "failed" in row:
         return general(" ".join(f"{key}: {row[key]}" for key in ("refused", "failed") if key in row))[:160]
-    found = [] if row["error"] <= TOLERANCE[torch.float64] else [f"relative error {row['error']:.1e}"]
-    found += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
-    return "; ".join(found) or "exact"
+    faults = [] if row["error"] <= TOLERANCE[torch.float64] else [f"relative error {row['error']:.1e}"]
+    faults += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
+    return "; ".join(faults) or "exact"
 
 
 HEAD = """# Survey of timm

@@ -102,7 +102,7 @@ def latencies(calls: Mapping[str, Callable[[], object]], device: torch.device, r
                 elapsed = measure(call)
                 if turn >= 3:
                     times[name].append(elapsed)
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def _repeated(call: Callable[[Tensor], object], images: Tensor, times: int) -> None:
@@ -114,10 +114,10 @@ def small_networks(args: argparse.Namespace, device: torch.device) -> Iterator[s
     """Yield the rows of the first table."""
     for name, make in SMALL.items():
         torch.manual_seed(0)
-        found = networks(make().to(device).eval(), torch.randn(2, 3, 32, 32, device=device))
+        models = networks(make().to(device).eval(), torch.randn(2, 3, 32, 32, device=device))
         images = torch.randn(args.small_batch, 3, 32, 32, device=device)
         for times in args.repetitions:
-            calls = {kind: functools.partial(_repeated, found[kind], images, times) for kind in KINDS[1:]}
+            calls = {kind: functools.partial(_repeated, models[kind], images, times) for kind in KINDS[1:]}
             masked, compacted = latencies(calls, device, args.rounds).values()
             yield f"| {name} | {times} | {masked:.2f} | {compacted:.2f} | {masked / compacted:.2f} |"
 
@@ -127,9 +127,9 @@ def large_networks(args: argparse.Namespace, device: torch.device, failures: lis
     for name in args.models:
         torch.manual_seed(0)
         dense = getattr(torchvision.models, name)(weights=None).to(device).eval()
-        found = networks(dense, torch.randn(2, 3, args.size, args.size, device=device))
+        variants = networks(dense, torch.randn(2, 3, args.size, args.size, device=device))
         for kind in args.dtypes:
-            models = {k: copy.deepcopy(m).to(DTYPES[kind]) for k, m in found.items()}
+            models = {k: copy.deepcopy(m).to(DTYPES[kind]) for k, m in variants.items()}
             for batch in args.batch:
                 images = torch.randn(batch, 3, args.size, args.size, device=device, dtype=DTYPES[kind])
                 for way in args.ways:
@@ -178,7 +178,7 @@ def page(args: argparse.Namespace, device: torch.device) -> str:
     return "\n".join(lines)
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="where to measure")
@@ -191,12 +191,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repetitions", nargs="*", type=int, default=list(REPETITIONS), help="forward passes")
     parser.add_argument("--rounds", type=int, default=30, help="timed turns")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu.md", help="file to write the page to")
-    return parser.parse_args(given)
+    return parser.parse_args(argv)
 
 
-def main(given: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Measure and write the page."""
-    args = arguments(given)
+    args = arguments(argv)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("No CUDA device here; pass --device cpu --out FILE to measure on the processor.")

@@ -42,10 +42,10 @@ def analysis(name: str, rounds: int) -> Row:
     stages: dict[str, list[float]] = {}
     spent = 0.0
 
-    def note(found: dict[str, float]) -> float:
-        for stage, seconds in found.items():
+    def note(times: dict[str, float]) -> float:
+        for stage, seconds in times.items():
             stages.setdefault(stage, []).append(seconds)
-        return sum(found.values())
+        return sum(times.values())
 
     for _ in range(rounds):
         gc.collect()
@@ -123,16 +123,16 @@ def memory(name: str, rounds: int) -> Row:
     _warm_up()
     model, x = build(name), example(name)
     masks, dense = masks_of(model), _megabytes(model)
-    found: Row = {"dense": dense}
+    row: Row = {"dense": dense}
     for confidence, key in ((0, "peak"), (8, "peak verified")):
         small = copy.deepcopy(model)
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
         ours(small, x, masks, confidence)
-        found[key] = _memory("VmHWM") - before
-        found["compacted"] = _megabytes(small)
-    return found
+        row[key] = _memory("VmHWM") - before
+        row["compacted"] = _megabytes(small)
+    return row
 
 
 def scaling(name: str, rounds: int) -> Row:
@@ -182,8 +182,8 @@ def latency(name: str, rounds: int) -> Row:
 
 def language(name: str, rounds: int) -> Row:
     """CPU seconds and peak memory (MB) of a language model without weights; once, since it takes long."""
-    found = planned(language_model(name))
-    return {**found, "peak": _memory("VmHWM") * 1.048576}
+    row = planned(language_model(name))
+    return {**row, "peak": _memory("VmHWM") * 1.048576}
 
 
 def overhead(name: str, rounds: int) -> Row:

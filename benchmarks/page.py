@@ -217,9 +217,9 @@ def _language(rows: Mapping[str, Any]) -> _Section:
 
 def _reasons(stays: Iterable[str]) -> list[str]:
     """Return what stays for another reason than that it is the vocabulary, without places that differ by layer."""
-    found = [re.sub(r" in '[^']*'| \(/\S*?([\w.]+:\d+)\)", lambda m: f" ({m[1]})" if m[1] else "", r) for r in stays]
+    reasons = [re.sub(r" in '[^']*'| \(/\S*?([\w.]+:\d+)\)", lambda m: f" ({m[1]})" if m[1] else "", r) for r in stays]
     harmless = ("is an output of the model", "meets a tensor whose size along this axis is fixed")
-    return [f"some groups cannot be pruned: {r}." for r in dict.fromkeys(found) if r not in harmless]
+    return [f"some groups cannot be pruned: {r}." for r in dict.fromkeys(reasons) if r not in harmless]
 
 
 def _overhead(rows: Mapping[str, Any]) -> _Section:

@@ -39,8 +39,8 @@ def job(kind: str, name: str, rounds: int) -> Row:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"Measuring {kind} of {name} failed:\n{done.stderr[-2000:]}")
-    found: Row = json.loads(done.stdout.splitlines()[-1])
-    return found
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def code_state() -> str:
@@ -59,8 +59,8 @@ def machine() -> str:
 
 def _processor() -> str:
     """Name of the processor, where the system tells it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
@@ -68,7 +68,7 @@ def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Ro
     """Return all rows by kind and name; measure what is missing."""
     _KEPT.parent.mkdir(exist_ok=True)
     lines = _KEPT.read_text().splitlines() if _KEPT.exists() and not fresh else []
-    known = {tuple(row["job"]): row["found"] for row in map(json.loads, lines)}
+    rows_by_job = {tuple(row["job"]): row["found"] for row in map(json.loads, lines)}
     if fresh:
         _KEPT.unlink(missing_ok=True)
     rows: dict[str, dict[str, Row]] = {}
@@ -76,13 +76,13 @@ def collect(quick: bool, fresh: bool, only: list[str]) -> dict[str, dict[str, Ro
     for kind, (_, names) in MEASURES.items():
         for name in names if not only or kind in only else []:
             key = (kind, name, _ROUNDS[quick], state)
-            if key not in known:
+            if key not in rows_by_job:
                 start = time.perf_counter()
-                known[key] = job(*key[:3])
+                rows_by_job[key] = job(*key[:3])
                 print(f"{kind}: {name}, {time.perf_counter() - start:.0f} s", flush=True)
                 with _KEPT.open("a") as file:
-                    file.write(json.dumps({"job": key, "found": known[key]}) + "\n")
-            rows.setdefault(kind, {})[name] = known[key]
+                    file.write(json.dumps({"job": key, "found": rows_by_job[key]}) + "\n")
+            rows.setdefault(kind, {})[name] = rows_by_job[key]
     return rows
 
 
@@ -107,8 +107,8 @@ def _run(kind: str, name: str, rounds: str) -> int:
     import torch
 
     torch.set_num_threads(1)
-    found: dict[str, Any] = MEASURES[kind][0](name, int(rounds))
-    print(json.dumps(found))
+    row: dict[str, Any] = MEASURES[kind][0](name, int(rounds))
+    print(json.dumps(row))
     return 0
 
 

@@ -69,9 +69,9 @@ def peer(model: nn.Module, x: Tensor) -> dict[str, float]:
     importance = tp.importance.MagnitudeImportance(p=1)
     start = clock()
     pruner = tp.pruner.MagnitudePruner(model, x, importance=importance, pruning_ratio=0.5, ignored_layers=[last])
-    made = clock()
+    traced = clock()
     pruner.step()
-    return {"graph": made - start, "prune": clock() - made}
+    return {"graph": traced - start, "prune": clock() - traced}
 
 
 class _Recorder(TorchDispatchMode):

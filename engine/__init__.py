@@ -24,7 +24,7 @@ from engine.sensitivity.analysis import SensitivityAnalysis
 from engine.sensitivity.table import SensitivityTable
 from engine.speedup import ModelSpeedup
 from engine.tracer import trace
-from engine.verification.certify import Certificate
+from engine.verification.certificate import Certificate
 from engine.version import __version__ as __version__
 
 __all__ = [

@@ -27,7 +27,7 @@ from engine.surgery.exchange import Replace
 from engine.surgery.norms import NarrowedNorm
 from engine.surgery.replacements import check_functions, opaque_names
 from engine.tracer import trace
-from engine.verification.certify import Certificate
+from engine.verification.certificate import Certificate
 from engine.verification.entries import EntryProof
 from engine.verification.proof import Proof
 from engine.verification.training import TrainingProof

@@ -251,9 +251,9 @@ def train_pruned(args: argparse.Namespace, seed: int, ratio: float, train: Batch
     ]
     fit(model, train, folder, p.pruned_epochs, callbacks)
     again = load_compacted(compaction.checkpoint_path, Classifier)
-    found, loaded = accuracy(model.net, data), accuracy(again.net, data)
-    if found != loaded:
-        raise SystemExit(f"The reloaded checkpoint has {loaded:.2f} % instead of {found:.2f} %.")
+    measured, loaded = accuracy(model.net, data), accuracy(again.net, data)
+    if measured != loaded:
+        raise SystemExit(f"The reloaded checkpoint has {loaded:.2f} % instead of {measured:.2f} %.")
     macs, params, _ = engine.count_flops_params(again.net, again.example_input_array[:1], verbose=False)
     return {"accuracy": loaded, "macs": macs, "params": params}
 
@@ -269,11 +269,11 @@ def run_seed(args: argparse.Namespace, seed: int) -> None:
         if not path.exists():
             started = time.monotonic()
             ratio = None if name == "dense" else float(name[:-1])
-            found = (
+            row = (
                 train_dense(args, seed, train, data) if ratio is None else train_pruned(args, seed, ratio, train, data)
             )
-            path.write_text(json.dumps(found))
-            print(f"seed {seed}, {name}: {found['accuracy']:.2f} % ({time.monotonic() - started:.0f} s)", flush=True)
+            path.write_text(json.dumps(row))
+            print(f"seed {seed}, {name}: {row['accuracy']:.2f} % ({time.monotonic() - started:.0f} s)", flush=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -286,11 +286,11 @@ def results(args: argparse.Namespace) -> str:
         "| network | times fewer MACs | parameters | accuracy by seed, % | mean ± deviation, % | minus dense, points |",
         "|---|---:|---:|---|---:|---:|",
     ]
-    dense = known(args, "dense")
+    dense = measured_rows(args, "dense")
     for name in ("dense", *(f"{ratio}x" for ratio in p.ratios)):
-        found = {seed: row for seed, row in known(args, name).items() if seed in dense}
-        if found:
-            lines.append(row_of(f"ResNet-{p.depth}, width {p.width}", name, found, dense))
+        rows = {seed: row for seed, row in measured_rows(args, name).items() if seed in dense}
+        if rows:
+            lines.append(row_of(f"ResNet-{p.depth}, width {p.width}", name, rows, dense))
             lines += [] if p.width != FULL.width or p.depth != FULL.depth else published(name)
     where = torch.cuda.get_device_name() if args.device.type == "cuda" else "a CPU"
     caption = (
@@ -300,18 +300,18 @@ def results(args: argparse.Namespace) -> str:
     return "\n".join([caption, "", *lines, ""])
 
 
-def known(args: argparse.Namespace, name: str) -> dict[int, dict[str, float]]:
+def measured_rows(args: argparse.Namespace, name: str) -> dict[int, dict[str, float]]:
     """Results of each seed that is done."""
     paths = {seed: args.log_dir / f"seed{seed}" / f"{name}.json" for seed in args.seeds}
     return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
 
 
-def row_of(network: str, name: str, found: dict[int, dict[str, float]], dense: dict[int, dict[str, float]]) -> str:
+def row_of(network: str, name: str, rows: dict[int, dict[str, float]], dense: dict[int, dict[str, float]]) -> str:
     """One line of the table."""
-    each = [row["accuracy"] for row in found.values()]
-    first, whole = next(iter(found.values())), next(iter(dense.values()))
-    differences = [row["accuracy"] - dense[seed]["accuracy"] for seed, row in found.items()]
-    times = whole["macs"] / statistics.mean(row["macs"] for row in found.values())
+    each = [row["accuracy"] for row in rows.values()]
+    first, whole = next(iter(rows.values())), next(iter(dense.values()))
+    differences = [row["accuracy"] - dense[seed]["accuracy"] for seed, row in rows.items()]
+    times = whole["macs"] / statistics.mean(row["macs"] for row in rows.values())
     cells = (
         f"{network}, {'dense' if name == 'dense' else 'pruned'}",
         "1" if name == "dense" else f"{times:.2f}",

@@ -50,12 +50,12 @@ def cifar10(folder: Path, download: bool) -> Data:
     """CIFAR-10 from FOLDER/cifar10.npz (x_train, y_train, x_test, y_test) or its parts, else in torchvision's files."""
     archives = sorted(folder.glob("cifar10*.npz"))
     if archives:
-        found: dict[str, list[np.ndarray]] = {name: [] for name in ARRAYS}
+        pieces_by_name: dict[str, list[np.ndarray]] = {name: [] for name in ARRAYS}
         for archive in archives:
             with np.load(archive) as arrays:
                 for name in arrays:
-                    found[name].append(arrays[name])
-        whole = {name: np.concatenate(pieces) for name, pieces in found.items() if pieces}
+                    pieces_by_name[name].append(arrays[name])
+        whole = {name: np.concatenate(pieces) for name, pieces in pieces_by_name.items() if pieces}
         if set(whole) != set(ARRAYS) or len(whole["x_train"]) != len(whole["y_train"]):
             raise SystemExit(f"The files {folder}/cifar10*.npz are not all there, or hold something twice.")
         return Data(*(colour(whole[f"x_{name}"], whole[f"y_{name}"]) for name in ("train", "test")))

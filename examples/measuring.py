@@ -53,8 +53,8 @@ def count_correct(net: nn.Module, test: TensorDataset) -> int:
 def relative_difference(one: nn.Module, other: nn.Module, images: Tensor) -> float:
     """Largest difference between the outputs of two networks, relative to the largest output."""
     with evaluating(one, other):
-        wanted, found = one(images), other(images)
-        return float((wanted - found).abs().max() / wanted.abs().max())
+        wanted, outputs = one(images), other(images)
+        return float((wanted - outputs).abs().max() / wanted.abs().max())
 
 
 def bytes_on_disk(net: nn.Module) -> int:

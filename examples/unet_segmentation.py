@@ -88,10 +88,10 @@ class Segmenter(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), self.hparams.lr)
 
 
-def mean_iou(found: Tensor, wanted: Tensor) -> Tensor:
+def mean_iou(predicted: Tensor, wanted: Tensor) -> Tensor:
     """Intersection over union, averaged over the digits that occur; the background does not count."""
     scores = [
-        ((found == digit) & (wanted == digit)).sum() / ((found == digit) | (wanted == digit)).sum()
+        ((predicted == digit) & (wanted == digit)).sum() / ((predicted == digit) | (wanted == digit)).sum()
         for digit in wanted.unique()
         if digit
     ]

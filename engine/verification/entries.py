@@ -25,7 +25,7 @@ from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_entry
 from engine.recording.process import seeded
 from engine.surgery.attention import headwise
-from engine.verification.certify import Certificate
+from engine.verification.certificate import Certificate
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes
 
 __all__ = ["EntryProof"]

@@ -16,7 +16,8 @@ from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
 from engine.surgery.replacements import Replacement
-from engine.verification.certify import Certificate, Observation, observe
+from engine.verification.certificate import Certificate
+from engine.verification.certify import Observation, observe
 from engine.verification.comparison import compare
 from engine.verification.memory import give_back
 from engine.verification.remains import writes

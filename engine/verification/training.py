@@ -29,7 +29,7 @@ from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_model
 from engine.recording.process import seeded
 from engine.surgery.replacements import Replacement
-from engine.verification.certify import Certificate
+from engine.verification.certificate import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
 from engine.verification.rounding import unrounded

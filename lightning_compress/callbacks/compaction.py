@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
-from torch.nn.utils import prune
 from typing_extensions import override
 
 import engine
 from engine.compaction import KEY, is_compacted
-from engine.errors import CheckpointError, EngineError, VerificationError
+from engine.errors import CheckpointError, EngineError
 from engine.files import content_of
 from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
 from lightning_compress.callbacks.masking import MaskWatch, active_masks, holders
 from lightning_compress.callbacks.occasions import check_epochs, check_source, occasions
-from lightning_compress.callbacks.shrinking import shrink
+from lightning_compress.callbacks.shrinking import check_no_buffers, make_permanent, shrink
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.checkpoints.saving import bytes_of, check_room, save
 from lightning_compress.report.content import change
@@ -317,9 +316,9 @@ class ModelCompaction(CompressionCallback):
         for monitor in monitors:
             monitor.record(trainer, pl_module)
         if training:
-            _check_no_buffers(model)
+            check_no_buffers(model)
         else:
-            _make_permanent(model)
+            make_permanent(model)
         example = self.example(trainer, pl_module)
         masked = self._masked(trainer, model)
         graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
@@ -395,20 +394,3 @@ def brief(plan: engine.Plan, before: int, after: int, other_notes: Sequence[str]
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _check_no_buffers(model: nn.Module) -> None:
-    masked_names = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
-    if masked_names:
-        raise VerificationError(
-            f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a "
-            "compaction while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are "
-            "removed at the end of the fit."
-        )
-
-
-def _make_permanent(model: nn.Module) -> None:
-    # The compacted model is to be of the class that was trained, without the parameters and buffers of the masking.
-    for name, own in engine.read_masks(model).items():
-        for parameter in own:
-            prune.remove(model.get_submodule(name), parameter.removesuffix("_orig"))

@@ -18,7 +18,7 @@ from lightning_compress.callbacks.timing import Timing, length
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, schedules, targets
 from lightning_compress.selection.alive import Living, survivors
-from lightning_compress.selection.evidence import Evidence, Gatherer
+from lightning_compress.selection.evidence import Evidence, Gatherer, unscored_layers
 from lightning_compress.selection.selector import Selector
 from lightning_compress.trainer.calibration import train_batches
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -387,18 +387,8 @@ class ChannelPruning(MaskingCallback):
         scores_by_group = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
         unscored = [name for name, scores in scores_by_group.items() if scores is None]
         if len(unscored) == len(chosen):
-            raise MisconfigurationException(self._nothing_known(unscored))
+            raise MisconfigurationException(unscored_layers(unscored, bool(self._gatherer.kinds)))
         if unscored != self._unscored:
-            rank_zero_warn(f"The criterion knows nothing of these layers, which stay whole: {', '.join(unscored)}.")
+            rank_zero_warn(f"The criterion has no score for these layers, which stay whole: {', '.join(unscored)}.")
             self._unscored = unscored
         return {name: scores for name, scores in scores_by_group.items() if scores is not None}
-
-    def _nothing_known(self, names: Sequence[str]) -> str:
-        what = f"The criterion of `ChannelPruning` knows nothing of any layer ({', '.join(names[:4])}"
-        what += ", …)." if len(names) > 4 else ")."
-        if not self._gatherer.kinds:
-            return f"{what} Choose another criterion, or other layers."
-        return (
-            f"{what} It needs statistics of the training, and none was gathered: let pruning start later, and let "
-            "`training_step` call the model itself, with gradients."
-        )

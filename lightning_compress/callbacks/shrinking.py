@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
+from torch.nn.utils import prune
 
 import engine
-from engine.errors import PlanError
+from engine.errors import PlanError, VerificationError
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.trainer.averages import Average, averages
@@ -77,3 +78,25 @@ def _forget_compiled_code() -> None:
     # Compiled code is for the old sizes; after a few more shapes torch would no longer compile at all.
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+
+
+def check_no_buffers(model: nn.Module) -> None:
+    """Refuse masks of `torch.nn.utils.prune` while training goes on.
+
+    Raises:
+        VerificationError: naming the masked parameters.
+    """
+    masked_names = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
+    if masked_names:
+        raise VerificationError(
+            f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a "
+            "compaction while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are "
+            "removed at the end of the fit."
+        )
+
+
+def make_permanent(model: nn.Module) -> None:
+    """Remove the parameters and buffers of `torch.nn.utils.prune`; the masked weights stay."""
+    for name, own in engine.read_masks(model).items():
+        for parameter in own:
+            prune.remove(model.get_submodule(name), parameter.removesuffix("_orig"))

@@ -380,7 +380,7 @@ def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | No
         evidence: what is known of the model.
 
     Returns:
-        Finite scores of shape ``(group.size,)``, or None where the criterion knows nothing of the group.
+        Finite scores of shape ``(group.size,)``, or None where the criterion has none for the group.
 
     Raises:
         MisconfigurationException: if the criterion returns another shape, or NaN or infinite scores.

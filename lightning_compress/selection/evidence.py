@@ -278,3 +278,23 @@ def _reduced(trainer: Trainer, sums: list[Tensor]) -> list[Tensor]:
     flat: Any = trainer.strategy.reduce(torch.cat([s.flatten() for s in sums]), reduce_op="sum")
     parts = flat.split([s.numel() for s in sums])
     return [part.view_as(total) for part, total in zip(parts, sums, strict=True)]
+
+
+def unscored_layers(names: Sequence[str], gathers: bool) -> str:
+    """What to say where a criterion has no score for any layer.
+
+    Args:
+        names: the layers.
+        gathers: whether it needs statistics of the training.
+
+    Example:
+        >>> unscored_layers(["fc"], gathers=False)
+        'The criterion has no score for any layer (fc). Choose another criterion, or other layers.'
+    """
+    what = f"The criterion has no score for any layer ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})."
+    if not gathers:
+        return f"{what} Choose another criterion, or other layers."
+    return (
+        f"{what} It needs statistics gathered during training, and there are none: let pruning start later, and let "
+        "`training_step` call the model itself, with gradients."
+    )

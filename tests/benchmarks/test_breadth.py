@@ -63,8 +63,8 @@ def test_results_are_kept_by_state_of_the_code(tmp_path: Any, monkeypatch: pytes
     rows = [ROW | {"state": "old"}, ROW | {"seconds": 1.0}, ROW | {"model": "r3d_18", "state": "old"}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(breadth, "RESULTS", file)
-    assert {name: row["seconds"] for name, row in breadth.known("now").items()} == {"resnet18": 1.0}
-    assert set(breadth.known(None)) == {"resnet18", "r3d_18"} and breadth.known("other") == {}
+    assert {name: row["seconds"] for name, row in breadth.stored_rows("now").items()} == {"resnet18": 1.0}
+    assert set(breadth.stored_rows(None)) == {"resnet18", "r3d_18"} and breadth.stored_rows("other") == {}
 
 
 @pytest.mark.parametrize(

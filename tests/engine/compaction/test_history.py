@@ -13,7 +13,7 @@ from engine.compaction.digest import digest
 from engine.compaction.format import KEY
 from engine.compaction.history import certify, entry_of, history, is_compacted, same_steps
 from engine.compaction.plan import Plan
-from engine.verification.certify import Certificate
+from engine.verification.certificate import Certificate
 from tests.engine.nets import dead, image, plain
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import engine
 from engine.compaction import folds
 from engine.errors import VerificationError
-from engine.verification.certify import Certificate, Observation, observe
+from engine.verification.certify import Observation, observe
 from engine.verification.comparison import compare
 from engine.verification.witness import Witness
 from tests.engine.exactness import KINDS, masked, randomised
@@ -90,23 +90,6 @@ def test_outputs_that_are_not_finite_prove_nothing() -> None:
     with pytest.raises(VerificationError, match="not finite"):
         compare(broken, one, witness, 1e-9)
     assert compare(one, dataclasses.replace(one, table=one.table * math.nan), witness, 1e-9)[0] == math.inf
-
-
-def test_a_certificate_survives_storage() -> None:
-    """As primitives."""
-    certificate = Certificate(True, 1e-12, 1e-9, "float64", 10, ((8, 3, 6, 6), (2, 3, 12, 12)), 5, True, ("a note",))
-    state = certificate.state_dict()
-    assert Certificate.from_state_dict(state) == certificate
-    assert state["shapes"] == [[8, 3, 6, 6], [2, 3, 12, 12]] and state["notes"] == ["a note"]
-    assert Certificate.from_state_dict({"verified": True}).verified
-
-
-def test_a_certificate_can_be_read() -> None:
-    """What was compared, how far apart it was, and in which modes it is exact."""
-    text = str(Certificate(True, 1e-12, 1e-9, "float64", 10, (), 5, True, ("a note",)))
-    assert "relative error 1.0e-12 (tolerance 1e-09, float64) on 10 samples" in text and "5 inner tensors" in text
-    assert "train mode too" in text and text.endswith("a note")
-    assert "constants were folded" in str(Certificate()) and "not verified" in str(Certificate())
 
 
 def test_a_wrong_fold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

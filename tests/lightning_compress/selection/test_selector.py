@@ -66,7 +66,7 @@ def test_the_schedule_goes_from_the_whole_model_to_the_target(subject: targets.S
 
 
 def test_groups_without_scores_stay_whole(subject: targets.Subject) -> None:
-    """A criterion that knows nothing of a group leaves it alone."""
+    """A criterion without a score for a group leaves it alone."""
     keep = Selector(0.5).choose(subject, {"wide": SCORES["wide"]}, {}, 1.0, 0.0, {})
     assert list(keep) == ["wide"]
 

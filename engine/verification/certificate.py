@@ -1,0 +1,87 @@
+"""The verdict on a compaction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine import html
+
+__all__ = ["Certificate"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict on a compaction.
+
+    Attributes:
+        verified: whether numbers were compared; False where only shapes were predicted (``confidence=0``).
+        max_error: largest relative error found.
+        tolerance: what it was held against.
+        dtype: dtype of the comparison.
+        samples: random samples that were run.
+        shapes: shapes of the inputs that were run.
+        compared: number of tensors compared inside the model, per run.
+        exact_in_train: whether train mode is exact too (no constant was folded).
+        notes: what could not be compared, and why.
+        entries: names of the entries that were compared: what they return and write, and in train mode gradients.
+        exact: whether it is meant to compute the same; False where norms over what is left were asked for. Then
+            ``max_error`` is that of the outputs, and nothing is verified.
+
+    Example:
+        >>> import engine
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+        >>> mask = torch.tensor([1, 0, 1, 0])
+        >>> masks = {"0": {"weight": mask.view(4, 1, 1, 1), "bias": mask}}
+        >>> speedup = engine.ModelSpeedup(net, torch.rand(2, 1, 4, 4), masks)
+        >>> _ = speedup.speedup_model()
+        >>> speedup.certificate.verified, speedup.certificate.max_error < 1e-9, speedup.certificate.exact_in_train
+        (True, True, True)
+    """
+
+    verified: bool = False
+    max_error: float = math.nan
+    tolerance: float = math.nan
+    dtype: str = ""
+    samples: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    compared: int = 0
+    exact_in_train: bool = False
+    notes: tuple[str, ...] = ()
+    exact: bool = True
+    entries: tuple[str, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the certificate as primitives."""
+        state = asdict(self)
+        names = {"notes": list(self.notes), "entries": list(self.entries)}
+        return state | {"shapes": [list(s) for s in self.shapes]} | names
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Certificate:
+        """Read what `state_dict` wrote."""
+        fields = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
+        fields["shapes"] = tuple(tuple(int(n) for n in s) for s in fields.get("shapes", ()))
+        return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("notes", "entries")}})
+
+    def __str__(self) -> str:
+        train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
+        lines = [f"exact in {train}"]
+        if not self.exact:
+            measured = "" if math.isnan(self.max_error) else f"; the outputs differ by {self.max_error:.1e}"
+            lines = [f"not exact: norms take the statistics of the channels that are left{measured}"]
+        elif self.verified:
+            lines = [
+                f"verified: relative error {self.max_error:.1e} (tolerance {self.tolerance:.0e}, {self.dtype}) on "
+                f"{self.samples} samples, outputs and {self.compared} inner tensors; {lines[0]}"
+            ]
+            lines += [f"entries compared: {', '.join(self.entries)}"] if self.entries else []
+        else:
+            lines = [f"not verified by numbers; by the rules {lines[0]}"]
+        return "Certificate: " + "\n  ".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        rows = [(name.replace("_", " "), value) for name, value in self.state_dict().items() if name != "notes"]
+        return html.table(str(self).partition("\n")[0], ("", "verdict"), rows, self.notes)
