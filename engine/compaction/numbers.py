@@ -132,8 +132,8 @@ class _Check:
             name = f"{norm.module}.{key}" if norm.module else key
             size = self._kept(name)[0]
             if size != norm.kept or groups != norm.groups:
-                found = f"where {name!r} keeps {size}, in {groups} groups"
-                raise _wrong(norm.module, module, "kept", norm.size, norm.kept, found)
+                difference = f"where {name!r} keeps {size}, in {groups} groups"
+                raise _wrong(norm.module, module, "kept", norm.size, norm.kept, difference)
 
     def spread(self, spread: Spread, news: Mapping[str, int]) -> None:
         """Check a layer whose output is spread: each channel that it keeps has one place, and they stay in order."""
