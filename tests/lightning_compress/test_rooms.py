@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,3 +88,26 @@ def test_every_module_has_a_test_file(path: Path) -> None:
     """``lightning_compress/x/y.py`` is tested in ``tests/lightning_compress/x/test_y.py``."""
     relative = path.relative_to(ROOT)
     assert (Path(__file__).parent / relative.parent / f"test_{path.name}").exists()
+
+
+def test_the_table_of_files_is_complete() -> None:
+    """Every file is in the table of docs/design.md, in the order of imports, and every name in the table is a file."""
+    table = (ROOT.parent / "docs" / "design.md").read_text().split("of the callbacks | modules")[1].split("\n## ")[0]
+    listed: dict[str, set[str]] = {}
+    for first, second in re.findall(r"^\| (`[^|]*)\|([^|]*)\|", table, re.M):
+        listed |= {
+            part.removesuffix("/"): {*re.findall(r"`(\w+)`", second)} for part in re.findall(r"`(\w+/?)`", first)
+        }
+    files: dict[str, set[str]] = {}
+    for path in FILES:
+        files.setdefault(room_of(path), set()).update(
+            {path.stem} - {room_of(path)} if path.parent == ROOT else {path.stem}
+        )
+    assert listed == files and [*listed] == ORDER
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_engine_names_ops(path: Path) -> None:
+    """No op is compared with or taken from ``aten``, but to write it down as source."""
+    if path.parent.name != "stock":
+        assert not re.search(r"ops\.aten|\.op (==|in|!=)|torch\.ops\.", path.read_text())
