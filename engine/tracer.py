@@ -10,15 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.errors import TraceError
 from engine.ops.draws import entrywise
@@ -31,7 +28,7 @@ from engine.program.garbage import uncollected
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules
 from engine.program.trees import tensors_in
-from engine.recording.around import around
+from engine.recording.around import around, module_stack
 from engine.recording.attributes import Setting, Settings, course
 from engine.recording.axes import axes_of, resized
 from engine.recording.changing import Changing
@@ -60,41 +57,6 @@ _UNSEEN = {
 }
 
 
-@contextmanager
-def _module_stack(
-    names: Mapping[int, str], stack: list[str], recorder: Recorder, opaque: Collection[str]
-) -> Iterator[None]:
-    """Keep the name of the running module on top of ``stack``; tell the recorder of opaque modules."""
-
-    thread = threading.get_ident()  # others may run the same modules meanwhile
-
-    def enter(module: nn.Module, args: Any) -> None:
-        if id(module) in names and threading.get_ident() == thread:
-            stack.append(names[id(module)])
-            if names[id(module)] in opaque:
-                recorder.enter(module)
-
-    def leave(module: nn.Module, args: Any, *rest: Any) -> None:  # without keywords where the forward raised
-        if id(module) in names and threading.get_ident() == thread:
-            try:
-                if names[id(module)] in opaque:
-                    recorder.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
-            finally:
-                stack.pop()
-
-    hooks = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, with_kwargs=True, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-            # torch forgets this entry, and warns of it whenever a model is compiled afterwards
-            module_hooks._global_forward_hooks_with_kwargs.pop(hook.id, None)
-
-
 def _size_of(module: str, name: str, number: int) -> Size:
     return Size(number, AttributeOf(module, name))
 
@@ -121,7 +83,7 @@ def _recording(
         scope.enter_context(sizes_anew(model))
         scope.enter_context(headwise(model))
         scope.enter_context(plain_norms(model))
-        scope.enter_context(_module_stack(names, stack, recorder, opaque))
+        scope.enter_context(module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
         recorder.coefficients.lend()
         for name, m in modules.items():

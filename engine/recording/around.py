@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules
 from engine.recording.evaluation import evaluating
+from engine.recording.recorder import Recorder
 
-__all__ = ["around", "modules_around"]
+__all__ = ["around", "module_stack", "modules_around"]
 
 _DEEPEST = 6
 
@@ -105,3 +109,38 @@ def _filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+@contextmanager
+def module_stack(
+    names: Mapping[int, str], stack: list[str], recorder: Recorder, opaque: Collection[str]
+) -> Iterator[None]:
+    """Keep the name of the running module on top of ``stack``; tell the recorder of opaque modules."""
+
+    thread = threading.get_ident()  # others may run the same modules meanwhile
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if id(module) in names and threading.get_ident() == thread:
+            stack.append(names[id(module)])
+            if names[id(module)] in opaque:
+                recorder.enter(module)
+
+    def leave(module: nn.Module, args: Any, *rest: Any) -> None:  # without keywords where the forward raised
+        if id(module) in names and threading.get_ident() == thread:
+            try:
+                if names[id(module)] in opaque:
+                    recorder.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+            finally:
+                stack.pop()
+
+    hooks = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+            # torch forgets this entry, and warns of it whenever a model is compiled afterwards
+            module_hooks._global_forward_hooks_with_kwargs.pop(hook.id, None)

@@ -1,16 +1,9 @@
-"""The dispatch mode behind `engine.trace`: turns op calls into nodes and keeps aliases honest.
-
-Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other
-is brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write``
-node where a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
-"""
+"""The dispatch mode behind `engine.trace`: turns op calls into nodes."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -20,53 +13,31 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from engine.errors import TraceError
-from engine.program.expressions import Expr, Guard, leaves
-from engine.program.graph import Graph, Node, Origin, Value, map_values, walk_values
+from engine.program.expressions import Expr, leaves
+from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
-from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.stored import distinct_modules
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.changing import Changing
 from engine.recording.coefficients import Coefficients
 from engine.recording.escapes import outliving
 from engine.recording.fakes import Fakes
 from engine.recording.opaque import Inside, storage_of
-from engine.recording.other_sizes import OtherSizes
 from engine.recording.overwritten import Overwritten
 from engine.recording.unreached import Unreached, files_of
 from engine.recording.vectors import Call, Vectors
-from engine.source.integers import integers
+from engine.recording.versions import WRITE, Versions
 from engine.source.provenance import DESCRIBING, Provenance
 from engine.source.sizes import numbers_in
 from engine.source.stepping import Steps
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
-WRITE = "engine::write"
 MODULE = "engine::module"
 _MOST_HELD = 64
-_OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, also where its hooks are skipped
 
 
-@dataclass
-class _Storage:
-    """A piece of memory: how often it was written to, and by way of which tensors, which are known by identity."""
-
-    version: int = 0
-    writes: list[tuple[int, int, Value]] = field(default_factory=list)
-
-
-@dataclass
-class _Home:
-    """Where a tensor lives, as of which version it was read, and the view that made it from its parent."""
-
-    storage: _Storage
-    version: int
-    node: Node | None = None
-    position: int = 0
-    parent: int | None = None
-
-
-class Recorder(TorchDispatchMode):
+class Recorder(Versions, TorchDispatchMode):
     """Records one or more runs of a model into one program.
 
     Args:
@@ -76,51 +47,20 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, fakes: Fakes | None, changing: Changing | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._maker, self._changing = model, fakes, changing
-        self._names: dict[int, str] = {}
-        self._aliases: dict[str, str] = {}
-        self._tensors = stored_tensors(model)
-        self._modules = {id(module): name for name, module in distinct_modules(model).items()}
-        named = list(self._tensors.items())
-        self._owners: dict[str, list[str]] = {}
-        for name, tensor in named:
-            canonical = self._aliases[name] = self._names.setdefault(id(tensor), name)
-            self._owners.setdefault(canonical, []).append(name.rpartition(".")[0])
-        self._values: list[Value] = []
-        self._nodes: list[Node] = []
-        self._inputs: list[Value] = []
-        self._outputs: list[Value] = []
-        self._exits: dict[int, str] = {}
-        self._decisions: dict[Any, None] = {}
-        self._uncertain: dict[int, tuple[int | float, ...]] = {}
-        self._guards: list[Guard] = []
-        self._unsettled: dict[int, bool] = {}
-        self._written: set[str] = set()
-        self._weights: set[tuple[str, str]] = set()
-        self._stored: dict[str, Value] = {}
-        self.notes: list[str] = []
-        self.others = OtherSizes()
-        self._stack, self._path = [""], "eval"
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        Versions.__init__(self, model, changing)
+        self._maker = fakes
         self.steps = Steps(files_of(model), self._kept, self._running)
         self._provenance = Provenance(self._peek, self, self.steps)
-        self._forget()
 
     # ------------------------------------------------------------------ a run
 
     def _forget(self) -> None:
+        super()._forget()
         self._fakes: dict[int, Tensor] = {}
-        self._owned: dict[int, str] = {}
-        self._current: dict[int, Value] = {}
-        self._homes: dict[int, _Home] = {}
-        self._storages: dict[int, _Storage] = {}
-        self._named: dict[int, str] = {}  # by storage
         self._overwritten = Overwritten(self._tensors)
-        self._alive: dict[int, Tensor] = {}  # identities must not be used twice; the only reference to what ops make
-        self._leaves: set[int] = set()  # identities of tensors that were there before the run and are stored nowhere
         self._vectors = Vectors(self._names)
         self._inside: Inside | None = None
-        self._hidden: dict[int, Tensor] = {}
 
     def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
         """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
@@ -163,18 +103,6 @@ class Recorder(TorchDispatchMode):
             for key, held in vars(module).items():
                 if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
                     yield name, key
-
-    def _is_stored(self, value: Value) -> bool:
-        """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
-        waiting, seen = [value], {value.index}
-        while waiting:
-            value = waiting.pop()
-            inputs = () if value.producer is None else self._nodes[value.producer].inputs
-            if not inputs and not value.stored:
-                return False
-            waiting += [v for v in inputs if v.index not in seen]
-            seen.update(v.index for v in inputs)
-        return True
 
     def _exit(self, tensor: Tensor, how: str) -> None:
         value = self._read(tensor)
@@ -227,42 +155,11 @@ class Recorder(TorchDispatchMode):
         name = self._modules.get(id(first)) if isinstance(first, nn.Module) else None
         return (self._stack[-1], False) if name is None else (name, True)
 
-    def mark(self) -> tuple[int, int, int, int, int]:
-        """Return the place up to which the program stands now."""
-        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
-
     def another(self) -> Recorder:
         """Return a recorder of the same model that has recorded nothing; what code runs in it has run."""
         recorder = Recorder(self._model, self._maker, self._changing)
         recorder.steps.courses = self.steps.courses
         return recorder
-
-    def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
-        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
-        first = [_summary(n, shapes) for n in self._nodes if n.path == "eval"]
-        if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
-            self.drop(mark)
-
-    def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
-        """Return the calls and decisions that were recorded since ``mark``."""
-        return self._nodes[mark[0] :], self._guards[mark[4] :]
-
-    def entered(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
-        """Return the values of the inputs since ``mark``."""
-        return self._inputs[mark[2] :]
-
-    def left(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
-        """Return the values of the outputs since ``mark``."""
-        return self._outputs[mark[3] :]
-
-    def drop(self, mark: tuple[int, int, int, int, int]) -> None:
-        """Forget what was recorded since ``mark``."""
-        nodes, values, inputs, outputs, guards = mark
-        self._stored = {name: v for name, v in self._stored.items() if v.index < values}
-        self._exits = {index: how for index, how in self._exits.items() if index < values}
-        self._uncertain = {index: numbers for index, numbers in self._uncertain.items() if index < nodes}
-        del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
-        del self._guards[guards:]
 
     def leave_unreached(self, arguments: Collection[str]) -> None:
         """Note what code that no run reached could touch.
@@ -285,37 +182,6 @@ class Recorder(TorchDispatchMode):
     def _parameters(self) -> set[str]:
         named = self._tensors.items()
         return {name for name, tensor in named if isinstance(tensor, nn.Parameter) and tensor.numel()}
-
-    def missed(self) -> set[str]:
-        """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
-        return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
-
-    def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
-        """Return what was recorded."""
-        modules = distinct_modules(model)
-        return Graph(
-            nodes=tuple(self._nodes),
-            values=tuple(self._values),
-            inputs=tuple(self._inputs),
-            outputs=tuple(self._outputs),
-            exits=dict(self._exits),
-            decisions=tuple(self._decisions),
-            uncertain=dict(self._uncertain),
-            stored=self._stored,
-            aliases=self._aliases,
-            attributes={name: integers(m) for name, m in modules.items()},
-            types={name: type(m) for name, m in modules.items()},
-            args=args,
-            kwargs=kwargs,
-            notes=tuple(self.notes),
-            guards=tuple(g for g in self._guards if g.decides and any(True for _ in leaves(g.expr))),
-            written=frozenset(self._written),
-            weights=frozenset(self._weights),
-            changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
-            varying=frozenset(self.others.varying),
-            resized=frozenset(self.others.resized),
-            unsettled=dict(self._unsettled),
-        )
 
     # ------------------------------------------------------------------ an op
 
@@ -409,15 +275,6 @@ class Recorder(TorchDispatchMode):
             self._changing.follow(tensors_in(out))
         return out
 
-    def _may_change(self, tensor: Tensor) -> bool:
-        """Whether nothing is known of the numbers in a real tensor."""
-        if self._changing is None:
-            return False
-        return tensor in self._changing or self._names.get(id(tensor)) in self._changing.names
-
-    def _varies(self, tensor: Tensor) -> bool:
-        return False
-
     def _relevant(self, what: Signature, func: Any, args: Any, kwargs: Any) -> bool:
         has_tensors = False
         for tensor in tensors_in((args, kwargs)):
@@ -494,19 +351,6 @@ class Recorder(TorchDispatchMode):
                 self._homes[id(tensor)] = self._homes[id(written[0])]
                 self._hold(tensor)
 
-    def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
-        module = self._stack[-1]
-        weight = next(walk_values([args.get(name) for name in _OWNED]), None)
-        if weight is not None and weight.name is not None:  # a direct .forward() skips the hooks
-            owners = self._owners[weight.name]
-            module = module if module in owners else owners[0]
-        site = self._provenance.site
-        node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site)
-        self._nodes.append(node)
-        if self._provenance.uncertain:
-            self._uncertain[node.index] = tuple(self._provenance.uncertain)
-        return node
-
     def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
         """Match the numbers that reached the op with those that the user's code passed."""
         expressions: dict[tuple[str, int], Expr] = {}
@@ -519,96 +363,3 @@ class Recorder(TorchDispatchMode):
                     if any(True for _ in leaves(expr)):
                         expressions[name, position] = expr
         return expressions
-
-    # ------------------------------------------------------------------ values and the memory behind them
-
-    def _value(self, tensor: Tensor, **what: Any) -> Value:
-        value = Value(len(self._values), tuple(int(n) for n in tensor.shape), tensor.dtype, **what)
-        self._values.append(value)
-        self._hold(tensor)
-        return value
-
-    def _hold(self, *tensors: Tensor) -> None:
-        self._alive.update((id(tensor), tensor) for tensor in tensors)
-
-    def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: int | None = None) -> None:
-        key = storage_of(tensor)
-        storage = self._storages.get(key)
-        if storage is None or parent is None:
-            storage, node, parent = self._storages.setdefault(key, _Storage()), None, None
-        self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
-
-    def _peek(self, tensor: Tensor) -> Value | None:
-        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
-        return self._read(tensor) if name is not None or id(tensor) in self._current else None
-
-    def _read(self, tensor: Tensor) -> Value:
-        """Return the value that a tensor holds now."""
-        if id(tensor) in self._current:
-            return self._refresh(id(tensor))
-        if id(tensor) in self._hidden:
-            raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
-        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
-        if name is None:
-            varies = isinstance(tensor, FakeTensor) or self._varies(tensor) or self._may_change(tensor)
-            value = self._value(tensor, data=None if varies else tensor.detach())
-            self._leaves.add(id(tensor))
-        elif name in self._stored:
-            value = self._stored[name]
-        else:
-            value = self._stored[name] = self._value(tensor, name=name)
-        if name is not None:
-            self._named[storage_of(tensor)] = name
-        self._current[id(tensor)] = value
-        self._place(tensor)
-        return value
-
-    def _write(self, tensor: Tensor, value: Value) -> None:
-        home = self._homes[id(tensor)]
-        self._written.update(filter(None, [self._named.get(storage_of(tensor))]))
-        home.storage.version += 1
-        home.version = home.storage.version
-        home.storage.writes.append((home.version, id(tensor), value))
-        self._current[id(tensor)] = value
-
-    def _refresh(self, key: int) -> Value:
-        home, value = self._homes[key], self._current[key]
-        if home.version == home.storage.version:
-            return value
-        if home.node is None or home.parent is None:
-            for version, writer, written in list(home.storage.writes):
-                if version > home.version:
-                    value = written if writer == key else self._write_through(value, written, writer)
-        else:
-            value = self._replay(home.node, home.position, self._refresh(home.parent))
-        home.version = home.storage.version
-        self._current[key] = value
-        return value
-
-    def _write_through(self, base: Value, written: Value, writer: int) -> Value:
-        chain: list[tuple[Node, int]] = []
-        home = self._homes[writer]
-        while home.node is not None and home.parent is not None:
-            chain.insert(0, (home.node, home.position))
-            home = self._homes[home.parent]
-        out = Value(len(self._values), base.shape, base.dtype, producer=len(self._nodes))
-        self._values.append(out)
-        args = {"self": base, "src": written, "chain": tuple(chain)}
-        self._emit(WRITE, None, args, {}, (base, written), (out,))
-        return out
-
-    def _replay(self, node: Node, position: int, parent: Value) -> Value:
-        old = node.inputs[0]
-        args = {k: map_values(v, {old.index: parent}) for k, v in node.args.items()}
-        outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
-        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), origin=None) for v in outputs)
-        self._values += outputs
-        again = self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
-        if node.index in self._uncertain:
-            self._uncertain[again.index] = self._uncertain[node.index]
-        return outputs[position]
-
-
-def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
-    sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
-    return node.op, node.module, sizes

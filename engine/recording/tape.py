@@ -1,0 +1,129 @@
+"""What recordings of a model have written down so far, and how to take back the last of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from engine.program.expressions import Guard, leaves
+from engine.program.graph import Graph, Node, Value
+from engine.program.stored import distinct_modules, stored_tensors
+from engine.recording.changing import Changing
+from engine.recording.other_sizes import OtherSizes
+from engine.source.integers import integers
+
+__all__ = ["Tape"]
+
+
+class Tape:
+    """The nodes and values of one or more runs of a model.
+
+    Args:
+        model: gives the names of parameters and buffers, which are known by identity.
+        changing: the tensors about whose numbers nothing is known beforehand.
+    """
+
+    def __init__(self, model: nn.Module, changing: Changing | None) -> None:
+        self._model, self._changing = model, changing
+        self._names: dict[int, str] = {}
+        self._aliases: dict[str, str] = {}
+        self._tensors = stored_tensors(model)
+        self._modules = {id(module): name for name, module in distinct_modules(model).items()}
+        self._owners: dict[str, list[str]] = {}
+        for name, tensor in self._tensors.items():
+            canonical = self._aliases[name] = self._names.setdefault(id(tensor), name)
+            self._owners.setdefault(canonical, []).append(name.rpartition(".")[0])
+        self._values: list[Value] = []
+        self._nodes: list[Node] = []
+        self._inputs: list[Value] = []
+        self._outputs: list[Value] = []
+        self._exits: dict[int, str] = {}
+        self._decisions: dict[Any, None] = {}
+        self._uncertain: dict[int, tuple[int | float, ...]] = {}
+        self._guards: list[Guard] = []
+        self._unsettled: dict[int, bool] = {}
+        self._written: set[str] = set()
+        self._weights: set[tuple[str, str]] = set()
+        self._stored: dict[str, Value] = {}
+        self.notes: list[str] = []
+        self.others = OtherSizes()
+
+    def mark(self) -> tuple[int, int, int, int, int]:
+        """Return the place up to which the program stands now."""
+        return len(self._nodes), len(self._values), len(self._inputs), len(self._outputs), len(self._guards)
+
+    def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
+        """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
+        first = [_summary(n, shapes) for n in self._nodes if n.path == "eval"]
+        if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
+            self.drop(mark)
+
+    def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
+        """Return the calls and decisions that were recorded since ``mark``."""
+        return self._nodes[mark[0] :], self._guards[mark[4] :]
+
+    def entered(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
+        """Return the values of the inputs since ``mark``."""
+        return self._inputs[mark[2] :]
+
+    def left(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
+        """Return the values of the outputs since ``mark``."""
+        return self._outputs[mark[3] :]
+
+    def drop(self, mark: tuple[int, int, int, int, int]) -> None:
+        """Forget what was recorded since ``mark``."""
+        nodes, values, inputs, outputs, guards = mark
+        self._stored = {name: v for name, v in self._stored.items() if v.index < values}
+        self._exits = {index: how for index, how in self._exits.items() if index < values}
+        self._uncertain = {index: numbers for index, numbers in self._uncertain.items() if index < nodes}
+        del self._nodes[nodes:], self._values[values:], self._inputs[inputs:], self._outputs[outputs:]
+        del self._guards[guards:]
+
+    def _is_stored(self, value: Value) -> bool:
+        """Whether a value is made of parameters and buffers alone, as a weight that is masked at each call."""
+        waiting, seen = [value], {value.index}
+        while waiting:
+            value = waiting.pop()
+            inputs = () if value.producer is None else self._nodes[value.producer].inputs
+            if not inputs and not value.stored:
+                return False
+            waiting += [v for v in inputs if v.index not in seen]
+            seen.update(v.index for v in inputs)
+        return True
+
+    def graph(self, model: nn.Module, args: Any, kwargs: Any) -> Graph:
+        """Return what was recorded."""
+        modules = distinct_modules(model)
+        return Graph(
+            nodes=tuple(self._nodes),
+            values=tuple(self._values),
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+            exits=dict(self._exits),
+            decisions=tuple(self._decisions),
+            uncertain=dict(self._uncertain),
+            stored=self._stored,
+            aliases=self._aliases,
+            attributes={name: integers(m) for name, m in modules.items()},
+            types={name: type(m) for name, m in modules.items()},
+            args=args,
+            kwargs=kwargs,
+            notes=tuple(self.notes),
+            guards=tuple(g for g in self._guards if g.decides and any(True for _ in leaves(g.expr))),
+            written=frozenset(self._written),
+            weights=frozenset(self._weights),
+            changing=frozenset() if self._changing is None else frozenset(self._changing.names & self._aliases.keys()),
+            varying=frozenset(self.others.varying),
+            resized=frozenset(self.others.resized),
+            unsettled=dict(self._unsettled),
+        )
+
+    def missed(self) -> set[str]:
+        """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
+        return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
+
+
+def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:
+    sizes = [v.shape for v in (*node.inputs, *node.outputs)] if shapes else []
+    return node.op, node.module, sizes

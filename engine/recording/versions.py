@@ -1,0 +1,180 @@
+"""Which value a tensor holds now: tensors that share memory, and are written to by way of each other.
+
+Tensors that share storage are versioned: after a write into one of them (``x[:, :4] = …``, ``y.relu_()``) every other
+is brought up to date at its next read, by replaying its view on the new value, or by an explicit ``engine::write``
+node where a view wrote into its base. Without this, a write that the analysis does not see would compact wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from engine.errors import TraceError
+from engine.program.graph import Node, Value, map_values, walk_values
+from engine.recording.changing import Changing
+from engine.recording.opaque import storage_of
+from engine.recording.tape import Tape
+from engine.source.provenance import Provenance
+
+__all__ = ["WRITE", "Versions"]
+
+WRITE = "engine::write"
+_OWNED = ("weight", "w_ih", "params")  # arguments whose owner makes the call, also where its hooks are skipped
+
+
+@dataclass
+class _Storage:
+    """A piece of memory: how often it was written to, and by way of which tensors, which are known by identity."""
+
+    version: int = 0
+    writes: list[tuple[int, int, Value]] = field(default_factory=list)
+
+
+@dataclass
+class _Home:
+    """Where a tensor lives, as of which version it was read, and the view that made it from its parent."""
+
+    storage: _Storage
+    version: int
+    node: Node | None = None
+    position: int = 0
+    parent: int | None = None
+
+
+class Versions(Tape):
+    """A `Tape` that knows which value each tensor of the present run holds.
+
+    Args:
+        model: gives the names of parameters and buffers, which are known by identity.
+        changing: the tensors about whose numbers nothing is known beforehand.
+    """
+
+    _provenance: Provenance
+
+    def __init__(self, model: nn.Module, changing: Changing | None) -> None:
+        super().__init__(model, changing)
+        self._stack, self._path = [""], "eval"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._owned: dict[int, str] = {}
+        self._current: dict[int, Value] = {}
+        self._homes: dict[int, _Home] = {}
+        self._storages: dict[int, _Storage] = {}
+        self._named: dict[int, str] = {}  # by storage
+        self._alive: dict[int, Tensor] = {}  # identities must not be used twice; the only reference to what ops make
+        self._leaves: set[int] = set()  # identities of tensors that were there before the run and are stored nowhere
+        self._hidden: dict[int, Tensor] = {}
+
+    def _may_change(self, tensor: Tensor) -> bool:
+        """Whether nothing is known of the numbers in a real tensor."""
+        if self._changing is None:
+            return False
+        return tensor in self._changing or self._names.get(id(tensor)) in self._changing.names
+
+    def _varies(self, tensor: Tensor) -> bool:
+        return False
+
+    def _emit(self, op: str, func: Any, args: Any, sizes: Any, inputs: Any, outputs: Any) -> Node:
+        module = self._stack[-1]
+        weight = next(walk_values([args.get(name) for name in _OWNED]), None)
+        if weight is not None and weight.name is not None:  # a direct .forward() skips the hooks
+            owners = self._owners[weight.name]
+            module = module if module in owners else owners[0]
+        site = self._provenance.site
+        node = Node(len(self._nodes), op, func, args, sizes, inputs, outputs, module, self._path, site)
+        self._nodes.append(node)
+        if self._provenance.uncertain:
+            self._uncertain[node.index] = tuple(self._provenance.uncertain)
+        return node
+
+    def _value(self, tensor: Tensor, **what: Any) -> Value:
+        value = Value(len(self._values), tuple(int(n) for n in tensor.shape), tensor.dtype, **what)
+        self._values.append(value)
+        self._hold(tensor)
+        return value
+
+    def _hold(self, *tensors: Tensor) -> None:
+        self._alive.update((id(tensor), tensor) for tensor in tensors)
+
+    def _place(self, tensor: Tensor, node: Node | None = None, position: int = 0, parent: int | None = None) -> None:
+        key = storage_of(tensor)
+        storage = self._storages.get(key)
+        if storage is None or parent is None:
+            storage, node, parent = self._storages.setdefault(key, _Storage()), None, None
+        self._homes[id(tensor)] = _Home(storage, storage.version, node, position, parent)
+
+    def _peek(self, tensor: Tensor) -> Value | None:
+        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
+        return self._read(tensor) if name is not None or id(tensor) in self._current else None
+
+    def _read(self, tensor: Tensor) -> Value:
+        """Return the value that a tensor holds now."""
+        if id(tensor) in self._current:
+            return self._refresh(id(tensor))
+        if id(tensor) in self._hidden:
+            raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
+        name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
+        if name is None:
+            varies = isinstance(tensor, FakeTensor) or self._varies(tensor) or self._may_change(tensor)
+            value = self._value(tensor, data=None if varies else tensor.detach())
+            self._leaves.add(id(tensor))
+        elif name in self._stored:
+            value = self._stored[name]
+        else:
+            value = self._stored[name] = self._value(tensor, name=name)
+        if name is not None:
+            self._named[storage_of(tensor)] = name
+        self._current[id(tensor)] = value
+        self._place(tensor)
+        return value
+
+    def _write(self, tensor: Tensor, value: Value) -> None:
+        home = self._homes[id(tensor)]
+        self._written.update(filter(None, [self._named.get(storage_of(tensor))]))
+        home.storage.version += 1
+        home.version = home.storage.version
+        home.storage.writes.append((home.version, id(tensor), value))
+        self._current[id(tensor)] = value
+
+    def _refresh(self, key: int) -> Value:
+        home, value = self._homes[key], self._current[key]
+        if home.version == home.storage.version:
+            return value
+        if home.node is None or home.parent is None:
+            for version, writer, written in list(home.storage.writes):
+                if version > home.version:
+                    value = written if writer == key else self._write_through(value, written, writer)
+        else:
+            value = self._replay(home.node, home.position, self._refresh(home.parent))
+        home.version = home.storage.version
+        self._current[key] = value
+        return value
+
+    def _write_through(self, base: Value, written: Value, writer: int) -> Value:
+        chain: list[tuple[Node, int]] = []
+        home = self._homes[writer]
+        while home.node is not None and home.parent is not None:
+            chain.insert(0, (home.node, home.position))
+            home = self._homes[home.parent]
+        out = Value(len(self._values), base.shape, base.dtype, producer=len(self._nodes))
+        self._values.append(out)
+        args = {"self": base, "src": written, "chain": tuple(chain)}
+        self._emit(WRITE, None, args, {}, (base, written), (out,))
+        return out
+
+    def _replay(self, node: Node, position: int, parent: Value) -> Value:
+        old = node.inputs[0]
+        args = {k: map_values(v, {old.index: parent}) for k, v in node.args.items()}
+        outputs = tuple(dataclasses.replace(v, index=len(self._values) + i) for i, v in enumerate(node.outputs))
+        outputs = tuple(dataclasses.replace(v, producer=len(self._nodes), origin=None) for v in outputs)
+        self._values += outputs
+        again = self._emit(node.op, node.target, args, node.sizes, (parent, *node.inputs[1:]), outputs)
+        if node.index in self._uncertain:
+            self._uncertain[again.index] = self._uncertain[node.index]
+        return outputs[position]
