@@ -8,7 +8,6 @@ the nearest module around it whose tensors it can count.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,24 +61,26 @@ class _Check:
         self._stored = {name: tensor for name, tensor in stored_tensors(model).items() if not is_lazy(tensor)}
         cuts = {id(self._stored[name]): cut for name, cut in slices.items() if name in self._stored}
         self._cuts = {name: cuts[id(tensor)] for name, tensor in self._stored.items() if id(tensor) in cuts}
-        self._uses = Counter(map(id, self._stored.values()))
         self._dimensions: dict[int, list[Dimension]] = {}
 
     def layer(self, path: str, news: Mapping[str, int]) -> None:
-        """Check the numbers that are set in a module, and those of a layer of torch's that would have to be."""
+        """Check the numbers that are set in a module, and those of a layer of torch's that have to be set with them."""
         module = self._modules.get(path)
         if module is None:  # refused elsewhere, or under another name as well
             return
         olds = integers(module)
-        self._blocks(path, module, {**olds, **news})
         groups = olds.get("groups", 1)
         before = self._sizes(path, module, self._whole, groups)
         after = self._sizes(path, module, self._kept, news.get("groups", groups))
         tied = {key: size for key, size in after.items() if before.get(key) == olds.get(key)}
+        if news.keys() & {"groups", *tied} or not isinstance(module, _Convolution):
+            self._blocks(path, module, {**olds, **news})
         for key, new in news.items():
             if key in olds and key not in tied and not follows(path, olds[key], new, self._inside):
                 raise _wrong(path, module, key, olds[key], new, "which does not follow from what it keeps")
-        for key, size in tied.items() if news or not self._shared(path) else ():
+        # Other code may read the weights of a layer whose numbers stay; that of recurrent ones is torch's.
+        checked = news.keys() & tied.keys() or isinstance(module, (nn.RNNBase, nn.RNNCellBase))
+        for key, size in tied.items() if checked else ():
             if news.get(key, olds[key]) != size:
                 raise _wrong(path, module, key, olds[key], news.get(key, olds[key]), f"where its weights have {size}")
 
@@ -93,11 +94,6 @@ class _Check:
 
     def _kept(self, name: str) -> tuple[int, ...]:
         return self._cuts[name].shape if name in self._cuts else self._whole(name)
-
-    def _shared(self, path: str) -> bool:
-        """Whether tensors of a module are those of another one too, which may not run."""
-        prefix = f"{path}." if path else ""
-        return any(self._uses[id(self._stored[prefix + key])] > 1 for key in _own(self._modules[path]))
 
     def _blocks(self, path: str, module: nn.Module, numbers: Mapping[str, int]) -> None:
         """Refuse groups or heads that are not those of which something is kept."""
@@ -148,9 +144,10 @@ class _Check:
             raise _wrong(spread.module, module, "kept", width, spread.kept, f"where its weights have {width}")
 
 
+_Convolution = nn.modules.conv._ConvNd
 # Of which number, and in which dimension of which tensor, there are blocks.
 _BLOCKS: tuple[tuple[Any, str, str, int], ...] = (
-    (nn.modules.conv._ConvNd, "groups", "weight", 0),
+    (_Convolution, "groups", "weight", 0),
     (nn.GroupNorm, "num_groups", "weight", 0),
     (nn.MultiheadAttention, "num_heads", "out_proj.weight", 1),
 )

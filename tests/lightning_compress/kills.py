@@ -30,7 +30,7 @@ from lightning_compress.checkpoints.compacted import dump, write
 from tests.lightning_compress.models import seeded, trainer
 from tests.lightning_compress.test_resume import EPOCHS, Save, Seeded, callbacks
 
-KINDS = ("epochs", "chance")
+KINDS = ("epochs", "steps", "chance")
 IN_A_ROW = 5  # kills of one run
 TEMPORARY = ".lightning-compress-*"
 
