@@ -138,7 +138,7 @@ def entries(content: Any) -> dict[str, Entry]:
             str(path): {"plans": _listed(entry["plans"]), "certificates": _listed(entry["certificates"])}
             for path, entry in content["compacted"].items()
         }
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"It is damaged: its compaction plan is incomplete ({error!s}).") from error
 
 
@@ -200,7 +200,7 @@ def reshape(
         wrong = _misfit(model, shapes)
         if wrong is not None:
             raise CheckpointError(f"The weights do not fit {type(model).__name__}: {wrong}")
-    except (EngineError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (EngineError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         undo()
         if isinstance(error, CheckpointError):
             raise

@@ -34,7 +34,7 @@ def upgraded(state: Any) -> dict[str, Any]:
         return dict(state)
     try:
         return _from_1(state)
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"The plan is damaged ({type(error).__name__}: {error}).") from error
 
 

@@ -228,7 +228,7 @@ class Plan:
                 exchanges=exchanges_from(state["exchanges"]),
                 notes=tuple(str(note) for note in state["notes"]),
             )
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"The plan is damaged ({type(error).__name__}: {error}).") from error
 
     def __str__(self) -> str:

@@ -50,7 +50,16 @@ __all__ = [
 ]
 
 # What torch raises where weights cannot be read, or do not fit.
-UNREADABLE = (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError)
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
 
 
 def content_of(model: nn.Module) -> dict[str, Any]:
@@ -125,6 +134,7 @@ def checked(content: Any, name: str, size: int) -> dict[str, Any]:
         CheckpointError: as `read_checkpoint` does.
     """
     checkpoint = _in_form(content)
+    _check_metadata(checkpoint, name)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
             f"{name} is no Lightning checkpoint: it has no `state_dict`; nor is it the state dict of a compacted model."
@@ -143,6 +153,17 @@ def checked(content: Any, name: str, size: int) -> dict[str, Any]:
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(f"{name} cannot be used. {error}") from error
     return {**checkpoint, "state_dict": with_metadata(checkpoint["state_dict"], compactions), KEY: compactions}
+
+
+def _check_metadata(checkpoint: Any, name: str) -> None:
+    """Refuse weights whose metadata are not those that torch keeps: for each module a mapping."""
+    weights = checkpoint.get("state_dict") if isinstance(checkpoint, Mapping) else None
+    metadata = getattr(weights, "_metadata", None) or {}
+    plain = isinstance(metadata, Mapping) and all(
+        isinstance(module, str) and isinstance(own, Mapping) for module, own in metadata.items()
+    )
+    if not plain:
+        raise CheckpointError(f"{name} is damaged: the metadata of its weights are not what torch writes.")
 
 
 def _in_form(loaded: Any) -> Any:
@@ -190,6 +211,7 @@ def is_compacted_content(content: Any, name: str, size: int) -> bool:
         CheckpointError: if it is damaged.
     """
     checkpoint = _in_form(content)
+    _check_metadata(checkpoint, name)
     compacted = isinstance(checkpoint, Mapping) and stored_content(checkpoint) is not None
     if compacted:
         checked(content, name, size)
@@ -275,7 +297,7 @@ def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None
     prefixes = {name.removesuffix(first) for name in names if name.endswith(first)}
     front = [f"{target}." for target in targets if target]
     for prefix in sorted(prefixes, key=lambda p: (not any(p.startswith(t) for t in front), len(p))):
-        if wanted <= {name.removeprefix(prefix) for name in names if name.startswith(prefix)}:
+        if all(prefix + name in names for name in wanted):
             return prefix
     return None
 

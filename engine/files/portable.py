@@ -78,7 +78,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
             if KEY in file.metadata:
                 check_text(file.metadata[KEY], os.path.getsize(name))
                 checkpoint[KEY] = from_json(file.metadata[KEY])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RuntimeError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{name} cannot be read: it is damaged ({error}).") from error
     return checkpoint
 

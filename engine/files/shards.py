@@ -206,7 +206,7 @@ def _opened(path: Path) -> Iterator[Read]:
     try:
         with opened_tensors(path) as file:
             yield file.read
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RuntimeError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: it is damaged ({error}).") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = ["Dimension", "blocks", "explained", "follows", "related", "sizes_of"]
@@ -89,7 +90,8 @@ def _counts(number: int, d: Dimension) -> set[int | None]:
 
 def _parts(mask: Tensor, size: int, step: int) -> set[int | None]:
     """Return what is kept of the parts of a size that a dimension may be split into."""
-    return set(mask.long().unfold(0, size, step).sum(1).tolist())
+    ends = F.pad(mask.long().cumsum(0), (1, 0))
+    return set((ends[size:] - ends[:-size])[::step].tolist())
 
 
 def sizes_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], groups: int = 1) -> dict[str, int]:

@@ -8,6 +8,7 @@ compaction sets; and where it does not load, the module is as it was.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import pickle
@@ -30,7 +31,8 @@ import engine
 from engine.errors import EngineError
 from engine.files.checkpoint import KEY, content_of, is_compacted_file, load_compacted_state, read_any, seal
 from engine.files.portable import to_json
-from engine.source.integers import is_settable
+from engine.source.integers import integers, is_settable
+from engine.surgery.kinds import KINDS
 from tests.engine.attentions import Attention, without_heads
 from tests.engine.exactness import randomised
 
@@ -267,7 +269,23 @@ def values(chance: random.Random) -> Any:
     ]
     if chance.random() < 0.2:
         tensors += [torch.full((2**17,), 255, dtype=torch.uint8), torch.full((2**21,), 255, dtype=torch.uint8)]
-    plain = [0, -1, 1, 2, 10**9, 2**62, 10**30, 0.5, float("nan"), True, "", "embed", "0", "automatic_optimization"]
+    plain = [
+        0,
+        -1,
+        1,
+        2,
+        10**9,
+        2**62,
+        10**30,
+        0.5,
+        float("nan"),
+        float("inf"),
+        True,
+        "",
+        "embed",
+        "0",
+        "automatic_optimization",
+    ]
     nested = [[], {}, [[]] * 1000, {"a": {}}, [1, 2], (3,), ["x"] * 1000]
     return chance.choice([chance.choice(tensors[:-1]), chance.choice(plain), chance.choice(nested), None])
 
@@ -279,12 +297,43 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value[key])
 
 
+def hostile_exchange(chance: random.Random) -> dict[str, Any]:
+    """An exchange of any kind, of which each field is what belongs there, or anything."""
+    names = ["embed", "norm", "mixing", "mixing.qkv", "attention", "attention.out_proj", "up", "down", "gone", ""]
+    pin = {"function": "forward", "method": "forward", "source": "0" * 16, "line": 3, "column": 9, "operator": ""}
+    pin |= {"position": chance.choice((0, 1, -1, 10**6)), "value": chance.choice((1, 2, 0.5, 2**31 - 1))}
+    if chance.random() < 0.5:
+        pin[chance.choice(list(pin))] = values(chance)
+    kind, size = chance.choice(KINDS), chance.choice((8, 512))
+    kept, side = chance.choice((1, size // 2, size)), [torch.ones(1, size, dtype=torch.bool), [2, size]]
+    fields = {
+        "pins": [pin] * chance.choice((1, 2, 300)),
+        "size": size,
+        "kept": kept,
+        "groups": chance.choice((1, 2, size)),
+        "plain": chance.random() < 0.5,
+        "dim": chance.choice((-1, 1, 2)),
+        "table": torch.arange(size) % kept,
+        "fill": chance.choice((None, torch.zeros(size - kept).double(), torch.ones(1).double())),
+        "class_name": "Linear",
+        "inputs": [side],
+        "outputs": [side] * chance.choice((1, 1000)),
+        "weights": {"weight": torch.ones(size, 1).bool()},
+        "stored": {"weight": [size, 8], "bias": [size]},
+    }
+    own = {field.name for field in dataclasses.fields(kind)}
+    state = {"kind": kind.kind, "module": chance.choice(names), **{key: fields[key] for key in fields if key in own}}
+    if chance.random() < 0.5:
+        state[chance.choice(list(state))] = values(chance)
+    return state
+
+
 def hostile_plan(good: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     """A checkpoint with other plans, sealed again."""
     tensors = {id(v): v for holder, key in places(good) if isinstance(v := holder[key], Tensor)}
     made: dict[str, Any] = copy.deepcopy(good, dict(tensors))
     entry = made[KEY]["compacted"][""]
-    plan, kind = entry["plans"][0], chance.randrange(8)
+    plan, kind = entry["plans"][0], chance.randrange(11)
     names = ["embed", "norm", "mixing", "mixing.qkv", "attention", "up", "gone", ""]
     if kind < 3:
         for holder, key in chance.sample(list(places(entry)), chance.randrange(1, 4)):
@@ -293,7 +342,10 @@ def hostile_plan(good: dict[str, Any], chance: random.Random) -> dict[str, Any]:
             else:
                 holder.pop(key) if chance.random() < 0.5 and isinstance(holder, dict) else None
     elif kind == 3:  # counts
-        count, what = chance.choice((2000, 20_000)), chance.choice(("plans", "notes", "exchanges", "slices", "entries"))
+        count, what = (
+            chance.choice((900, 2000, 20_000)),
+            chance.choice(("plans", "notes", "exchanges", "slices", "entries")),
+        )
         empty = {**{name: type(part)() for name, part in plan.items() if name != "format"}, "format": plan["format"]}
         if what == "plans":
             entry["plans"], entry["certificates"] = [empty] * count, [None] * count
@@ -315,9 +367,26 @@ def hostile_plan(good: dict[str, Any], chance: random.Random) -> dict[str, Any]:
         key = chance.choice(keys)
         plan["attributes"] = {**plan["attributes"], name: {key: chance.choice((0, 1, 4, -1, 10**9, 2**70, "x", None))}}
     elif kind == 6:
-        own = next(exchange for exchange in plan["exchanges"] if exchange["kind"] == "pins")
-        pin = {**own["pins"][0], chance.choice(("value", "position", "line", "column", "function")): values(chance)}
-        own["pins"] = [*own["pins"], pin] * chance.randrange(1, 3)
+        good_pins = [pin for exchange in plan["exchanges"] if exchange["kind"] == "pins" for pin in exchange["pins"]]
+        for pin in good_pins:  # none before Python 3.11, which does not say where in a line a call is
+            pin[chance.choice(("value", "position", "line", "column", "function"))] = values(chance)
+        plan["exchanges"] += [] if good_pins else [hostile_exchange(chance)]
+    elif kind == 7:
+        plan["exchanges"] = [hostile_exchange(chance) for _ in range(chance.choice((1, 2, 9)))]
+    elif kind == 8:  # fewer of something over the same weights, or a number that counts nothing
+        modules = {name: module for name, module in Target().named_modules() if integers(module)}
+        for name in chance.sample(list(modules), chance.randrange(1, 4)):
+            numbers = integers(modules[name])
+            key = chance.choice(list(numbers))
+            plan["attributes"].setdefault(name, {})[key] = max(numbers[key] // chance.choice((1, 2, 3, 4)), 0)
+    elif kind == 9:  # what older versions wrote, and what newer ones may
+        made[KEY]["version"], plan["format"] = (
+            chance.choice((0, 1, 2, 3, 4, "3", None)),
+            chance.choice((0, 1, 2, 3, 2.0)),
+        )
+        lists = ("pins", "widened", "headwise", "spread", "replaced")
+        plan |= {name: [hostile_exchange(chance) for _ in range(chance.randrange(3))] for name in lists}
+        made[KEY] |= {"plan": plan, "certificate": None, "target": chance.choice(names)}
     else:
         plan["exchanges"] += [chance.choice(plan["exchanges"])]
         bits = torch.full((chance.choice((64, 2**21)),), 255, dtype=torch.uint8)
@@ -338,6 +407,18 @@ def saved(checkpoint: Any) -> bytes:
     return file.getvalue()
 
 
+def hostile_text(chance: random.Random) -> str:
+    """JSON with tensors that are not what they say, and numbers of any size."""
+    shapes = ([10**9], [-1], [2**63], [0, 10**12], [1] * 1000, "3", None, [1.0])
+    data = chance.choice(("", "AAAA", "A" * 10**6, "====", "\u1234", None, 3))
+    tensor = {"__tensor__": [chance.choice(("int64", "float64", "bool", "object", None)), chance.choice(shapes), data]}
+    plan = {"format": 2, "slices": {"up.weight": {"before": [512, 8], "cuts": [tensor] * chance.choice((1, 1000))}}}
+    plan |= {"masks": tensor, "folds": [], "attributes": {}, "exchanges": [tensor], "notes": []}
+    version = chance.choice(("3", "1e400", "NaN", "9" * 4000, "9" * 5000, "true"))
+    content = json.dumps({"compacted": {"": {"plans": [plan], "certificates": [None]}}, "sha256": None})
+    return f'{{"version": {version}, {content[1:]}'
+
+
 def hostile_tensors(good: dict[str, Any], chance: random.Random) -> bytes:
     """A file of safetensors with something wrong in its header."""
     weights, header, data = good["state_dict"], {}, b""
@@ -349,6 +430,9 @@ def hostile_tensors(good: dict[str, Any], chance: random.Random) -> bytes:
     large = [t for holder, key in places(plans) if isinstance(t := holder[key], Tensor) and t.numel() > 10**6]
     text = chance.choice(("" if large else to_json(plans), "[" * 10**5, "[[],[]," * 10**5))
     header["__metadata__"] = {KEY: text or "{}"}
+    if chance.random() < 0.2:
+        lies = ({KEY: ["x"]}, {KEY: None}, {"format": 1}, [], "x", {KEY: hostile_text(chance)}, {"x" * 10**6: "y"})
+        header["__metadata__"] = chance.choice(lies)
     if chance.random() < 0.7:
         name = chance.choice(list(weights))
         key = chance.choice(("dtype", "shape", "data_offsets"))
@@ -385,8 +469,11 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def wrong(model: nn.Module, before: dict[str, Any], loaded: bool, path: Path) -> str | None:
-    """What is wrong with a module after a file was loaded into it, or refused."""
+def wrong(model: nn.Module, before: dict[str, Any], loaded: bool, path: Path, right: nn.Module) -> str | None:
+    """What is wrong with a module after a file was loaded into it, or refused.
+
+    ``right``: the network that the weights in the file are of; a number that is neither its own nor as before is wrong.
+    """
     after = state_of(model)
     if not loaded:
         same = before.keys() == after.keys() and all(
@@ -406,6 +493,8 @@ def wrong(model: nn.Module, before: dict[str, Any], loaded: bool, path: Path) ->
             own = type(module).__name__ == "HeadwiseAttention"  # a form of its own
             if type(now) is int and now != value and not own and not (is_settable(module, key) and 0 < now < value):
                 return f"{name}.{key} was set from {value} to {now}"
+            if type(now) is int and now not in (value, vars(right.get_submodule(name)).get(key)):
+                return f"{name}.{key} was set from {value} to {now}, which is not what the weights are of"
     return None
 
 
@@ -455,7 +544,7 @@ def failures(seeds: range, folder: Path, report: Callable[[str], None] = print) 
             worst, slowest, loads = max(worst, taken), max(slowest, seconds), loads + loaded
             own += [f"{taken / 2**20:.0f} MB"] if taken > limit else []
             own += [f"{seconds:.1f} s"] if seconds > SECONDS else []
-            if read and (what := wrong(model, before, loaded, path)):
+            if read and (what := wrong(model, before, loaded, path, small)):
                 own.append(what)
         found += [f"{path.name} ({path.stat().st_size} bytes): {text}" for text in own]
         for text in own:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import CheckpointError
-from engine.files.checkpoint import KEY, VERSION, content_of, read_checkpoint, seal
+from engine.files.checkpoint import KEY, VERSION, content_of, is_compacted_file, read_checkpoint, seal
 from tests.engine import golden
 from tests.engine.exactness import channel_masks, randomised, run
 
@@ -150,6 +153,9 @@ def damaged(kind: str) -> dict[str, Any]:
     if kind == "index out of range":
         next(iter(good[KEY]["compacted"][""]["plans"][0]["slices"].values()))["cuts"][0]["index"][0] = 99
         good = seal(good)
+    if kind == "infinite number":
+        good[KEY]["compacted"][""]["plans"][0]["attributes"] = {"0": {"out_channels": float("inf")}}
+        good = seal(good)
     return good
 
 
@@ -163,6 +169,7 @@ FAULTS = [
     "wrong shape",
     "another weight",
     "index out of range",
+    "infinite number",
 ]
 
 
@@ -177,6 +184,34 @@ def test_a_faulty_checkpoint_is_refused(tmp_path: Path, kind: str) -> None:
         engine.load_compacted_state(model, path)
     assert repr(model) == repr(network())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("metadata", [{"": 3}, {"": [1]}, {0: {}}, [1]], ids=str)
+def test_metadata_that_torch_does_not_write(tmp_path: Path, metadata: Any) -> None:
+    """Refused by all readers, and by what loads."""
+    good, path = damaged("none"), tmp_path / "bad.ckpt"
+    good["state_dict"] = OrderedDict(good["state_dict"])
+    good["state_dict"]._metadata = metadata
+    good[KEY]["sha256"] = None
+    torch.save(good, path)
+    model = randomised(network(), seed=5)
+    with pytest.raises(CheckpointError, match=r"bad\.ckpt"):
+        engine.load_compacted_state(model, path)
+    assert repr(model) == repr(network())
+    with pytest.raises(CheckpointError, match=r"bad\.ckpt"):
+        is_compacted_file(path)
+
+
+def test_weights_under_ten_thousand_names(tmp_path: Path) -> None:
+    """Whose ends are all that of a weight: which of them are the model's is looked up, not tried one by one."""
+    good, path, tied = damaged("none"), tmp_path / "many.ckpt", torch.zeros(1)
+    names = (f"p{number}.{name}" for number in range(5000) for name in ("0.bias", "0.weight"))
+    good["state_dict"] = {**dict.fromkeys(names, tied), **good["state_dict"]}
+    torch.save(seal(good), path)
+    begin = time.process_time()
+    with contextlib.suppress(CheckpointError):
+        engine.load_compacted_state(network(), path)
+    assert time.process_time() - begin < 5
 
 
 def test_a_saved_state_dict(tmp_path: Path) -> None:
