@@ -31,11 +31,11 @@ LIMITED = ("torch", "pytorch-lightning")
 HEAD = """# Versions
 
 `make versions` runs the tests on each supported Python, with the oldest torch and Lightning that `pyproject.toml` takes
-and with the newest that can be installed there, each combination in an environment of its own. Last run on {date}:
+and with the newest that can be installed there, each combination in an environment of its own. The tests:
 {tests}.
 
-| Python | torch | Lightning | numpy | passed | failed | skipped | seconds |
-|---|---|---|---|---:|---:|---:|---:|
+| Python | torch | Lightning | numpy | passed | failed | skipped | seconds | run on |
+|---|---|---|---|---:|---:|---:|---:|---|
 """
 
 
@@ -113,13 +113,13 @@ def page(results: dict[str, Any], cells: Sequence[str]) -> str:
     """Return the page."""
     rows = [results["cells"][cell] for cell in cells if cell in results["cells"]]
     tests = f'`pytest -m "not slow" {" ".join(results["tests"])}`'.replace(" `", "`")
-    return HEAD.format(date=results["date"], tests=tests) + "".join(f"{line(row)}\n" for row in rows)
+    return HEAD.format(tests=tests) + "".join(f"{line(row)}\n" for row in rows)
 
 
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
-    cells = (row[key] for key in ("python", "torch", "pytorch-lightning", "numpy"))
-    return f"| {' | '.join(cells)} | {row['passed']} | {row['failed']} | {row['skipped']} | {row['seconds']} |"
+    keys = ("python", "torch", "pytorch-lightning", "numpy", "passed", "failed", "skipped", "seconds", "date")
+    return f"| {' | '.join(str(row[key]) for key in keys)} |"
 
 
 def run(cells: Sequence[str], folder: Path, tests: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -142,12 +142,12 @@ def main() -> int:
     options = parser.parse_args()
     every = [f"{version}-{age}" for version in PYTHONS for age in ("oldest", "newest")]
     date = datetime.now(timezone.utc).date().isoformat()
-    results: dict[str, Any] = {"date": date, "tests": options.tests, "cells": {}}
+    results: dict[str, Any] = {"tests": options.tests, "cells": {}}
     if RESULTS.is_file() and (before := json.loads(RESULTS.read_text()))["tests"] == options.tests:
         results["cells"] = before["cells"]
     RESULTS.parent.mkdir(exist_ok=True)
     for cell, row in run(options.only or every, options.environments, options.tests):
-        results["cells"][cell] = row
+        results["cells"][cell] = {**row, "date": date}
         RESULTS.write_text(json.dumps(results, indent=1))
         PAGE.write_text(page(results, every))
     return int(any(row["failed"] or not row["passed"] for row in results["cells"].values()))

@@ -29,7 +29,7 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 def finished(running: subprocess.Popen[str]) -> str:
     """What a process printed; it has to end well."""
-    out, error = running.communicate(timeout=120)
+    out, error = running.communicate(timeout=600)
     assert running.returncode == 0, (running.returncode, out, error)
     return out
 

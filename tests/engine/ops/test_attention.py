@@ -291,6 +291,7 @@ def test_all_heads_share_one() -> None:
     check_exact(model, dead(model, {"q": [0, 1, 2, 3], "stem": [1]}, bias=True), tokens(), tokens(3, 6))
 
 
+@needs_places
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kind", ["groups", "channels", "columns", "elements"])
 def test_a_language_model(kind: str, fused: bool) -> None:
@@ -307,6 +308,7 @@ def test_a_language_model(kind: str, fused: bool) -> None:
         assert plan.slices["blocks.1.down.weight"].shape == (8, 6) and plan.slices["embed.weight"].shape == (11, 8)
 
 
+@needs_places
 @pytest.mark.parametrize("repaired", [True, False])
 def test_a_language_model_whose_table_is_tied_to_its_head(repaired: bool) -> None:
     """The residual stream goes: the table puts its columns out, though the head reads them."""
