@@ -124,7 +124,7 @@ class _Check:
         """Check a norm that keeps its statistics: what it keeps is what its weights keep."""
         module = self._modules.get(norm.module)
         groups = getattr(module, "num_groups", 1)
-        for key in _own(module) if module is not None else ():
+        for key in {"weight", "bias"} & {*_own(module)} if module is not None else ():
             name = f"{norm.module}.{key}" if norm.module else key
             size = self._kept(name)[0]
             if size != norm.kept or groups != norm.groups:
