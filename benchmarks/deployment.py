@@ -209,7 +209,7 @@ def main() -> int:
 
 # ---------------------------------------------------------------- the page
 
-HEAD = """# Deployment
+HEAD = """# Exported formats
 
 `python benchmarks/deployment.py` removes half of the units of each dependency group of {all} torchvision architectures,
 in float32, and exports the result to every format: {holds} of {all} pass. {versions}, on one CPU thread.

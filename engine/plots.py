@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.errors import InputError
 
-__all__ = ["channels_figure", "dependency_figure", "lanes", "sensitivity_figure", "show"]
+__all__ = ["accuracy_figure", "channels_figure", "dependency_figure", "lanes", "sensitivity_figure", "show"]
 
 _INCH = 0.22  # height of a row
 _DOTS = 160  # per inch: TensorBoard shows images small first, and in full size on a click
@@ -199,4 +199,41 @@ def channels_figure(kept: Mapping[str, tuple[int, int]]) -> Any:
         axes.annotate(f"{stays} of {size}", (size, row), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.25)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    return figure
+
+
+def accuracy_figure(metric: str, points: Sequence[tuple[str, float, float]]) -> Any:
+    """Plot a metric against cost, from the dense network to the small one.
+
+    Args:
+        metric: its name.
+        points: (name of the network, multiply-accumulates, value), in the order in which they are joined.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        InputError: if there are no points.
+
+    Example:
+        >>> accuracy_figure("val_acc", [("dense", 1e9, 0.93), ("compacted", 5e8, 0.92)])  # doctest: +SKIP
+        <Figure size ...>
+    """
+    if not points:
+        raise InputError("There are no points to draw.")
+    figure, axes = _axes(5.2, 3.2)
+    axes.plot([x for _, x, _ in points], [y for _, _, y in points], color="#9aa5b8", linestyle="--", linewidth=1)
+    for name, x, y in points:
+        axes.plot([x], [y], marker="o", linestyle="", label=name)
+    axes.set_xlim(0, 1.06 * max(x for _, x, _ in points))
+    axes.margins(y=0.15)
+    axes.set_xlabel("MACs per sample", fontsize=8)
+    axes.set_ylabel(metric, fontsize=8)
+    axes.xaxis.set_major_formatter(_matplotlib("ticker").EngFormatter(sep=" "))
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return figure

@@ -10,7 +10,8 @@ __all__ = ["NESTED", "alternatives", "certainly", "leaves", "runs_with"]
 
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LEAVING = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+_GOING_ON = (ast.Return, ast.Break, ast.Continue)
+_LEAVING = (*_GOING_ON, ast.Raise)
 
 Choice = tuple[ast.AST | None, "list[ast.stmt] | ast.AST"]
 
@@ -67,7 +68,9 @@ def runs_with(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def certainly(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the syntax that runs whenever statements or expressions do, up to the first that may leave them.
+    """Yield the syntax that runs whenever statements or expressions do, or else they raise an error.
+
+    A statement that may leave them, other than by an error, ends it: what follows need not run.
 
     Example:
         >>> code = ast.parse("a = b(c)\\nif d:\\n    e()\\n    f = 1\\ng()")
@@ -78,13 +81,13 @@ def certainly(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, (ast.Try, ast.Assert)):
             yield from certainly(runs_with(node))
-        if isinstance(node, ast.stmt) and leaves(node):
+        if isinstance(node, ast.stmt) and (isinstance(node, ast.Raise) or leaves(node, _GOING_ON)):
             return
 
 
-def leaves(node: ast.AST) -> bool:
+def leaves(node: ast.AST, ways: tuple[type, ...] = _LEAVING) -> bool:
     """Whether a statement may end the block that it stands in."""
-    return any(isinstance(inner, _LEAVING) for inner in _own(node))
+    return any(isinstance(inner, ways) for inner in _own(node))
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:

@@ -14,7 +14,7 @@ from typing import Any
 from engine.source.alternatives import alternatives, leaves, runs_with
 from engine.source.entrywise import names_read
 
-__all__ = ["Branching", "Part", "branching", "syntax_of"]
+__all__ = ["Branching", "Part", "branching"]
 
 _SILENT = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
 _REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
@@ -200,14 +200,12 @@ def branching(code: CodeType) -> Branching | None:
     """Return what a function may pass over; None where that is nothing, or where there is no source."""
     if not hasattr(code, "co_positions") or code.co_name.startswith("<"):
         return None
-    tree = syntax_of(code)
+    tree = _syntax(code)
     function = None if tree is None else Branching(code, tree)
     return function if function is not None and function.parts else None
 
 
-@functools.cache
-def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax of a function; None where there is no source."""
+def _syntax(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
         return None

@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
 import engine
-from engine.plots import channels_figure, dependency_figure
+from engine.plots import accuracy_figure, channels_figure, dependency_figure
 from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.compaction import ModelCompaction
 from lightning_compress.callbacks.complexity import ComplexityMonitor
@@ -22,7 +22,7 @@ from lightning_compress.checkpoints.saving import check_room
 from lightning_compress.report import loggers, page, terminal
 from lightning_compress.report.content import Report, gains, kept_channels, sections
 from lightning_compress.report.latency import check_runs, device_name
-from lightning_compress.report.stages import Point, stages
+from lightning_compress.report.stages import Point, against_cost, stages
 from lightning_compress.report.survey import Survey, survey
 from lightning_compress.report.text import markdown
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # What the comparison of runs shows beside the settings; ComplexityMonitor logs them.
 COMPARED = ("complexity/macs", "complexity/params", "sparsity/channels")
+
+# Arguments that runs are compared by even where they are the default ones.
+MAIN = ("amount", "criterion")
 
 # Callbacks and arguments that only say what is written where: no reason for runs to differ.
 PACKAGE = __name__.partition(".")[0]
@@ -139,11 +142,12 @@ class CompressionReport(CompressionCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
+        changed = settings(trainer, changed=True)  # columns of defaults would push the metrics out of sight
         own = {
             f"{name}/{key}": value
             for name, args in settings(trainer).items()
             for key, value in args.items()
-            if not name.startswith(OUTPUT) and key not in OUTPUT
+            if not name.startswith(OUTPUT) and key not in OUTPUT and (key in changed[name] or key in MAIN)
         }
         monitored = any(isinstance(c, ComplexityMonitor) for c in trainer.callbacks)  # type: ignore[attr-defined]
         metrics = dict.fromkeys(COMPARED, 0.0) if monitored else {}
@@ -239,6 +243,9 @@ class CompressionReport(CompressionCallback):
         kept = kept_channels(report)
         if self.figures and kept:
             self._show("channels", channels_figure(kept), trainer)
+        metric, points = against_cost(report.stages)
+        if self.figures and points:
+            self._show("accuracy_against_cost", accuracy_figure(metric, points), trainer)
         report_sections = sections(report)
         texts = {
             "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title not in APART),

@@ -8,11 +8,10 @@ from typing import Any
 
 import engine
 from lightning_compress.report.latency import Comparison
-from lightning_compress.report.stages import Stage
+from lightning_compress.report.stages import Stage, metrics_of
 from lightning_compress.report.survey import Axis, Layer, Survey
 
 _METRICS = 6  # columns of the table of accuracy against cost
-_HELD_OUT = ("val", "valid", "test", "eval")
 
 
 @dataclass(frozen=True)
@@ -213,8 +212,7 @@ def sections(report: Report) -> list[Section]:
 
 
 def _stages(report: Report) -> Section:
-    names = list(dict.fromkeys(name for stage in report.stages for name in stage.metrics))
-    names = sorted(names, key=lambda name: "loss" in name or not name.startswith(_HELD_OUT))[:_METRICS]
+    names = metrics_of(report.stages)[:_METRICS]
     rows = tuple(
         (
             stage.name,
@@ -276,7 +274,7 @@ def _axes(report: Report) -> Section:
         for axis, left in axes(report)
         if axis.reason is None
     )
-    lead = "The layers of a row put out the same channels (or heads), and lose the same ones."
+    lead = "The layers of a row produce the same channels (or heads), and lose the same ones."
     return Section("Coupled layers", lead, ("group", "layers", "kept"), rows)
 
 

@@ -15,6 +15,7 @@ from engine.files import next_version, replacing, unwritable
 from lightning_compress.report import content as reports
 from lightning_compress.report import svg
 from lightning_compress.report.content import Report, human
+from lightning_compress.report.stages import against_cost
 from lightning_compress.report.templating import render
 
 _CHARTS = (
@@ -83,6 +84,7 @@ def html(report: Report) -> str:
         timed=reports.timed(report),
         rows=list(_rows(report)),
         charts=list(_charts(report)),
+        trade=_trade(report),
         many=_MANY,
         torch=torch.__version__,
         version=engine.__version__,
@@ -99,6 +101,24 @@ def _charts(report: Report) -> Iterator[dict[str, Any]]:
         drawn = {name: points for name, points in series.items() if len(points) > 1}
         if drawn:
             yield _chart(title, drawn, events)
+
+
+def _trade(report: Report) -> dict[str, Any] | None:
+    """The picture of accuracy against cost, where both are there."""
+    metric, points = against_cost(report.stages)
+    if not points:
+        return None
+    values = [y for _, _, y in points]
+    room = 0.15 * (max(values) - min(values)) or 0.05 * abs(max(values)) or 1.0
+    top, low = max(values) + room, min(values) - room
+    most = max(x for _, x, _ in points)
+    return {
+        "metric": metric,
+        "names": [f"{name} ({human(macs)} MACs, {value:.4g})" for name, macs, value in points],
+        "ticks": [f"{y:.3g}" for y in (top, (top + low) / 2, low)],
+        "macs": ["0", f"{human(0.5 * most / 0.94)} MACs", human(most / 0.94)],
+        "picture": Markup(svg.scatter(points, top, low)),
+    }
 
 
 def compactions(report: Report) -> list[float]:

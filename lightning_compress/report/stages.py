@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Point", "Stage", "stages"]
+__all__ = ["Point", "Stage", "against_cost", "metrics_of", "stages"]
+
+_HELD_OUT = ("val", "valid", "test", "eval")
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,36 @@ def stages(points: Sequence[Point], dense: tuple[int, int], small: tuple[int, in
 def _stage(name: str, costs: tuple[int, int], point: Point | None) -> Stage:
     macs, params = costs
     return Stage(name, macs, params, {} if point is None else point.metrics, None if point is None else point.step)
+
+
+def metrics_of(chosen: Sequence[Stage]) -> list[str]:
+    """Names of the metrics that were logged: held-out ones before the others, then scores before losses.
+
+    Args:
+        chosen: the stages of a fit.
+    """
+    names = dict.fromkeys(name for stage in chosen for name in stage.metrics)
+    return sorted(names, key=lambda name: (not name.startswith(_HELD_OUT), "loss" in name))
+
+
+def against_cost(chosen: Sequence[Stage]) -> tuple[str, list[tuple[str, float, float]]]:
+    """Points of a picture of accuracy against cost.
+
+    Args:
+        chosen: the stages of a fit.
+
+    Returns:
+        The metric, and (stage, multiply-accumulates, value) for each stage that has both; ``("", [])`` where fewer than
+        two have.
+
+    Example:
+        >>> pair = (Stage("dense", 100, 10, {"val_acc": 0.9}, 1), Stage("compacted", 40, 4, {"val_acc": 0.8}, 3))
+        >>> against_cost(pair)
+        ('val_acc', [('dense', 100.0, 0.9), ('compacted', 40.0, 0.8)])
+    """
+    for metric in metrics_of(chosen)[:1]:
+        rows = [(s.name, s.macs, s.metrics[metric]) for s in chosen if s.macs is not None and metric in s.metrics]
+        points = [(name, float(macs), value) for name, macs, value in rows if math.isfinite(value)]
+        if len(points) > 1:
+            return metric, points
+    return "", []

@@ -67,6 +67,35 @@ def lines(series: Mapping[str, Points], height: int = 150, events: Sequence[floa
     )
 
 
+def scatter(points: Sequence[tuple[str, float, float]], top: float, low: float, height: int = 170) -> str:
+    """Points (name, x, y), joined in their order; x starts at zero.
+
+    Args:
+        points: at least one.
+        top: the y at the upper edge.
+        low: the y at the lower edge.
+        height: in pixels.
+
+    Returns:
+        An SVG element; the texts of the axes and the names are the caller's.
+
+    Example:
+        >>> scatter([("dense", 9, 0.9), ("small", 3, 0.8)], 1.0, 0.5).count("<circle")
+        2
+    """
+    widest = max(x for _, x, _ in points) or 1.0
+    span = (top - low) or 1.0
+    places = [(94 * x / widest, height - 8 - (height - 16) * (y - low) / span) for _, x, y in points]
+    joined = "".join(
+        f'<line class="way" x1="{x:.2f}%" y1="{y:.1f}" x2="{to_x:.2f}%" y2="{to_y:.1f}"/>'
+        for (x, y), (to_x, to_y) in zip(places, places[1:], strict=False)
+    )
+    dots = "".join(f'<circle class="set{n}" cx="{x:.2f}%" cy="{y:.1f}" r="5.5"/>' for n, (x, y) in enumerate(places))
+    edges = "".join(f'<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/>' for y in (8, height // 2, height - 8))
+    label = escape(", ".join(name for name, _, _ in points))
+    return f'<svg role="img" aria-label="{label}" width="100%" height="{height}">{edges}{joined}{dots}</svg>'
+
+
 def _part(x: float, first: float, last: float) -> float:
     return 100 * (x - first) / (last - first) if last > first else 50.0
 

@@ -50,6 +50,7 @@ def test_the_blocks_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
         for number, code in enumerate(blocks(page), 1):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch's own, while it exports
+                warnings.filterwarnings("ignore", ".*exists and is not empty")  # as in a resumed fit
                 warnings.filterwarnings("ignore", ".*LeafSpec.*", category=FutureWarning)
                 exec(compile(code, f"{name(page)}, block {number}", "exec"), program)
     finally:
@@ -61,7 +62,7 @@ def test_there_are_pages_with_examples() -> None:
     parsed = doctest.DocTestParser().get_examples((DOCS / "add-an-op.md").read_text())
     assert len(parsed) > 10 and len(blocks(DOCS / "tutorial.md")) >= 6
     skipped = [page for page in PAGES if "<!-- not run -->" in page.read_text()]
-    assert [name(page) for page in skipped] == ["from-nni.md", "guide/loading.md", "guide/sharded.md"]
+    assert [name(page) for page in skipped] == ["from-nni.md", "guide/deployment.md", "guide/loading.md", "guide/sharded.md"]
 
 
 def test_every_page_is_in_the_site() -> None:

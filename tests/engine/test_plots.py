@@ -10,7 +10,7 @@ import pytest
 
 import engine
 from engine.errors import InputError
-from engine.plots import channels_figure, dependency_figure, lanes, sensitivity_figure
+from engine.plots import accuracy_figure, channels_figure, dependency_figure, lanes, sensitivity_figure
 from tests.engine.nets import image, residual_net
 
 ROWS = {"conv1": {0.1: 0.9, 0.5: 0.4}, "conv2": {0.1: 0.2}}
@@ -116,3 +116,13 @@ def test_an_unknown_format(tmp_path: Path) -> None:
     """It names the file."""
     with pytest.raises(InputError, match="table.xyz"):
         engine.SensitivityTable(ROWS, [0.1, 0.5], 0.9).plot(tmp_path / "table.xyz")
+
+
+@pytest.mark.usefixtures("drawing")
+def test_accuracy_is_drawn_over_cost() -> None:
+    """A dot for each network, with its name, from zero on."""
+    axes = accuracy_figure("val_acc", [("dense", 1e9, 0.93), ("compacted", 5e8, 0.92)]).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["dense", "compacted"]
+    assert axes.get_xlim()[0] == 0 and axes.get_ylabel() == "val_acc"
+    with pytest.raises(InputError, match="no points"):
+        accuracy_figure("val_acc", [])

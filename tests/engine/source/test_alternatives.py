@@ -58,3 +58,12 @@ def test_alternatives_and_what_runs_are_all_there_is() -> None:
 def test_what_leaves() -> None:
     """A return inside, at any depth, but of no function inside."""
     assert leaves(body("if a:\n  for b in c:\n    break")[0]) and not leaves(body("def f(): return 1")[0])
+
+
+def test_a_check_that_raises_hides_nothing() -> None:
+    """Behind it the code runs, or nothing is computed; behind a condition that returns it need not run."""
+    checked, returned = (
+        [node.id for node in certainly(ast.parse(f"if a:\n    {way}\nb()").body) if isinstance(node, ast.Name)]
+        for way in ("raise c", "return c")
+    )
+    assert sorted(checked) == ["a", "b"] and sorted(returned) == ["a"]

@@ -24,6 +24,8 @@ from lightning_compress import (
 )
 from lightning_compress.callbacks.report import arguments, settings
 from lightning_compress.report.content import sections
+from lightning_compress.report.page import html
+from lightning_compress.report.stages import against_cost
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.models import Base, Root, Wrapped, fit, seeded, trainer
 
@@ -95,11 +97,12 @@ def test_tensorboard_shows_all(tmp_path: Path) -> None:
     callbacks = [ChannelPruning(amount=0.5), ComplexityMonitor(), ModelCompaction(confidence=1)]
     fit(seeded(Wrapped), tmp_path, quiet(figures=True), *callbacks, logger=logger)
     found = EventAccumulator(logger.log_dir).Reload()
-    assert set(found.Tags()["images"]) == {"compression/dependency", "compression/channels"}
+    assert set(found.Tags()["images"]) == {"compression/dependency", "compression/channels"}  # nothing was scored
     tags = {f"compression/{name}/text_summary" for name in ("report", "plan", "certificate")}
     assert tags <= set(found.Tags()["tensors"])
     hparams = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"ChannelPruning/amount" in hparams and b"width" in hparams
+    assert b"round_to" not in hparams  # a default one
     assert not any(name in hparams for name in (b"latency_runs", b"on_failure", b"confidence", b"save"))
     assert b"complexity/macs" in found.SummaryMetadata("_hparams_/experiment").plugin_data.content
     assert (Path(logger.log_dir) / "compression.html").is_file()
@@ -246,6 +249,10 @@ def test_accuracy_against_cost(tmp_path: Path) -> None:
     assert gained["compression/val_acc_dense"] == pytest.approx(0.6) and gained["compression/speedup"] > 0
     assert set(content.facts) == {"date", "device", "run"} and content.facts["device"].startswith("CPU")
     assert content.settings["ChannelPruning"] == {"start": 2, "end": 2}  # half is the default
+    metric, points = against_cost(content.stages)
+    assert (metric, [name for name, _, _ in points]) == ("val_acc", ["dense", "masked", "recovered", "compacted"])
+    shown = html(content)
+    assert shown.count("<circle class=\"set") >= 4 and "val_acc over the MACs" in shown
     resumed = quiet()
     resumed.load_state_dict(report.state_dict())
     assert resumed._points == report._points

@@ -42,3 +42,12 @@ def test_rails_join_what_hangs_together() -> None:
 def test_a_layer_of_two_sets_has_two_dots() -> None:
     """As behind a concatenation."""
     assert svg.rails([["a", "b"], ["b", "c"]], "abc")["b"].count("<circle") == 2
+
+
+def test_points_are_joined_in_their_order() -> None:
+    """The widest is at the right, the best at the top, and a point without an extent is drawn."""
+    picture = ET.fromstring(svg.scatter([("dense", 10, 0.9), ("small", 5, 0.5)], 0.9, 0.5, height=116))
+    dots = [(dot.get("cx"), dot.get("cy"), dot.get("class")) for dot in picture.iter("circle")]
+    assert dots == [("94.00%", "8.0", "set0"), ("47.00%", "108.0", "set1")]
+    assert [line.get("class") for line in picture.iter("line")].count("way") == 1
+    assert svg.scatter([("only", 0, 1.0)], 1.0, 1.0).count("<circle") == 1
