@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from engine.compaction.folds import Fold
 from engine.compaction.history import Step, changed, history, snapshot
-from engine.compaction.optimizers import check_entrywise, follows, small_state
+from engine.compaction.optimizers import check_entrywise, check_follows, small_state
 from engine.compaction.parts import remember
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
@@ -96,11 +96,7 @@ class Compaction(Change):
         for key, entry in state.items():
             if not isinstance(entry, Tensor) or entry.ndim == 0:
                 continue
-            if not follows(entry, cut):
-                raise PlanError(
-                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
-                    f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
-                )
+            check_follows(entry, cut, f"{type(optimizer).__name__} keeps {key!r} of {name!r}")
             self.add(functools.partial(_set_entry, state, key, small_state(entry, cut)))
         self._check_optimizer(name, optimizer, parameter)
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
 
-__all__ = ["check_entrywise", "follows", "small_state"]
+__all__ = ["check_entrywise", "check_follows", "follows", "small_state"]
 
 _STEPS, _CUT_AT = 6, 3
 _TOLERANCE = 1e-9
@@ -123,6 +123,24 @@ def follows(entry: Tensor, cut: Slice) -> bool:
         cut: the slice of the parameter.
     """
     return entry.ndim == len(cut.before) and all(n in (1, m) for n, m in zip(entry.shape, cut.before, strict=True))
+
+
+def check_follows(entry: Tensor, cut: Slice, what: str) -> None:
+    """Reject an entry of an optimizer's state that does not have the parameter's sizes.
+
+    Args:
+        entry: an entry of the parameter's state.
+        cut: the slice of the parameter.
+        what: which optimizer keeps which entry of which parameter, for the message.
+
+    Raises:
+        PlanError: if it does not.
+    """
+    if not follows(entry, cut):
+        raise PlanError(
+            f"{what} in shape {tuple(entry.shape)}, which cannot be cut like the parameter {cut.before}. Compact after "
+            "training, or use another optimizer."
+        )
 
 
 def small_state(entry: Tensor, cut: Slice) -> Tensor:

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from engine.compaction.compact import Compaction, compacted
 from engine.compaction.follow import compactable
 from engine.compaction.history import Entry, certify, history, same_steps
-from engine.compaction.optimizers import check_entrywise, follows, small_state
+from engine.compaction.optimizers import check_entrywise, check_follows, small_state
 from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
 from engine.errors import CheckpointError, EngineError, PlanError
 from engine.program.arrays import is_finite
-from engine.program.dtensors import Resized, owners, placeholders, resharded, spread, whole
+from engine.program.dtensors import Owners, Resized, owners, parts, placeholders, resharded, spread, whole
 from engine.program.stored import parameters_of
 
 __all__ = ["ShardedCompaction", "restore_sharded"]
@@ -61,6 +61,8 @@ class ShardedCompaction:
         folded = {fold.name for fold in plan.folds}
         for name in sorted({*plan.slices, *plan.masks, *folded} & parameters.keys()):
             parameter, cut = parameters[name], plan.slices.get(name)
+            if cut is not None:
+                _check_even(name, parameter, cut, group_of)
             folds = [fold for fold in plan.folds if fold.name == name]
             full = whole(parameter).detach()
             if not is_finite(full):
@@ -80,11 +82,7 @@ class ShardedCompaction:
         for key, entry in state.items():
             if not isinstance(entry, Tensor) or entry.ndim == 0:
                 continue
-            if not follows(entry, cut):
-                raise PlanError(
-                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} in shape {tuple(entry.shape)}, which cannot "
-                    f"be cut like the parameter {cut.before}. Compact after training, or use another optimizer."
-                )
+            check_follows(entry, cut, f"{type(optimizer).__name__} keeps {key!r} of {name!r}")
             self._states.append((state, key, spread(small_state(whole(entry), cut), change.other)))
         for number, group in enumerate(optimizer.param_groups):
             tried = id(optimizer), number, change.parameter.ndim
@@ -129,6 +127,17 @@ class ShardedCompaction:
     def _exchange_states(self) -> None:
         for number, (state, key, entry) in enumerate(self._states):
             self._states[number], state[key] = (state, key, state[key]), entry
+
+
+def _check_even(name: str, parameter: Tensor, cut: Slice, group_of: Owners) -> None:
+    for dim, number in parts(parameter, group_of).items():
+        size, before = cut.shape[dim], cut.before[dim]
+        if size != before and size % number:
+            raise PlanError(
+                f"{size} of {before} channels are left along dimension {dim} of {name!r}, which tensor parallelism "
+                f"splits into {number} equal parts. Prune to multiples of {number}, in attention of {number} times the "
+                "size of a head (`ChannelPruning(round_to=...)`), or leave the layer out (`exclude=`)."
+            )
 
 
 def restore_sharded(model: nn.Module, wanted: Mapping[str, Entry], optimizers: Sequence[Optimizer] = ()) -> None:

@@ -1,12 +1,12 @@
 """The recorded program as plain data, on which all analyses build."""
 
-from engine.program.arrays import compact
+from engine.program.arrays import compact, support
 from engine.program.dtensors import (
     gathered_from,
     has_shards,
-    is_spread,
     local,
     owners,
+    parts,
     placeholders,
     resharded,
     spread,
@@ -21,14 +21,15 @@ __all__ = [
     "distinct_modules",
     "gathered_from",
     "has_shards",
-    "is_spread",
     "local",
     "map_tensors",
     "owners",
+    "parts",
     "placeholders",
     "resharded",
     "spread",
     "stored_tensors",
+    "support",
     "tensors_in",
     "whole",
     "why_sharded",

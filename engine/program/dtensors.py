@@ -26,9 +26,9 @@ __all__ = [
     "Resized",
     "gathered_from",
     "has_shards",
-    "is_spread",
     "local",
     "owners",
+    "parts",
     "placeholders",
     "resharded",
     "spread",
@@ -39,16 +39,6 @@ _WRAPPED: dict[type, type] = {}
 
 Owners = Mapping[int, tuple[Any, int]]
 """By id of a parameter that FSDP2 shards: the group that communicates it, and its place there."""
-
-
-def is_spread(tensor: Tensor) -> bool:
-    """Whether processes hold parts of a tensor.
-
-    Example:
-        >>> is_spread(torch.ones(1))
-        False
-    """
-    return isinstance(tensor, DTensor)
 
 
 def has_shards(model: nn.Module) -> bool:
@@ -240,6 +230,36 @@ def owners(model: nn.Module) -> Owners:
     return table
 
 
+def parts(parameter: Tensor, shard_owners: Owners) -> dict[int, int]:
+    """Return into how many parts tensor parallelism splits each dimension of a parameter; it runs on its part alone.
+
+    Args:
+        parameter: a parameter of a model; how FSDP2 shards it does not count, as it gathers what runs.
+        shard_owners: what `owners` says of the model.
+
+    Example:
+        >>> parts(torch.ones(2), {})
+        {}
+    """
+    if id(parameter) in shard_owners:
+        group, number = shard_owners[id(parameter)]
+        spec: Any = _split(group.fsdp_params[number])
+    else:
+        spec = parameter._spec if isinstance(parameter, DTensor) else None
+    sizes: dict[int, int] = {}
+    for placement, size in () if spec is None else zip(spec.placements, spec.mesh.shape, strict=True):
+        if placement.is_shard() and size > 1:
+            sizes[placement.dim] = sizes.get(placement.dim, 1) * size
+    return sizes
+
+
+def _split(shard: Any) -> Any:
+    """Return how tensor parallelism splits a parameter that FSDP2 shards; None where it does not."""
+    if not shard.is_dtensor:
+        return None
+    return shard._tp_spec if hasattr(shard, "_tp_spec") else shard._unsharded_dtensor_spec
+
+
 @dataclass
 class Resized:
     """A parameter with other values in another shape, spread as before; prepared, and not in force yet.
@@ -259,19 +279,19 @@ class Resized:
     shard: Any = None
 
     @classmethod
-    def of(cls, parameter: nn.Parameter, full: Tensor, gradient: Tensor | None, known_owners: Owners) -> Resized:
+    def of(cls, parameter: nn.Parameter, full: Tensor, gradient: Tensor | None, shard_owners: Owners) -> Resized:
         """Prepare new values.
 
         Args:
             parameter: a parameter of a model.
             full: all of its new values, on every process.
             gradient: all of its new gradient.
-            known_owners: what `owners` says of the model.
+            shard_owners: what `owners` says of the model.
         """
-        if id(parameter) not in known_owners:
+        if id(parameter) not in shard_owners:
             change = cls(parameter, nn.Parameter(spread(full, parameter), parameter.requires_grad))
         else:
-            group, number = known_owners[id(parameter)]
+            group, number = shard_owners[id(parameter)]
             shard = _shard(group.fsdp_params[number], group, full, parameter.requires_grad)
             change = cls(parameter, shard.sharded_param, group, number, shard)
         if gradient is not None:
@@ -301,8 +321,8 @@ class Resized:
 
 def _shard(old: Any, group: Any, full: Tensor, requires_grad: bool) -> Any:
     """Return FSDP2's record of a parameter that takes the place of another, which stays registered."""
-    spec = old._unsharded_dtensor_spec if old.is_dtensor else None
-    if spec is not None:  # split by tensor parallelism as well
+    spec = _split(old)
+    if spec is not None:
         split = DTensor.from_local(full.contiguous(), spec.mesh, [Replicate()] * spec.mesh.ndim, run_check=False)
         full = split.redistribute(spec.mesh, spec.placements)
     new_parameter = nn.Parameter(full.contiguous(), requires_grad)

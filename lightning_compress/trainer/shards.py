@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,28 +15,34 @@ from torch.optim import Optimizer
 
 import engine
 from engine.compaction import ShardedCompaction, entries, restore_sharded
-from engine.errors import VerificationError
+from engine.errors import PlanError, TraceError, VerificationError
 from engine.program import (
     distinct_modules,
     has_shards,
-    is_spread,
     map_tensors,
     owners,
+    parts,
     placeholders,
     resharded,
     stored_tensors,
+    support,
     tensors_in,
     whole,
 )
 from engine.recording import call_model, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
 
-__all__ = ["Sharding"]
+__all__ = ["Sharding", "check_whole_units"]
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _NOTE = (
     "Compared on the sharded model, on all ranks: the outputs, not what is inside. What is said of train mode holds by "
     "the rules alone."
+)
+
+_WHOLE = (
+    "Under tensor parallelism the whole network is recorded, and not the part of one process: code that depends on the "
+    "number of heads of a process has to ask its input for it (`x.view(batch, length, -1, head_dim)`)."
 )
 
 
@@ -49,11 +56,25 @@ class Sharding:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def without_data(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_data(self) -> Iterator[None]:
         """Let the model be whole, on the meta device, for a while; within itself it does nothing."""
         self.at_rest()  # what was gathered are plain tensors
         self._check()
-        return placeholders(self._model) if has_shards(self._model) else nullcontext()
+        is_split = bool(self.parts())
+        with placeholders(self._model) if has_shards(self._model) else nullcontext():
+            try:
+                yield
+            except (TraceError, MisconfigurationException) as error:
+                if not is_split or not isinstance(error.__cause__ or error, TraceError):
+                    raise
+                raise MisconfigurationException(f"{error} {_WHOLE}") from error
+
+    def parts(self) -> dict[str, dict[int, int]]:
+        """Into how many parts tensor parallelism splits the dimensions of parameters, by name; others are missing."""
+        group_of = owners(self._model)
+        splits = {name: parts(p, group_of) for name, p in self._model.named_parameters(remove_duplicate=False)}
+        return {name: sizes for name, sizes in splits.items() if sizes}
 
     def _check(self) -> None:
         """Refuse what masks would have no effect on.
@@ -61,18 +82,6 @@ class Sharding:
         Raises:
             MisconfigurationException: naming the parameter.
         """
-        group_of = owners(self._model)
-        for name, parameter in self._model.named_parameters():
-            if id(parameter) in group_of:
-                group, number = group_of[id(parameter)]
-                split = group.fsdp_params[number].is_dtensor
-            else:
-                split = is_spread(parameter)
-            if split:
-                raise MisconfigurationException(
-                    f"{name!r} is split by tensor parallelism, which is not supported: shard it with `fully_shard` "
-                    "alone."
-                )
         pruned = engine.read_masks(self._model) if has_shards(self._model) else {}
         if pruned:
             raise MisconfigurationException(
@@ -180,6 +189,40 @@ class Sharding:
         """The state dict of an optimizer with whole tensors, on the CPU."""
         state: dict[str, Any] = map_tensors(optimizer.state_dict(), lambda tensor: whole(tensor).cpu())
         return state
+
+
+def check_whole_units(
+    plan: engine.Plan, groups: Sequence[engine.Group], splits: Mapping[str, Mapping[int, int]]
+) -> None:
+    """Refuse a plan after which a head would be split over processes, each of which computes whole heads.
+
+    Args:
+        plan: the plan.
+        groups: the dependency groups of the model before it.
+        splits: what `Sharding.parts` says of the model.
+
+    Raises:
+        PlanError: naming the parameter.
+    """
+    for group in groups:
+        for member in group.members:
+            cut = plan.slices.get(member.parameter)
+            for dim, number in splits.get(member.parameter, {}).items() if cut is not None else ():
+                if support(member.units) == (dim,) and cut.shape[dim] % number == 0:  # else it is refused elsewhere
+                    kept = cut.apply_compact(member.units)
+                    before, after = (_shares(units.flatten(), number) for units in (member.units, kept))
+                    if any(count > before[unit] for unit, count in after.items()):
+                        raise PlanError(
+                            f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, and "
+                            f"tensor parallelism would split a head of them between two of its {number} processes. "
+                            f"Prune attention to multiples of {number} times the size of a head "
+                            "(`ChannelPruning(round_to=...)`), or leave it out (`exclude=`)."
+                        )
+
+
+def _shares(units: Tensor, number: int) -> Counter[int]:
+    """In how many of the equal parts of a dimension each unit has channels."""
+    return Counter(unit for part in units.chunk(number) for unit in part.unique().tolist())
 
 
 def _noise(example: Any, seed: int) -> Any:

@@ -23,7 +23,7 @@ from engine.program import gathered_from
 from engine.recording import evaluating
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import from_rank_zero
-from lightning_compress.trainer.shards import Sharding
+from lightning_compress.trainer.shards import Sharding, check_whole_units
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -217,9 +217,16 @@ class Sharded(Whole):
                 "(`lightning_compress.compact_checkpoint`)."
             )
 
+        model = pl_module.get_submodule(job.path)
+        sharding = Sharding(model)
+        splits = sharding.parts()
+
         def planned() -> tuple[Any, bool]:
             with self.planning(pl_module):
                 speedup = job.speedup(pl_module, confidence=0)
+                if splits:
+                    groups = engine.dependency_groups(model, job.graph.kwargs or job.graph.args, graph=job.graph)
+                    check_whole_units(speedup.plan, groups, splits)
                 return speedup.plan.state_dict(), speedup.check_training(job.training)
 
         state, in_train = from_rank_zero(self.trainer, planned)
@@ -227,15 +234,14 @@ class Sharded(Whole):
         certificate = engine.Certificate(exact_in_train=in_train, notes=plan.notes)
         if plan.is_empty:
             return plan, certificate
-        model = pl_module.get_submodule(job.path)
-        certificate = self._cut(model, plan, job, certificate)
+        certificate = self._cut(sharding, plan, job, certificate)
         certify(engine.compactable(model), certificate.state_dict())
         return plan, certificate
 
     def _cut(
-        self, model: nn.Module, plan: engine.Plan, job: Job, certificate: engine.Certificate
+        self, sharding: Sharding, plan: engine.Plan, job: Job, certificate: engine.Certificate
     ) -> engine.Certificate:
-        sharding, example, confidence = Sharding(model), job.example, job.confidence
+        example, confidence = job.example, job.confidence
         before, failure = self._tried(lambda: sharding.outputs(example, confidence))
         self._check_all(failure)
         change, failure = self._tried(lambda: sharding.prepared(plan, self.trainer.optimizers))
@@ -328,10 +334,10 @@ def parallel(trainer: Trainer) -> Whole:
     kind = next((_KINDS[name] for name in names if name in _KINDS), None)
     if kind is None or any(name in _FLAT for name in names):
         raise MisconfigurationException(
-            f"Compression works on one device, with DDP, and under `ModelParallelStrategy` with FSDP2, not under "
-            f"`{names[0]}`, which does not keep parameters as tensors of their own. Choose one of these "
-            "(`strategy='ddp'`, or `ModelParallelStrategy` with `fully_shard` in `configure_model`), or train without "
-            "these callbacks there and compact the checkpoint offline (`lightning_compress.compact_checkpoint`)."
+            f"Compression works on one device, with DDP, and under `ModelParallelStrategy`, not under `{names[0]}`, "
+            "which does not keep parameters as tensors of their own. Choose one of these (`strategy='ddp'`, or "
+            "`ModelParallelStrategy` with `fully_shard` in `configure_model`), or train without these callbacks there "
+            "and compact the checkpoint offline (`lightning_compress.compact_checkpoint`)."
         )
     return kind(trainer)
 
@@ -353,14 +359,6 @@ def check_strategy(trainer: Trainer, reason: str | None = None) -> None:
         MisconfigurationException: saying which, and what works.
     """
     spread = parallel(trainer)
-    mesh = getattr(trainer.strategy, "_device_mesh", None)
-    if spread.shards and mesh is not None and mesh["tensor_parallel"].size() > 1:
-        raise MisconfigurationException(
-            "Tensor parallelism (`tensor_parallel_size` above 1, or 'auto') is not supported: a channel there is split "
-            "by code that cannot be recorded. Use `ModelParallelStrategy(data_parallel_size=..., "
-            "tensor_parallel_size=1)` with `fully_shard`, or train without these callbacks and compact the checkpoint "
-            "offline (`lightning_compress.compact_checkpoint`)."
-        )
     if spread.shards and reason is not None:
         raise MisconfigurationException(
             f"{reason} That needs whole parameters, and `{type(trainer.strategy).__name__}` spreads them over "

@@ -1,13 +1,20 @@
-"""A fit whose parameters are spread over two CPU processes, or the same fit in one; each writes what it holds.
+"""A fit whose parameters are spread over CPU processes, or the same fit in one; each process writes what it holds.
 
-Started by test_sharded.py: ``python sharded_fit.py FOLDER MODEL OPTIMIZER DEVICES [CHECKPOINT]``. It saves a
-checkpoint after the compaction in the middle, and goes on from one that it is given.
+Started by test_sharded.py: ``python sharded_fit.py FOLDER MODEL OPTIMIZER MESH [CHECKPOINT]``. The mesh is the number
+of FSDP2's processes, or that and tensor parallelism's (``2x2``). The fit saves a checkpoint after the compaction in the
+middle, and goes on from one that it is given. Processes are forked, as most of the time of small fits goes to imports.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import socket
 import sys
+import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +23,24 @@ import torch.nn.functional as F
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.data import DataLoader, TensorDataset
 
+from engine.program.dtensors import Resized
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
 from tests.lightning_compress.ddp_fit import Smooth
 from tests.lightning_compress.models import seeded, trainer
 
-WORDS, LENGTH = 11, 6
+WORDS, LENGTH = 12, 6
 
 
 class Attention(nn.Module):
@@ -49,12 +65,12 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Of a decoder like Llama."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.attention = Attention(width, heads=4, kv_heads=2)
-        self.gate, self.up = nn.Linear(width, 17, bias=False), nn.Linear(width, 17, bias=False)
-        self.down = nn.Linear(17, width, bias=False)
+        self.attention = Attention(width, heads, kv_heads=heads // 2)
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention and a gated network."""
@@ -66,10 +82,10 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Words to the next words."""
 
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self, width: int = 8, heads: int = 4, hidden: int = 17) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(2))
+        self.layers = nn.ModuleList(Layer(width, heads, hidden) for _ in range(2))
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, WORDS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +116,36 @@ class Encoder(nn.Module):
         return self.head(self.norm(x))
 
 
-MODELS = {"decoder": Decoder, "encoder": Encoder, "cnn": Smooth}
+def split(net: Decoder, mesh: DeviceMesh) -> None:
+    """Tensor and sequence parallelism."""
+    outer = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    inner = {
+        "attention_norm": SequenceParallel(),
+        "attention": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        **{f"attention.{name}_proj": ColwiseParallel() for name in "qkv"},
+        "attention.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp_norm": SequenceParallel(),
+        "gate": ColwiseParallel(input_layouts=Shard(1)),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    parallelize_module(net, mesh, outer)
+    for layer in net.layers:
+        parallelize_module(layer, mesh, inner)
+
+
+# Tensor parallelism wants multiples of its number of processes, times the size of a head.
+ROUND_TO = {"heads": 4}
+MODELS = {
+    "decoder": Decoder,
+    "heads": partial(Decoder, width=16, heads=8, hidden=16),
+    "encoder": Encoder,
+    "cnn": Smooth,
+}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, 0.01),
@@ -121,6 +166,10 @@ class Spread(LightningModule):
         """Shard each layer, and the rest."""
         if self.hparams.spread and self.device_mesh is not None:
             mesh = self.device_mesh["data_parallel"]
+            if self.device_mesh["tensor_parallel"].size() > 1:
+                split(self.net, self.device_mesh["tensor_parallel"])
+                if mesh.size() == 1:
+                    return
             for layer in getattr(self.net, "layers", []):
                 fully_shard(layer, mesh=mesh)
             fully_shard(self.net, mesh=mesh)
@@ -165,6 +214,11 @@ class Record(Callback):
     def __init__(self, folder: Path, pruning: ChannelPruning, compaction: ModelCompaction) -> None:
         self.folder, self.pruning, self.compaction = folder, pruning, compaction
         self.steps: list[dict[str, Tensor]] = []
+        self.notes: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what the fit starts from."""
+        self.notes["start"] = {name: gathered(value) for name, value in pl_module.state_dict().items()}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
         """Keep."""
@@ -175,11 +229,21 @@ class Record(Callback):
         """Save."""
         if trainer.current_epoch == 2:
             trainer.save_checkpoint(self.folder / "middle.ckpt")
+            if pl_module.hparams.model != "cnn":
+                words = torch.arange(4 * LENGTH).view(4, LENGTH) % WORDS
+                with torch.no_grad():
+                    self.notes |= {"words": words, "outputs": gathered(pl_module.net(words))}
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Die in the last compaction, if that is what is tried."""
+        if os.environ.get("KILLED_RANK") == str(trainer.global_rank):
+            kill_in_compaction()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write."""
         states = [gathered(value) for o in trainer.optimizers for s in o.state.values() for value in s.values()]
         result = {
+            **self.notes,
             "steps": self.steps,
             "weights": {name: gathered(value) for name, value in pl_module.state_dict().items()},
             "states": states,
@@ -190,11 +254,14 @@ class Record(Callback):
         torch.save(result, self.folder / f"rank{trainer.global_rank}.pt")
 
 
-def run(folder: Path, model: str, optimizer: str, devices: int, checkpoint: str | None = None) -> None:
+def run(folder: Path, model: str, optimizer: str, mesh: str = "1", checkpoint: str | None = None) -> None:
     """Fit, pruning in three epochs, compacting in the third and at the end; with Adam, accumulating and clipping."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    pruning = ChannelPruning("l2", amount=0.5, schedule="linear", start=0, end=3)
+    data, tensor = map(int, f"{mesh}x1".split("x")[:2])
+    devices = data * tensor
+    round_to = ROUND_TO.get(model, 1)
+    pruning = ChannelPruning("l2", amount=0.5, schedule="linear", start=0, end=3, round_to=round_to)
     compaction = ModelCompaction(when=2, on_failure="raise")
     module = seeded(Spread, model=model, optimizer=optimizer, spread=devices > 1 or checkpoint is not None)
     record = Record(folder, pruning, compaction)
@@ -202,11 +269,56 @@ def run(folder: Path, model: str, optimizer: str, devices: int, checkpoint: str 
     if optimizer == "adam":
         options |= {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
     if devices > 1 or checkpoint is not None:
-        options["strategy"] = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
+        options["strategy"] = ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
     callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), record]
     start = trainer(folder, *callbacks, devices=devices, limit_val_batches=2, **options)
     start.fit(module, ckpt_path=checkpoint)
 
 
+def kill_in_compaction(count: int = 3) -> None:
+    """Let this process die while parameters are gathered and cut."""
+    prepare, calls = Resized.of, itertools.count()
+
+    def of(*arguments: Any) -> Resized:
+        if next(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return prepare(*arguments)
+
+    Resized.of = of  # type: ignore[method-assign]
+
+
+def fork(folder: Path, model: str, optimizer: str, mesh: str, checkpoint: str | None = None) -> list[int]:
+    """Run the fit in processes of its own; their exit codes.
+
+    Where one fails, the others do not run on, unless that is what is tried (``KILLED_RANK``).
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    children: list[int] = []
+    codes: dict[int, int] = {}
+    for rank in range(torch.Size(map(int, mesh.split("x"))).numel()):
+        children.append(os.fork())
+        if children[-1] == 0:
+            signal.alarm(160)  # whoever waits for the others waits no longer
+            os.environ["LOCAL_RANK"] = str(rank)
+            try:
+                run(folder, model, optimizer, mesh, checkpoint)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            os._exit(0)
+    while len(codes) < len(children):
+        child, status = os.wait()
+        codes[child] = os.waitstatus_to_exitcode(status)
+        if status and "KILLED_RANK" not in os.environ:
+            for other in set(children) - codes.keys():
+                os.kill(other, signal.SIGKILL)
+    return [codes[child] for child in children]
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
+    exit_codes = fork(Path(sys.argv[1]), *sys.argv[2:])
+    print(exit_codes)
+    sys.exit(any(exit_codes))

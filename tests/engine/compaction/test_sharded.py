@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import engine
+from engine.compaction import sharded
 from engine.compaction.plan import Plan
 from engine.compaction.sharded import ShardedCompaction
 from engine.compaction.slices import Slice
@@ -76,4 +77,19 @@ def test_refusals_change_nothing() -> None:
         ShardedCompaction(plan, net, [state])
     with pytest.raises(PlanError, match="no parameter or buffer 'other'"):
         ShardedCompaction(Plan({"other": Slice.along(0, torch.tensor([0]), (2,))}), net)
+    assert net[0].weight.shape == (4, 1, 3, 3)
+
+
+def test_parts_of_tensor_parallelism_stay_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be split evenly is an error that names the parameter; what can, or is not cut, is none."""
+    monkeypatch.setattr(sharded, "parts", lambda parameter, owners: {0: 2} if parameter.ndim == 4 else {})
+    net, _ = trained()
+    plan = plan_of(net)
+    ShardedCompaction(plan, net).close()
+    with torch.no_grad():
+        for parameter in (*net[0].parameters(), *net[1].parameters()):
+            parameter[3] = 1
+    odd = plan_of(net)
+    with pytest.raises(PlanError, match="3 of 4 channels are left along dimension 0 of '0.weight'.*round_to"):
+        ShardedCompaction(odd, net)
     assert net[0].weight.shape == (4, 1, 3, 3)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
-from engine.program.dtensors import Resized, has_shards, local, owners, placeholders, resharded, spread, whole
+from engine.program.dtensors import Resized, has_shards, local, owners, parts, placeholders, resharded, spread, whole
 
 KEEP = torch.tensor([0, 2, 3, 5, 8])
 
@@ -43,6 +43,7 @@ def check(rank, folder):
     shard = distribute_tensor(full, mesh, [Shard(0)])
     assert torch.equal(whole(shard), full) and torch.equal(local(spread(full, shard)), shard.to_local())
     assert local(shard).data_ptr() == shard.to_local().data_ptr() and len(local(shard)) == 3 - rank
+    assert parts(shard, {}) == {0: 2}
     model, reference = net(), net()
     fully_shard(model[2], mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -54,6 +55,7 @@ def check(rank, folder):
         model(torch.ones(1, 5).double())  # the root keeps what it gathered
     resharded(model)
     assert has_shards(model) and len(owners(model)) == 6
+    assert not any(parts(parameter, owners(model)) for parameter in model.parameters())  # FSDP2 gathers them
     parameters, plain = dict(model.named_parameters()), dict(reference.named_parameters())
     changes = []
     for name, dim in {"0.weight": 0, "0.bias": 0, "2.0.weight": 1}.items():

@@ -7,8 +7,12 @@ import torch
 from torch import nn
 
 import engine
-from engine.errors import VerificationError
-from lightning_compress.trainer.shards import Sharding
+from engine.compaction.plan import Plan
+from engine.compaction.slices import Slice
+from engine.errors import PlanError, TraceError, VerificationError
+from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.shards import Sharding, check_whole_units
+from tests.lightning_compress.sharded_fit import Decoder
 
 
 def net() -> nn.Module:
@@ -54,3 +58,30 @@ def test_digests() -> None:
         other[0].weight += 1
     assert Sharding(one).digest() == Sharding(other).digest() != Sharding(one[0]).digest()
     assert Sharding(one).state_dict().keys() == one.state_dict().keys()
+
+
+def test_heads_stay_on_one_process() -> None:
+    """Three heads of keys on two processes would be one and a half each."""
+    torch.manual_seed(0)
+    decoder = Decoder(width=16, heads=8, hidden=16)
+    groups = engine.dependency_groups(decoder, torch.zeros(2, 5, dtype=torch.long))
+    name, splits = "layers.0.attention.k_proj.weight", {"layers.0.attention.k_proj.weight": {0: 2}}
+    two, three = (Plan({name: Slice.along(0, torch.arange(rows), (8, 16))}) for rows in (4, 6))
+    check_whole_units(two, groups, splits)
+    check_whole_units(three, groups, {name: {0: 3}})
+    check_whole_units(three, groups, {})
+    with pytest.raises(PlanError, match=f"'{name}' would keep 6 channels.*split a head"):
+        check_whole_units(three, groups, splits)
+
+
+def test_a_network_that_runs_in_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what tensor parallelism wants, and other errors are as they are."""
+    model = net()
+    with pytest.raises(TraceError, match=r"^It does not run\.$"), Sharding(model).without_data():
+        raise TraceError("It does not run.")
+    monkeypatch.setattr(Sharding, "parts", lambda self: {"0.weight": {0: 2}})
+    with pytest.raises(MisconfigurationException, match="does not run.*whole network is recorded"):
+        with Sharding(model).without_data():
+            raise TraceError("It does not run.")
+    with pytest.raises(PlanError, match="^Other$"), Sharding(model).without_data():
+        raise PlanError("Other")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,15 +78,6 @@ def test_callbacks_refuse_unless_they_say_otherwise() -> None:
     assert base.why_not_sharded(base()) is not None
     for name in works:
         assert getattr(lightning_compress, name)().why_not_sharded() is None
-
-
-def test_tensor_parallelism_is_refused() -> None:
-    """As soon as the mesh says so."""
-    for size, refused in ((1, False), (2, True)):
-        trainer = holder(ModelParallelStrategy)
-        trainer.strategy._device_mesh = {"tensor_parallel": SimpleNamespace(size=lambda size=size: size)}
-        with pytest.raises(MisconfigurationException, match="Tensor parallelism") if refused else nullcontext():
-            check_strategy(trainer)
 
 
 def test_decisions_in_one_process() -> None:
