@@ -241,11 +241,8 @@ def parts(parameter: Tensor, shard_owners: Owners) -> dict[int, int]:
         >>> parts(torch.ones(2), {})
         {}
     """
-    if id(parameter) in shard_owners:
-        group, number = shard_owners[id(parameter)]
-        spec: Any = _split(group.fsdp_params[number])
-    else:
-        spec = parameter._spec if isinstance(parameter, DTensor) else None
+    group, number = shard_owners.get(id(parameter), (None, 0))
+    spec: Any = getattr(parameter, "_spec", None) if group is None else _split(group.fsdp_params[number])
     sizes: dict[int, int] = {}
     for placement, size in () if spec is None else zip(spec.placements, spec.mesh.shape, strict=True):
         if placement.is_shard() and size > 1:

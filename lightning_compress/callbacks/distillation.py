@@ -25,6 +25,7 @@ from lightning_compress.selection.amounts import as_patterns
 from lightning_compress.trainer.imports import imported
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import overrides
+from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Distillation(CompressionCallback):
         weights = stored_tensors(model)
         if self._module is None or not _alike(stored_tensors(self._module), weights):
             self._module = _lone_copy(model)
-        if trainer.world_size > 1:
+        if not parallel(trainer).alone:
             weights = trainer.strategy.broadcast(to_device(weights, "cpu"))
         self._write(weights)
 

@@ -15,6 +15,7 @@ from engine.program import tensors_in
 from engine.recording import evaluating
 from engine.sensitivity import ActivityMeter, unit_sums
 from lightning_compress.selection.alive import Living
+from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
 if TYPE_CHECKING:
@@ -246,8 +247,7 @@ class Gatherer:
         sums = [
             torch.stack([part[n] for part in (activity.count, activity.positive, activity.magnitude)]) for n in names
         ]
-        if trainer.world_size > 1 and sums:
-            sums = _reduced(trainer, sums)
+        sums = _reduced(trainer, sums) if sums else sums
         self._add("active", {n: total[1] / total[0] for n, total in zip(names, sums, strict=True)})
         self._add("magnitude", {n: total[2] / total[0] for n, total in zip(names, sums, strict=True)})
 
@@ -275,7 +275,7 @@ class Gatherer:
 
 
 def _reduced(trainer: Trainer, sums: list[Tensor]) -> list[Tensor]:
-    flat: Any = trainer.strategy.reduce(torch.cat([s.flatten() for s in sums]), reduce_op="sum")
+    flat = parallel(trainer).summed(torch.cat([s.flatten() for s in sums]))
     parts = flat.split([s.numel() for s in sums])
     return [part.view_as(total) for part, total in zip(parts, sums, strict=True)]
 

@@ -58,9 +58,18 @@ class Sharding:
 
     @contextmanager
     def without_data(self) -> Iterator[None]:
-        """Let the model be whole, on the meta device, for a while; within itself it does nothing."""
+        """Let the model be whole, on the meta device, for a while; within itself it does nothing.
+
+        Raises:
+            MisconfigurationException: for masks that would have no effect, or code that runs in parts alone.
+        """
         self.at_rest()  # what was gathered are plain tensors
-        self._check()
+        pruned = engine.read_masks(self._model) if has_shards(self._model) else {}
+        if pruned:
+            raise MisconfigurationException(
+                f"{next(iter(pruned))!r} is masked by `torch.nn.utils.prune`, whose masks are not sharded. Prune with "
+                "`ChannelPruning`."
+            )
         is_split = bool(self.parts())
         with placeholders(self._model) if has_shards(self._model) else nullcontext():
             try:
@@ -75,19 +84,6 @@ class Sharding:
         group_of = owners(self._model)
         splits = {name: parts(p, group_of) for name, p in self._model.named_parameters(remove_duplicate=False)}
         return {name: sizes for name, sizes in splits.items() if sizes}
-
-    def _check(self) -> None:
-        """Refuse what masks would have no effect on.
-
-        Raises:
-            MisconfigurationException: naming the parameter.
-        """
-        pruned = engine.read_masks(self._model) if has_shards(self._model) else {}
-        if pruned:
-            raise MisconfigurationException(
-                f"{next(iter(pruned))!r} is masked by `torch.nn.utils.prune`, whose masks are not sharded. Prune with "
-                "`ChannelPruning`."
-            )
 
     def restore_shapes(self, content: Any, optimizers: Sequence[Optimizer]) -> None:
         """Cut as a checkpoint was cut; the values are those that are about to be loaded."""

@@ -205,9 +205,7 @@ class Sharded(Whole):
 
     def decided(self, function: Callable[[], T]) -> T:
         """What a function returns on rank 0; it runs on all ranks, which gather parameters together."""
-        result, failure = self._tried(function)
-        self._check_all(failure)
-        return self.trainer.strategy.broadcast(result)  # type: ignore[return-value]
+        return self.trainer.strategy.broadcast(self._together(function))  # type: ignore[return-value]
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
         """Rank 0 plans without data; all ranks gather and cut one parameter at a time, and verify together."""
@@ -242,27 +240,29 @@ class Sharded(Whole):
         self, sharding: Sharding, plan: engine.Plan, job: Job, certificate: engine.Certificate
     ) -> engine.Certificate:
         example, confidence = job.example, job.confidence
-        before, failure = self._tried(lambda: sharding.outputs(example, confidence))
-        self._check_all(failure)
-        change, failure = self._tried(lambda: sharding.prepared(plan, self.trainer.optimizers))
-        self._check_all(failure)
-        assert change is not None
+        before = self._together(lambda: sharding.outputs(example, confidence))
+        change = self._together(lambda: sharding.prepared(plan, self.trainer.optimizers))
         try:
-            _, failure = self._tried(change.commit)
-            self._check_all(failure, change.rollback if failure is None else None)
-            verdict, failure = self._tried(lambda: sharding.compared(before, example, confidence, certificate))
-            self._check_all(failure, change.rollback)
+            self._together(change.commit, change.rollback, undoes_itself=True)
+            verdict = self._together(
+                lambda: sharding.compared(before, example, confidence, certificate), change.rollback
+            )
         finally:
             change.close()
-        assert verdict is not None
         self._check_agreement(sharding.digest())
         return verdict
 
-    def _tried(self, function: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    def _together(
+        self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
+    ) -> T:
+        """What a function returns; where it fails on one rank, it is undone and an error on all."""
         try:
-            return function(), None
-        except Exception as error:  # raised again by `_check_all`, once no other rank waits for this one
-            return None, error
+            result = function()
+        except Exception as error:  # raised by `_check_all`, once no other rank waits for this one
+            self._check_all(error, None if undoes_itself else undo)
+            raise
+        self._check_all(None, undo)
+        return result
 
     def _check_all(self, failure: Exception | None, undo: Callable[[], None] | None = None) -> None:
         """Let all ranks fail where one did, instead of waiting for it."""
@@ -359,6 +359,12 @@ def check_strategy(trainer: Trainer, reason: str | None = None) -> None:
         MisconfigurationException: saying which, and what works.
     """
     spread = parallel(trainer)
+    # Only of late does FSDP2 find on the CPU what it asks of streams.
+    if spread.shards and not hasattr(torch.cpu.Stream, "record_event") and trainer.strategy.root_device.type == "cpu":
+        raise MisconfigurationException(
+            f"torch {torch.__version__} cannot run FSDP2 on the CPU (`torch.cpu.Stream` has no `record_event`). Use "
+            "GPUs or a newer torch, or train with `strategy='ddp'`."
+        )
     if spread.shards and reason is not None:
         raise MisconfigurationException(
             f"{reason} That needs whole parameters, and `{type(trainer.strategy).__name__}` spreads them over "

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import (
     DDPStrategy,
     DeepSpeedStrategy,
@@ -22,8 +24,9 @@ from lightning_compress.trainer.strategy import Copied, Sharded, Whole, check_st
 
 
 def holder(strategy: type) -> Any:
-    """A Trainer with a strategy that was never set up."""
-    return SimpleNamespace(strategy=object.__new__(strategy), world_size=1, is_global_zero=True)
+    """A Trainer with a strategy that was never set up, as on a GPU."""
+    kind = type(strategy.__name__, (strategy,), {"root_device": torch.device("cuda")})
+    return SimpleNamespace(strategy=object.__new__(kind), world_size=1, is_global_zero=True)
 
 
 @pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy])
@@ -78,6 +81,18 @@ def test_callbacks_refuse_unless_they_say_otherwise() -> None:
     assert base.why_not_sharded(base()) is not None
     for name in works:
         assert getattr(lightning_compress, name)().why_not_sharded() is None
+
+
+def test_versions_that_cannot_shard_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in ``setup`` that says what works, in place of one in the first forward pass."""
+    on_cpu = holder(type("Mine", (ModelParallelStrategy,), {}))
+    type(on_cpu.strategy).root_device = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "Stream", SimpleNamespace(record_event=None))
+    check_strategy(on_cpu)
+    monkeypatch.setattr(torch.cpu, "Stream", SimpleNamespace())
+    check_strategy(holder(ModelParallelStrategy))
+    with pytest.raises(MisconfigurationException, match="cannot run FSDP2 on the CPU.*newer torch"):
+        ChannelPruning().setup(on_cpu, LightningModule(), "fit")
 
 
 def test_decisions_in_one_process() -> None:
