@@ -324,14 +324,18 @@ _KINDS: Mapping[str, type[Whole]] = {
 _FLAT = ("FSDPStrategy", "DeepSpeedStrategy")
 
 
+def _kind(trainer: Trainer) -> type[Whole] | None:
+    names = [cls.__name__ for cls in type(trainer.strategy).__mro__]
+    return next((_KINDS[name] for name in names if name in _KINDS), None)
+
+
 def parallel(trainer: Trainer) -> Whole:
     """What knows how a Trainer's strategy spreads parameters.
 
     Raises:
         MisconfigurationException: for a strategy under which channels can be neither masked nor removed.
     """
-    names = [cls.__name__ for cls in type(trainer.strategy).__mro__]
-    kind = next((_KINDS[name] for name in names if name in _KINDS), None)
+    names, kind = [cls.__name__ for cls in type(trainer.strategy).__mro__], _kind(trainer)
     if kind is None or any(name in _FLAT for name in names):
         raise MisconfigurationException(
             f"Compression works on one device, with DDP, and under `ModelParallelStrategy`, not under `{names[0]}`, "
@@ -344,8 +348,8 @@ def parallel(trainer: Trainer) -> Whole:
 
 def shards(trainer: Trainer) -> bool:
     """Whether a Trainer's strategy spreads parameters over processes in a way that is supported."""
-    names = [cls.__name__ for cls in type(trainer.strategy).__mro__]
-    return next((_KINDS[name] for name in names if name in _KINDS), None) is Sharded
+    kind = _kind(trainer)
+    return kind is not None and kind.shards
 
 
 def check_strategy(trainer: Trainer, reason: str | None = None) -> None:
