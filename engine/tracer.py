@@ -26,7 +26,7 @@ from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
-from engine.program.stored import distinct_modules
+from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
 from engine.recording.around import around, module_stack
 from engine.recording.attributes import Setting, Settings, course
@@ -149,7 +149,7 @@ def _record(
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
-    train = trained(recorder.another(), model, [m for m in candidates if id(m) in seen], calls, entrywise)
+    train = trained(recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise)
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()
@@ -360,24 +360,25 @@ def trace(
     further = entries_of(entries)
     axes_of(args, kwargs, dynamic_dims)
     inputs = [(args, kwargs), *([larger_inputs(args, kwargs)] if explore else [])]
-    with EXCLUSIVE, separate_layers(model, spread or {}):
-        recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
-        recorder.leave_unreached(arguments_of(model))
-    attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
-    graph = recorder.graph(model, args, kwargs)
-    graph = dataclasses.replace(
-        graph,
-        explored=explore,
-        constants=None if constants is None else tuple(constants),
-        dynamic_dims=dynamic_dims,
-        decided=decided,
-        entries=further,
-        on_data=frozenset(recorder.on_data),
-        opaque=tuple(opaque),
-        headwise=attention,
-        spans=spans_of(model),
-        spread=dict(spread or {}),
-        attention=getattr(model, "attention_units", "heads"),
-    )
+    with EXCLUSIVE, settled(model):
+        with separate_layers(model, spread or {}):
+            recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
+            recorder.leave_unreached(arguments_of(model))
+        attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
+        graph = recorder.graph(model, args, kwargs)
+        graph = dataclasses.replace(
+            graph,
+            explored=explore,
+            constants=None if constants is None else tuple(constants),
+            dynamic_dims=dynamic_dims,
+            decided=decided,
+            entries=further,
+            on_data=frozenset(recorder.on_data),
+            opaque=tuple(opaque),
+            headwise=attention,
+            spans=spans_of(model),
+            spread=dict(spread or {}),
+            attention=getattr(model, "attention_units", "heads"),
+        )
     graph.verify()
     return graph

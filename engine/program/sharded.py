@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import nn
 
 from engine.program.stored import distinct_modules, stored_tensors
@@ -25,10 +27,16 @@ def why_sharded(model: nn.Module) -> str | None:
     ]
     parts += [(name, type(module), _MODULES) for name, module in distinct_modules(model).items()]
     for name, kind, package in parts:
-        if any(f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__):
+        if _is_of(kind, package):
             return (
                 f"{(name or type(model).__name__)!r} is a {kind.__name__}: its parameters are spread over several "
                 "processes. Compact the model before they are, or its whole state dict afterwards (of Lightning's "
                 "checkpoints: `lightning_compress.compact_checkpoint`)."
             )
     return None
+
+
+@functools.cache
+def _is_of(kind: type, package: str) -> bool:
+    """Whether a class, or one that it is made from, is of a package."""
+    return any(f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__)

@@ -6,11 +6,16 @@ times as long.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["distinct_modules", "modules_of", "parameters_of", "stored_tensors"]
+__all__ = ["distinct_modules", "modules_of", "parameters_of", "settled", "stored_tensors", "unsettled"]
+
+_SETTLED: dict[int, list[tuple[str, nn.Module]]] = {}
+"""Modules of the models that nobody changes at the moment, by identity."""
 
 _NAMERS = ("named_buffers", "named_modules", "named_parameters")
 
@@ -20,6 +25,39 @@ def _names_alone(model: nn.Module) -> bool:
     return all(getattr(type(model), name) is getattr(nn.Module, name) for name in _NAMERS)
 
 
+@contextmanager
+def settled(model: nn.Module) -> Iterator[None]:
+    """Say that the body changes no modules of a model but where it is `unsettled`, so that they are listed once."""
+    before = _SETTLED.get(id(model))
+    _SETTLED[id(model)] = modules_of(model)
+    try:
+        yield
+    finally:
+        _SETTLED.pop(id(model))
+        _SETTLED.update({} if before is None else {id(model): before})
+
+
+@contextmanager
+def unsettled(model: nn.Module) -> Iterator[None]:
+    """Say that the body may change the modules of a model, and that what it changes is put back before they are listed.
+
+    Example:
+        >>> model = nn.Sequential()
+        >>> with settled(model):
+        ...     with unsettled(model):
+        ...         _ = model.append(nn.ReLU())
+        ...         print(list(distinct_modules(model)))
+        ...     print(list(distinct_modules(model)))
+        ['', '0']
+        ['']
+    """
+    before = _SETTLED.pop(id(model), None)
+    try:
+        yield
+    finally:
+        _SETTLED.update({} if before is None else {id(model): before})
+
+
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return every module under every name, like ``named_modules(remove_duplicate=False)``.
 
@@ -27,6 +65,8 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
         >>> [name for name, _ in modules_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())))]
         ['', '0', '1', '1.0']
     """
+    if id(model) in _SETTLED:
+        return list(_SETTLED[id(model)])
     if not _names_alone(model):
         return list(model.named_modules(remove_duplicate=False))
     named_modules = [("", model)]

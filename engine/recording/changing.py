@@ -133,7 +133,7 @@ class Changing:
                     self.attributes.append(Attribute(prefix.removesuffix("."), module, name))
             if isinstance(value, _PLAIN):
                 continue
-            tensors = list(_held([value]))
+            tensors = [] if _is_flat(value) else list(_held([value]))
             if tensors and not self.declared(prefix + name):
                 may_change = self._may_change(module, name)
                 self._add(t for t in tensors if may_change or _suggests_change(t, False))
@@ -187,6 +187,10 @@ def _held(values: Any) -> Iterator[Tensor]:
             yield value
         else:
             waiting.extend(_items(value))
+
+
+def _is_flat(value: Any) -> bool:
+    return type(value) in (tuple, list) and all(isinstance(item, _PLAIN) for item in value)
 
 
 def _items(value: Any) -> list[Any]:

@@ -37,10 +37,13 @@ class Overwritten:
 
     def keep(self, written: Iterable[Any]) -> None:
         """Keep what shares memory with any of these, once."""
+        tensors = [t for t in written if isinstance(t, Tensor) and _has_memory(t)]
+        if not tensors:
+            return
         if not self._places:
             for tensor in filter(_has_memory, self._stored.values()):
                 self._places.setdefault(storage_of(tensor), []).append(tensor.detach())
-        places = {storage_of(t): t for t in written if isinstance(t, Tensor) and _has_memory(t)}
+        places = {storage_of(t): t for t in tensors}
         for place in places.keys() - self._places.keys() if self._anything else ():
             self._places[place] = [_all_of(places[place])]
         for place in places.keys() & self._places.keys() - self._kept.keys():

@@ -16,7 +16,7 @@ from engine.errors import TraceError
 from engine.program.expressions import Expr, leaves
 from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
-from engine.program.stored import distinct_modules
+from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.changing import Changing
 from engine.recording.coefficients import Coefficients
@@ -73,13 +73,14 @@ class Recorder(Versions, TorchDispatchMode):
                 self._place(tensor)
                 self._leaves.add(id(tensor))
                 self._inputs.append(value)
-        try:
-            with self._provenance, self, self.steps.watching():
-                out = call(args, kwargs)
-        finally:
-            self._overwritten.restore()
-            self._guards += self._provenance.taken()
-        self._leave_with(out)
+        with unsettled(self._model):
+            try:
+                with self._provenance, self, self.steps.watching():
+                    out = call(args, kwargs)
+            finally:
+                self._overwritten.restore()
+                self._guards += self._provenance.taken()
+            self._leave_with(out)
 
     def _leave_with(self, out: Any) -> None:
         """Note as outputs what is returned, what else outlives the call, and what was written to from outside."""
@@ -89,13 +90,14 @@ class Recorder(Versions, TorchDispatchMode):
             self._exit(tensor, "is written into a tensor that was there before the call")
         stored = self._names.keys() | self._owned.keys() | leaves.keys() | self._fakes.keys()
         stand_ins = set(map(id, self._fakes.values()))
-        for tensor in outliving(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins):
+        held = outliving(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins)
+        for tensor in held:
             if id(tensor) in self._hidden.keys() - self._current.keys():
                 raise TraceError("A tensor that a replaced module makes inside outlives the call; exclude the module.")
             if id(tensor) in self._current and id(tensor) not in stored and not self._is_stored(self._read(tensor)):
                 self._exit(tensor, "outlives the call: something keeps it beside what forward returns")
-
-        self._weights |= set(self._computed_weights())
+        if any(id(t) in self._current and id(t) not in stand_ins for t in held):
+            self._weights |= set(self._computed_weights())
 
     def _computed_weights(self) -> Iterator[tuple[str, str]]:
         """Yield module and name of each attribute that holds what is made of parameters and buffers alone."""

@@ -24,12 +24,16 @@ __all__ = ["trained"]
 
 
 def trained(
-    recorder: Recorder, model: nn.Module, readers: list[nn.Module], calls: Calls, entrywise: Callable[[Node], bool]
+    another: Callable[[], Recorder],
+    model: nn.Module,
+    readers: list[nn.Module],
+    calls: Calls,
+    entrywise: Callable[[Node], bool],
 ) -> list[nn.Module]:
     """Return those of the modules that asked for their mode whose train mode has to be recorded.
 
     Args:
-        recorder: of the model; it forgets what it records here.
+        another: returns a recorder of the model.
         model: in which they are.
         readers: the modules.
         calls: of those without parts.
@@ -38,6 +42,7 @@ def trained(
     alone = [(m, arguments) for m in readers if (arguments := calls.arguments(m)) is not None]
     if not alone:
         return readers
+    recorder = another()
     names, plain = {id(m): name for name, m in distinct_modules(model).items()}, set()
     with evaluating(model), torch.inference_mode():
         for module, (args, kwargs) in alone:

@@ -51,9 +51,12 @@ def substitutes(model: nn.Module, nodes: Iterable[Node]) -> list[Setting]:
     for owner, module in distinct_modules(model).items():
         if "forward" in vars(module):  # code has put another one there already
             continue
-        numbers = {name.partition("[")[0] for name in integers(module) if (owner, name) not in read}
         kind: Any = type(module)
-        for name, function in _candidates(kind).items():
+        candidates = _candidates(kind)
+        if not candidates:
+            continue
+        numbers = {name.partition("[")[0] for name in integers(module) if (owner, name) not in read}
+        for name, function in candidates.items():
             if not numbers.isdisjoint(function.__code__.co_names):
                 bound = types.MethodType(function, module)
                 settings.setdefault(name, []).append((Attribute(owner, module, "forward"), bound))

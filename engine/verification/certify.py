@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from engine.ops import convolving, products
+from engine.ops import convolving, products, zeros
 from engine.ops.draws import EvenDraws
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
@@ -152,7 +152,7 @@ def _written(table: Tensor, start: int, stop: int, values: Tensor) -> Tensor:
     return table
 
 
-_KERNELS = (convolving.in_float64, products.in_float64)
+_KERNELS = (zeros.in_float64, convolving.in_float64, products.in_float64)
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:

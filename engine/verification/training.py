@@ -21,6 +21,7 @@ from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
 from engine.compaction.plan import Plan
 from engine.errors import TraceError
+from engine.ops import zeros
 from engine.ops.draws import EvenDraws
 from engine.ops.products import in_float64
 from engine.program.stored import distinct_modules, stored_tensors
@@ -140,7 +141,8 @@ def training_step(
 def _wide(func: Any, args: Any, kwargs: Any) -> Any:
     """Run what the engine computes in float64 itself, and what would round float64 off; None for other ops."""
     exact_args, exact_kwargs = unrounded(func, args, kwargs)
-    output = in_float64(func, exact_args, exact_kwargs)
+    output = zeros.in_float64(func, exact_args, exact_kwargs)
+    output = in_float64(func, exact_args, exact_kwargs) if output is None else output
     if output is None and (exact_args is not args or exact_kwargs is not kwargs):
         return func(*exact_args, **exact_kwargs)
     return output

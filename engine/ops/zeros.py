@@ -1,0 +1,140 @@
+"""Large products and convolutions in float64 without what a mask has made zero.
+
+Of a masked layer, whole rows and columns of the weight are zero, and so are the channels that it reads from another
+such layer. What they add is zero, provided that nothing is infinite or undefined: leaving them out gives the same sums,
+in a quarter of the time where half of the channels are masked. What is zero is looked up in the numbers, at each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ops import convolving
+from engine.program.signature import signature
+from engine.recording.standin import StandIn
+
+__all__ = ["in_float64"]
+
+_LARGE = 2**22
+"""Multiplications below which looking for zeros takes as long as they do."""
+
+_WORTH = 0.75
+"""The share of the multiplications above which all are carried out."""
+
+_LINEAR = (torch.ops.aten.linear.default, torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+_CONVOLUTIONS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default)
+
+
+def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Compute a large product or convolution in float64 without the rows and columns that are zero.
+
+    Args:
+        func: overload of an op.
+        args, kwargs: its arguments.
+
+    Returns:
+        The result of the op, or None if there is little to leave out.
+
+    Example:
+        >>> x, weight = torch.rand(512, 128).double(), torch.rand(128, 128).double()
+        >>> weight[::2] = 0
+        >>> output = in_float64(torch.ops.aten.linear.default, (x, weight), {})
+        >>> torch.testing.assert_close(output, x @ weight.T)
+        >>> in_float64(torch.ops.aten.linear.default, (x, weight + 1), {}) is None
+        True
+    """
+    if func in _LINEAR:
+        return _product(func, signature(func).bind(tuple(args), kwargs))
+    return _convolution(func, signature(func).bind(tuple(args), kwargs)) if func in _CONVOLUTIONS else None
+
+
+def _product(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor | None:
+    if func is torch.ops.aten.linear.default:
+        x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+        if not _is_plain(x, weight) or weight.ndim != 2 or x.ndim < 2 or x.numel() * len(weight) < _LARGE:
+            return None
+        rows = _reduced(x.reshape(-1, x.size(-1)), _read(weight).t(), bias)
+        return None if rows is None else rows.view(*x.shape[:-1], len(weight))
+    left, right, bias = arguments.get("mat1", arguments["self"]), arguments["mat2"], None
+    if func is torch.ops.aten.addmm.default:
+        bias = arguments["self"]
+        if arguments["beta"] != 1 or arguments["alpha"] != 1:
+            return None
+    if not _is_plain(left, right) or left.numel() * right.size(1) < _LARGE:
+        return None
+    return _reduced(_read(left), _read(right), bias)
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    return all(t.dtype == torch.float64 and t.device.type == "cpu" and t.layout is torch.strided for t in tensors)
+
+
+def _read(tensor: Tensor) -> Tensor:
+    return tensor.materialized() if isinstance(tensor, StandIn) else tensor
+
+
+def _reduced(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Multiply two matrices without rows, columns and sums that are zero, and add a bias; None where few are."""
+    nonzero = left != 0, right != 0
+    rows, columns = nonzero[0].any(1), nonzero[1].any(0)
+    inner = nonzero[0].any(0) & nonzero[1].any(1)
+    if _share(rows, inner, columns) > _WORTH or not _is_finite(left, right):
+        return None
+    left, right = _cut(_cut(left, 0, rows), 1, inner), _cut(_cut(right, 0, inner), 1, columns)
+    out = _spread(_spread(left @ right, 0, rows), 1, columns)
+    return out if bias is None else out.add_(_read(bias))
+
+
+def _share(*stays: Tensor) -> float:
+    return math.prod(float(stay.sum()) / max(len(stay), 1) for stay in stays)
+
+
+def _is_finite(*tensors: Tensor) -> bool:
+    """Whether nothing is infinite or undefined; a sum that is too large counts as infinite."""
+    return all(math.isfinite(float(t.sum())) for t in tensors)
+
+
+def _cut(tensor: Tensor, dim: int, stays: Tensor) -> Tensor:
+    """Return what stays along a dimension."""
+    return tensor if bool(stays.all()) else tensor.index_select(dim, stays.nonzero()[:, 0])
+
+
+def _spread(tensor: Tensor, dim: int, stays: Tensor) -> Tensor:
+    """Put back zeros for what does not stay."""
+    if bool(stays.all()):
+        return tensor
+    shape = [len(stays) if d == dim else n for d, n in enumerate(tensor.shape)]
+    return tensor.new_zeros(shape).index_copy_(dim, stays.nonzero()[:, 0], tensor)
+
+
+def _convolution(func: Callable[..., Any], arguments: dict[str, Any]) -> Tensor | None:
+    x, stand_in, bias, groups = (arguments[name] for name in ("input", "weight", "bias", "groups"))
+    alike = _is_plain(x, stand_in) and x.ndim == stand_in.ndim and x.is_contiguous() and x.numel() > 0
+    depthwise = alike and groups == x.size(1) == len(stand_in) > 1
+    if not alike or not (depthwise or groups == 1):
+        return None
+    if x.numel() * math.prod(stand_in.shape) < _LARGE * stand_in.size(1) * groups:
+        return None
+    weight, dims = _read(stand_in), tuple(range(2, x.ndim))
+    entries, pictures = weight.abs().sum(dims), x.abs().sum((0, *dims))
+    outputs, inputs = entries.any(1), pictures.bool()
+    inputs = inputs & (outputs if depthwise else entries.any(0))
+    outputs = inputs if depthwise else outputs
+    share = _share(outputs) if depthwise else _share(outputs, inputs)
+    if not 0 < share <= _WORTH or not _is_finite(entries, pictures):
+        return None
+    weight = _cut(weight, 0, outputs)
+    reduced = arguments | {
+        "input": _cut(x, 1, inputs),
+        "weight": weight if depthwise else _cut(weight, 1, inputs),
+        "bias": None,
+        "groups": int(inputs.sum()) if depthwise else 1,
+    }
+    out = convolving.in_float64(func, tuple(reduced.values()), {})
+    out = _spread(func(**reduced) if out is None else out, 1, outputs)
+    return out if bias is None else out.add_(_read(bias).view(-1, *[1] * len(dims)))
