@@ -1,8 +1,10 @@
-"""What `make release-check` runs in an environment that has the wheel only: the version, the command, and the demo."""
+"""What `make release-check` runs in an environment that has the wheel only: the version, the lines of the README that
+work when pasted, the command, `summarize` of a class in the current folder, and the demo."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,13 @@ for package in (engine, lightning_compress):
 net = lightning_compress.summarize(__import__("torch").nn.Linear(4, 2), (1, 4))
 assert "frozen" in net._repr_html_()
 """
+MODULE = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+"""
 
 
 def check(environment: Path) -> None:
@@ -33,11 +42,16 @@ def check(environment: Path) -> None:
             subprocess.run([str(python), *arguments], cwd=folder, env=variables, check=True)
 
         run("-c", ORIGIN, wheel.name.split("-")[1])
+        pasted = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+        assert pasted is not None
+        run("-c", pasted[1])
         run("-m", "lightning_compress", "--help")
+        Path(folder, "mine.py").write_text(MODULE, encoding="utf-8")
+        run("-m", "lightning_compress", "summarize", "mine:Net", "--example", "1,4")
         run("-m", "lightning_compress", "summarize", "torchvision.models:resnet18", "--example", "1,3,64,64")
         shutil.copytree(ROOT / "examples", Path(folder, "examples"))
         run("examples/digits.py")
-    sys.stdout.write(f"{wheel.name}: installed, and the demo ran.\n")
+    sys.stdout.write(f"{wheel.name}: installed; the README, the command and the demo ran.\n")
 
 
 if __name__ == "__main__":
