@@ -60,8 +60,7 @@ def whole(tensor: Tensor) -> Tensor:
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    full: Tensor = tensor.full_tensor()
-    return full.detach()
+    return tensor.full_tensor().detach()
 
 
 def gathered_from(model: nn.Module) -> Callable[[str], Tensor]:

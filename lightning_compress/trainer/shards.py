@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import engine
-from engine.compaction import ShardedCompaction, entries, restore_sharded
+from engine.compaction import ShardedCompaction
 from engine.errors import PlanError, TraceError, VerificationError
 from engine.program import (
     distinct_modules,
@@ -84,10 +84,6 @@ class Sharding:
         group_of = owners(self._model)
         splits = {name: parts(p, group_of) for name, p in self._model.named_parameters(remove_duplicate=False)}
         return {name: sizes for name, sizes in splits.items() if sizes}
-
-    def restore_shapes(self, content: Any, optimizers: Sequence[Optimizer]) -> None:
-        """Cut as a checkpoint was cut; the values are those that are about to be loaded."""
-        restore_sharded(self._model, {} if content is None else entries(content), optimizers)
 
     def at_rest(self) -> None:
         """Let the model hold its shards."""
@@ -200,20 +196,19 @@ def check_whole_units(
     Raises:
         PlanError: naming the parameter.
     """
-    for group in groups:
-        for member in group.members:
-            cut = plan.slices.get(member.parameter)
-            for dim, number in splits.get(member.parameter, {}).items() if cut is not None else ():
-                if support(member.units) == (dim,) and cut.shape[dim] % number == 0:  # else it is refused elsewhere
-                    kept = cut.apply_compact(member.units)
-                    before, after = (_shares(units.flatten(), number) for units in (member.units, kept))
-                    if any(count > before[unit] for unit, count in after.items()):
-                        raise PlanError(
-                            f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, and "
-                            f"tensor parallelism would split a head of them between two of its {number} processes. "
-                            f"Prune attention to multiples of {number} times the size of a head "
-                            "(`ChannelPruning(round_to=...)`), or leave it out (`exclude=`)."
-                        )
+    for member in [member for group in groups for member in group.members]:
+        cut = plan.slices.get(member.parameter)
+        for dim, number in splits.get(member.parameter, {}).items():
+            if cut is not None and support(member.units) == (dim,) and cut.shape[dim] % number == 0:
+                kept = cut.apply_compact(member.units)
+                before, after = (_shares(units.flatten(), number) for units in (member.units, kept))
+                if any(count > before[unit] for unit, count in after.items()):
+                    raise PlanError(
+                        f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, and tensor "
+                        f"parallelism would split a head of them between two of its {number} processes. Prune "
+                        f"attention to multiples of {number} times the size of a head "
+                        "(`ChannelPruning(round_to=...)`), or leave it out (`exclude=`)."
+                    )
 
 
 def _shares(units: Tensor, number: int) -> Counter[int]:

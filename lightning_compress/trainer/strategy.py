@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import engine
-from engine.compaction import certify, renew
+from engine.compaction import certify, entries, renew, restore_sharded
 from engine.errors import EngineError, VerificationError
 from engine.program import gathered_from
 from engine.recording import evaluating
@@ -309,7 +309,8 @@ class Sharded(Whole):
         Raises:
             CheckpointError: where the LightningModule went through other compactions.
         """
-        Sharding(self.trainer.lightning_module).restore_shapes(content, self.trainer.optimizers)
+        wanted = {} if content is None else entries(content)
+        restore_sharded(self.trainer.lightning_module, wanted, self.trainer.optimizers)
 
     def move(self, pl_module: LightningModule, device: torch.device) -> None:
         """Leave shards where they are: Lightning does not move them either."""
