@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
 from engine.errors import TraceError, VerificationError
+from engine.ops.analytic import is_analytic
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
@@ -24,7 +25,7 @@ from engine.verification.remains import writes
 from engine.verification.resizing import Sizes
 from engine.verification.shapes import check_run, check_shapes, replacement_hint
 from engine.verification.tensors import Recipe, masked_recipes, run_tensors, same_entries, small_recipes
-from engine.verification.trials import Inputs, Trial, agree, not_compared, random_inputs, sample_bytes
+from engine.verification.trials import Inputs, Trial, agree, not_compared, random_inputs, sample_bytes, sample_work
 from engine.verification.witness import Witness
 
 __all__ = ["Proof"]
@@ -37,6 +38,10 @@ _SLACK = 3.0
 
 _FREE = 20 * 2**20
 """Bytes that one run may take, however small the model is; else it is as many as the weights take."""
+
+
+_HEAVY = 2**30
+"""Multiplications that a sample takes above which as few run as will do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +68,7 @@ class Proof:
     Samples run in groups where all of them at once would take more memory than the weights do: at half the resolution
     where the model accepts that, and one of them at the example's. At least two run together in any case, and one of
     them runs again in other company: if its outputs depend on the samples beside it (statistics of the batch), all run
-    at once after all.
+    at once after all. Of an analytic function that takes long, two samples run (`ops/analytic.py`).
 
     Args:
         model: the model before the change.
@@ -80,7 +85,10 @@ class Proof:
         self, model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], batch_dim: int, confidence: int
     ) -> None:
         self._model, self._analysis = model, analysis
-        self._graph, self._batch_dim, self._confidence = analysis.structure.graph, batch_dim, confidence
+        self._graph, self._batch_dim = analysis.structure.graph, batch_dim
+        heavy = sample_work(self._graph, analysis.structure.rules, batch_dim) > _HEAVY
+        self._few = heavy and is_analytic(self._graph)  # of which one sample says as much as many
+        self._confidence = min(confidence, 2) if self._few else confidence
         self._exact = all(exchange.exact for exchange in analysis.plan.exchanges)
         opaque = self._graph.opaque
         self._witness = (
@@ -124,9 +132,9 @@ class Proof:
     def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
         """Run all samples at the example's resolution; False where the model rejects them."""
         count, most = self._confidence, self._at_once(Trial(None, False, dtype))
-        if count <= most:
+        if count <= most and not self._few:
             return self._attempt(Trial(count, False, dtype), tensors)
-        group = self._company(Trial(max(most, 2), False, dtype), tensors)
+        group = self._company(Trial(2 if self._few else max(most, 2), False, dtype), tensors)
         if group is None:
             return False
         last = (group.batch or 1) - 1

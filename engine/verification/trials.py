@@ -18,7 +18,7 @@ from engine.program.trees import map_tensors, tensors_in
 from engine.recording.axes import Axis, resized
 from engine.rule import Registry
 
-__all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes"]
+__all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes", "sample_work"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -185,6 +185,19 @@ def sample_bytes(graph: Graph, rules: Registry, batch_dim: int, trial: Trial) ->
     for axis, n in trial.resized:
         growth *= 1.0 if axis.batch else n / axis.size
     return int(held * _WIDE * growth) // max(_batch(graph, batch_dim) or 1, 1)
+
+
+def sample_work(graph: Graph, rules: Registry, batch_dim: int) -> int:
+    """Return how many multiplications the layers of a model take for one sample of the example's sizes.
+
+    Args:
+        graph: the model.
+        rules: tell what contracts.
+        batch_dim: the batch dimension of the inputs.
+    """
+    layers = [c for node in graph.nodes if node.path == "eval" for c in rules.contractions(node)]
+    work = sum(math.prod(c.weight.shape) * math.prod(c.output.shape) // (c.groups * c.outputs) for c in layers)
+    return work // max(_batch(graph, batch_dim) or 1, 1)
 
 
 def _elements(node: Node, contractions: Sequence[Contraction]) -> int:

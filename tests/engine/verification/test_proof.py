@@ -13,6 +13,7 @@ import engine
 from engine.compaction import compact
 from engine.errors import VerificationError
 from engine.recording.standin import StandIn
+from engine.verification import proof
 from tests.engine.exactness import masked, randomised, run
 from tests.engine.nets import Mean, Net, dead, image, plain, snapshot, unchanged
 
@@ -276,3 +277,19 @@ def test_weights_are_in_float64_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     model = nn.Sequential(nn.Linear(3, 64), *layers, nn.Linear(64, 2))
     found = verdict(model, torch.randn(2, 3), {"0": range(9)}, confidence=2)
     assert found.verified and found.dtype == "float64" and most == [1] and len(made) >= 10
+
+
+@pytest.mark.parametrize(("activation", "count"), [(nn.GELU(), 2), (nn.ReLU(), 8)])
+def test_of_an_analytic_network_that_takes_long_two_samples_run(
+    monkeypatch: pytest.MonkeyPatch, activation: nn.Module, count: int
+) -> None:
+    """They run together, and one of them alone; where it is not analytic, or takes little, all of them run."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), activation, nn.Linear(8, 3)).double()
+
+    x = torch.randn(1, 5, dtype=torch.float64)
+    assert verdict(network(), x, {"0": [0, 1]}).shapes[0] == (8, 5)
+    monkeypatch.setattr(proof, "_HEAVY", 0)
+    certificate = verdict(network(), x, {"0": [0, 1]})
+    assert certificate.verified and certificate.shapes[0] == (count, 5) and (1, 5) in certificate.shapes
