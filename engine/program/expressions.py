@@ -108,7 +108,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {function.__name__: function for functi
 def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: Callable[[AttributeOf], int]) -> Any:
     """Return the value of an expression for new shapes and attributes: an int, or a float after ``/`` or ``**``.
 
-    NaN where a division by zero would raise.
+    NaN where Python would raise: a division by zero, the logarithm of zero, NaN rounded to an integer.
     """
     if isinstance(expr, ShapeOf):
         return shape(expr.value)[expr.dim]
@@ -117,14 +117,19 @@ def evaluate(expr: Expr, shape: Callable[[Value], tuple[int, ...]], attribute: C
     if isinstance(expr, NumberOf):
         return expr.value
     if isinstance(expr, Apply) and expr.symbol in UNARY:
-        return UNARY[expr.symbol](evaluate(expr.left, shape, attribute))
+        return _defined(UNARY[expr.symbol], evaluate(expr.left, shape, attribute))
     if isinstance(expr, Apply):
         left, right = (evaluate(e, shape, attribute) for e in (expr.left, expr.right))
-        try:
-            return _BINARY[expr.symbol](left, right)
-        except ZeroDivisionError:
-            return math.nan
+        return _defined(_BINARY[expr.symbol], left, right)
     return expr
+
+
+def _defined(function: Callable[..., Any], *numbers: Any) -> Any:
+    try:
+        result = function(*numbers)
+    except (ArithmeticError, ValueError):
+        return math.nan
+    return math.nan if isinstance(result, complex) else result
 
 
 def leaves(expr: Expr) -> Iterator[ShapeOf | AttributeOf]:

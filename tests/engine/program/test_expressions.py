@@ -37,3 +37,20 @@ def test_comparisons() -> None:
     found = [evaluate(expr, lambda v: (2, 4), lambda e, width=width: width) for width in (4, 5)]  # type: ignore[misc]
     assert found == [True, False]
     assert describe(expr) == "(shape[1] >= a.width)"
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        Apply("/", 1, 0),
+        Apply("ceil", Apply("/", 1, 0), 0),
+        Apply("log", 0, 0),
+        Apply("sqrt", -1, 0),
+        Apply("**", -1, 0.5),
+        Apply("exp", 10**6, 0),
+    ],
+    ids=describe,
+)
+def test_what_is_not_defined(expr: Apply) -> None:
+    """NaN, also where it is rounded to an integer, as code does that works out a padding."""
+    assert math.isnan(evaluate(expr, lambda value: value.shape, lambda attribute: 0))
