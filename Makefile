@@ -49,7 +49,8 @@ families: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## exactness on the smallest 
 architectures: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## the same on a small model of each architecture of transformers (half an hour; resumes)
 	$(BIN)/python benchmarks/architectures.py
 
-packages: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## the same on networks of vit-pytorch, segmentation-models-pytorch and MONAI (five minutes)
+packages: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## the same on networks of twenty packages, Ultralytics' among them (an hour; resumes)
+	$(PIP) --no-deps --requirement benchmarks/networks/requirements.txt
 	$(BIN)/python benchmarks/packages.py
 
 slow: $(VENV)/.stamp-dev  ## the tests that take long: spawned processes, killed and resumed runs, all criteria with all scopes

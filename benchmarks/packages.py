@@ -1,20 +1,25 @@
 """Exactness on networks of other packages: half of the units of each dependency group go, and the function stays.
 
     python benchmarks/packages.py [network ...]      (default: all; resumes where it stopped)
+    python benchmarks/packages.py --list             (the networks)
+    python benchmarks/packages.py --any-state        (take rows of earlier states of the code, too)
 
-Small networks of vit-pytorch (whose sizes einops works out), segmentation-models-pytorch and MONAI, as their authors
-wrote them, in float64, everything in them random, are taken through what ``families.py`` does. Results are kept, line
-by line, in ``build/packages.jsonl``, by network and state of the code; the page is ``docs/packages.md``.
+Networks of packages that people prune, as their authors wrote them and small (``benchmarks/networks/``), everything in
+them random, in float64, are taken through what ``families.py`` does. Those of Ultralytics are exported to ONNX by their
+own exporter afterwards. Results are kept, line by line, in ``build/packages.jsonl``, by network and state of the code;
+the page, ``docs/packages.md``, has those that were run. What has to be installed is in
+``benchmarks/networks/requirements.txt``.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib
+import statistics
 import sys
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,147 +28,50 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.breadth import staying, supervise
-from benchmarks.families import compacted, verdict
+import engine
+from benchmarks.breadth import TOLERANCE, general, half_of_each_group, staying, supervise
+from benchmarks.networks import sequences, sound, vision, yolo
+from benchmarks.networks.network import Network, by_key
 from benchmarks.survey import ROOT, Survey, code_state
-from tests.engine.exactness import randomised, run
+from engine.program.trees import tensors_in
+from tests.engine.exactness import masked, parameters, randomised, relative_error
 
 RESULTS = ROOT / "build" / "packages.jsonl"
 PAGE = ROOT / "docs" / "packages.md"
-PACKAGES = ("vit-pytorch", "einops", "segmentation-models-pytorch", "monai")
+EXPORTED = 1e-4  # the largest difference of an exported network, in float32
+MUCH = 0.6  # of the parameters left, from which on the page says why
 
-_VIT = {"image_size": 32, "patch_size": 8, "num_classes": 5, "dim": 32, "heads": 4, "mlp_dim": 48, "dim_head": 8}
-_STAGES = {
-    f"s{n}_{name}": size
-    for n, (dim, patch, local) in enumerate([(16, 4, 4), (24, 2, 4), (32, 2, 4), (32, 2, 2)], 1)
-    for name, size in {
-        "emb_dim": dim,
-        "patch_size": patch,
-        "local_patch_size": local,
-        "global_k": local,
-        "depth": 1,
-    }.items()
-}
-_CVT = {f"s{n}_{k}": v for n, d in ((1, 16), (2, 24), (3, 32)) for k, v in (("emb_dim", d), ("heads", n), ("depth", 1))}
-_CROSS = {
-    f"{size}_{name}": value
-    for size, dim, patch in (("sm", 16, 8), ("lg", 32, 16))
-    for name, value in {
-        "dim": dim,
-        "patch_size": patch,
-        "enc_depth": 1,
-        "enc_heads": 2,
-        "enc_mlp_dim": 24,
-        "enc_dim_head": 8,
-    }.items()
-}
-_CCT = {
-    "img_size": (32, 32),
-    "embedding_dim": 32,
-    "n_conv_layers": 2,
-    "kernel_size": 3,
-    "stride": 2,
-    "padding": 1,
-    "num_layers": 2,
-    "num_heads": 4,
-    "mlp_ratio": 2.0,
-    "num_classes": 5,
-}
-_MOBILE = {
-    "image_size": (64, 64),
-    "dims": [24, 32, 40],
-    "channels": [8, 8, 16, 16, 24, 24, 32, 32, 40, 40, 48],
-    "num_classes": 5,
-}
-_MASKS = {"encoder_name": "resnet18", "encoder_weights": None, "classes": 2}
-_FLAT = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
+NETWORKS: Mapping[str, Network] = by_key(
+    [*vision.NETWORKS, *sound.NETWORKS, *sequences.NETWORKS, *yolo.NETWORKS],
+)
 
-Network = tuple[str, str, dict[str, Any], tuple[int, ...]]
 
-NETWORKS: dict[str, Network] = {
-    f"{package} {label}": (module, name, options, shape)
-    for package, label, module, name, options, shape in [
-        ("vit-pytorch", "ViT", "vit_pytorch", "ViT", _VIT | {"depth": 2}, (3, 32, 32)),
-        ("vit-pytorch", "SimpleViT", "vit_pytorch", "SimpleViT", _VIT | {"depth": 2}, (3, 32, 32)),
-        ("vit-pytorch", "DeepViT", "vit_pytorch.deepvit", "DeepViT", _VIT | {"depth": 2}, (3, 32, 32)),
-        ("vit-pytorch", "CaiT", "vit_pytorch.cait", "CaiT", _VIT | {"depth": 2, "cls_depth": 1}, (3, 32, 32)),
-        ("vit-pytorch", "PiT", "vit_pytorch.pit", "PiT", _VIT | {"depth": (1, 1)}, (3, 32, 32)),
-        ("vit-pytorch", "XCiT", "vit_pytorch.xcit", "XCiT", _VIT | {"depth": 1, "cls_depth": 1}, (3, 32, 32)),
-        ("vit-pytorch", "CCT", "vit_pytorch.cct", "CCT", _CCT, (3, 32, 32)),
-        (
-            "vit-pytorch",
-            "CrossViT",
-            "vit_pytorch.cross_vit",
-            "CrossViT",
-            _CROSS | {"image_size": 32, "num_classes": 5, "depth": 1, "cross_attn_depth": 1, "cross_attn_heads": 2},
-            (3, 32, 32),
-        ),
-        (
-            "vit-pytorch",
-            "LeViT",
-            "vit_pytorch.levit",
-            "LeViT",
-            {"image_size": 64, "num_classes": 5, "stages": 2, "dim": (32, 48), "depth": 1, "heads": (2, 4)}
-            | {"mlp_mult": 2, "dim_key": 8, "dim_value": 16},
-            (3, 64, 64),
-        ),
-        ("vit-pytorch", "CvT", "vit_pytorch.cvt", "CvT", _CVT | {"num_classes": 5}, (3, 64, 64)),
-        ("vit-pytorch", "Twins-SVT", "vit_pytorch.twins_svt", "TwinsSVT", _STAGES | {"num_classes": 5}, (3, 64, 64)),
-        (
-            "vit-pytorch",
-            "MaxViT",
-            "vit_pytorch.max_vit",
-            "MaxViT",
-            {"num_classes": 5, "dim_conv_stem": 16, "dim": 16, "dim_head": 8, "depth": (1, 1), "window_size": 4},
-            (3, 64, 64),
-        ),
-        ("vit-pytorch", "MobileViT", "vit_pytorch.mobile_vit", "MobileViT", _MOBILE, (3, 64, 64)),
-        *(
-            ("segmentation-models-pytorch", label, "segmentation_models_pytorch", label, _MASKS | options, (3, 64, 64))
-            for label, options in {
-                "Unet": {"decoder_attention_type": "scse"},
-                "UnetPlusPlus": {},
-                "MAnet": {},
-                "Linknet": {},
-                "FPN": {},
-                "PSPNet": {},
-                "DeepLabV3Plus": {},
-                "UPerNet": {},
-                "Segformer": {"encoder_name": "mit_b0"},
-            }.items()
-        ),
-        *(
-            ("MONAI", name, "monai.networks.nets", name, _FLAT | options, shape)
-            for name, options, shape in [
-                ("BasicUNet", {"features": (8, 8, 16, 16, 24, 8)}, (1, 32, 32)),
-                ("UNet", {"channels": (8, 16, 24), "strides": (2, 2), "num_res_units": 2}, (1, 32, 32)),
-                ("AttentionUnet", {"channels": (8, 16, 24), "strides": (2, 2)}, (1, 32, 32)),
-                ("SegResNet", {"init_filters": 8}, (1, 32, 32)),
-                ("VNet", {}, (1, 32, 32)),
-                ("HighResNet", {}, (1, 32, 32)),
-                (
-                    "UNETR",
-                    {"img_size": (32, 32), "feature_size": 8, "hidden_size": 32, "mlp_dim": 48, "num_heads": 4},
-                    (1, 32, 32),
-                ),
-                ("SwinUNETR", {"feature_size": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 2, 2)}, (1, 64, 64)),
-            ]
-        ),
-    ]
-}
+# ---------------------------------------------------------------- one network
 
 
 def build(key: str) -> nn.Module:
-    """Return a network in float64, everything in it random."""
-    module, name, options, _ = NETWORKS[key]
+    """Return a network, everything in it random."""
     torch.manual_seed(0)
-    return randomised(getattr(importlib.import_module(module), name)(**options).eval())
+    return randomised(NETWORKS[key].make().eval(), dtype=NETWORKS[key].dtype)
 
 
-def images(key: str, batch: int) -> Tensor:
-    """Return random images."""
-    generator = torch.Generator().manual_seed(batch)
-    return torch.randn(batch, *NETWORKS[key][3], generator=generator, dtype=torch.float64)
+def run(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """Return the outputs in eval mode as a list, with the same random numbers each time."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        if isinstance(inputs, dict):
+            return list(tensors_in(model.eval()(**inputs)))
+        return list(tensors_in(model.eval()(*inputs) if isinstance(inputs, tuple) else model.eval()(inputs)))
+
+
+def costs(model: nn.Module, groups: Iterable[engine.Group]) -> dict[str, int]:
+    """Return by reason how many entries the weights have whose outputs stay."""
+    total: Counter[str] = Counter()
+    for group in groups:
+        if group.reason is not None:
+            weights = {m.parameter for m in group.members if m.role == "out"}
+            total[general(group.reason)] += sum(model.get_parameter(name).numel() for name in weights)
+    return dict(total)
 
 
 def check(key: str) -> dict[str, Any]:
@@ -172,62 +80,148 @@ def check(key: str) -> dict[str, Any]:
     Raises:
         EngineError: where the engine refuses.
     """
-    return compacted(build(key), images(key, 1), images(key, 2), run)
+    network, model = NETWORKS[key], build(key)
+    one, two = map(network.inputs, network.batches)
+    graph = engine.trace(model, one)
+    groups = engine.dependency_groups(model, one, graph=graph)
+    masks, before, whole = half_of_each_group(model, groups), parameters(model), costs(model, groups)
+    reference = masked(model, masks)
+    expected = [run(reference, x) for x in (one, two)]
+    predicted = engine.count_flops_params(model, one, verbose=False, masks=masks, graph=graph)
+    speedup = engine.ModelSpeedup(model, one, masks, confidence=1, graph=graph)
+    model = speedup.speedup_model()
+    errors = [relative_error(old, run(model, x)) for old, x in zip(expected, (one, two), strict=True)]
+    measured = engine.count_flops_params(model, one, verbose=False)
+    row = {
+        "error": max(errors),
+        "tolerance": TOLERANCE[network.dtype],
+        "parameters": [before, parameters(model)],
+        "predicted": predicted[:2] == measured[:2],
+        "stays": whole,
+    }
+    if network.package == "ultralytics":
+        row["exported"] = yolo.exported_error(model.float(), network.label)
+    return row
+
+
+# ---------------------------------------------------------------- the page
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Return ``exact``, or why not."""
+    if "refused" in row or "failed" in row:
+        return general(" ".join(f"{key}: {row[key]}" for key in ("refused", "failed") if key in row))[:160]
+    faults = (
+        [] if row["error"] <= row.get("tolerance", TOLERANCE[torch.float64]) else [f"relative error {row['error']:.1e}"]
+    )
+    faults += [] if row["predicted"] else ["the counted sizes are not the measured ones"]
+    faults += [] if row.get("exported", 0) <= EXPORTED else [f"exported with an error of {row['exported']:.0e}"]
+    return "; ".join(faults) or "exact"
+
+
+def left(row: Mapping[str, Any]) -> float:
+    """Return the share of the parameters that is left."""
+    before, after = row["parameters"]
+    return float(after / before)
+
+
+def dearest(row: Mapping[str, Any]) -> str:
+    """Return the reason that keeps the most weights, where much is left."""
+    inner = {reason: cost for reason, cost in row["stays"].items() if reason != "is an output of the model"}
+    return max(inner, key=lambda reason: inner[reason])[:110] if left(row) > MUCH and inner else ""
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return a row of the table."""
+    start = f"| {row['network']} | {verdict(row).replace('|', '/')} |"
+    if "parameters" not in row:
+        return f"{start} | | | | |"
+    before, after = row["parameters"]
+    exported = f"{row['exported']:.0e}" if "exported" in row else ""
+    sizes = f"{before / 1e3:.0f} → {after / 1e3:.0f} | {left(row):.0%}"
+    return f"{start} {row['error']:.0e} | {sizes} | {exported} | {dearest(row)} |"
 
 
 HEAD = """# Survey of other packages
 
-`python benchmarks/packages.py` builds small networks of packages that people prune, masks half of the units of each
-dependency group, compacts the network, and compares it with the masked one: {exact} of {all} are exact.
-torch {torch}, {packages}, float64, on one CPU thread.
+`make packages` builds small networks of {packages} packages that people prune, by their own constructors, masks half of
+the units of each dependency group, compacts the network, and compares it with the masked one. {all} of the {listed}
+networks in the list were run: {exact} are exact, {refused} refused, {failed} failed. The median network keeps
+{median:.0%} of its parameters. torch {torch}, float64, on one CPU thread.
 
 Everything that could hide an error is random. The error is the largest difference at two batch sizes, relative to the
 largest entry of the output; the counted sizes equal the measured ones. The certificate also compares inside the
-network, and at a larger resolution if the network accepts one. Seconds are CPU time for tracing, planning, compacting
-and verifying.
+network, and at a larger resolution if the network accepts one. Compacted networks of Ultralytics, in float32, are
+exported to ONNX by their own exporter; the column says by how much ONNX Runtime's output differs. Where more than
+60 % of the parameters are left, the last column has the reason that costs most.
 
-| network | verdict | error | parameters, k | left | seconds |
-|---|---|---:|---:|---:|---:|
+{versions}
+
+| network | verdict | error | parameters, k | left | ONNX | costs most |
+|---|---|---:|---:|---:|---:|---|
 """
 
 
-def line(row: dict[str, Any]) -> str:
-    """Return a row of the table."""
-    start = f"| {row['network']} | {verdict(row)} |"
-    if "parameters" not in row:
-        return f"{start} | | | |"
-    before, after = row["parameters"]
-    sizes = f"{before / 1e3:.0f} → {after / 1e3:.0f} | {after / before:.0%}"
-    return f"{start} {row['error']:.0e} | {sizes} | {row['seconds']:.1f} |"
-
-
-def page(rows: Sequence[dict[str, Any]], versions: Sequence[str]) -> str:
+def page(rows: Sequence[Mapping[str, Any]], versions: Sequence[str]) -> str:
     """Return the page."""
-    exact = sum(verdict(row) == "exact" for row in rows)
-    torch_version = torch.__version__.split("+")[0]
-    head = HEAD.format(exact=exact, all=len(rows), torch=torch_version, packages=", ".join(versions))
-    return head + "\n".join([*map(line, rows), *staying(rows)]) + "\n"
+    verdicts = [verdict(row) for row in rows]
+    refused = sum("refused" in row for row in rows)
+    head = HEAD.format(
+        packages=len(versions),
+        exact=verdicts.count("exact"),
+        all=len(rows),
+        listed=len(NETWORKS),
+        refused=refused,
+        failed=len(rows) - verdicts.count("exact") - refused,
+        median=statistics.median([left(row) for row in rows if "parameters" in row] or [1.0]),
+        torch=torch.__version__.split("+")[0],
+        versions=", ".join(versions) + ".",
+    )
+    return head + "\n".join([*map(line, rows), *staying([dict(row) for row in rows])]) + "\n"
+
+
+def installed(packages: Iterable[str]) -> list[str]:
+    """Return names and versions of the packages that are installed."""
+    found = []
+    for package in sorted(set(packages)):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", metavar="network", help="such as 'vit-pytorch ViT'")
+    parser.add_argument("--list", action="store_true", help="print the networks, and stop")
+    parser.add_argument("--any-state", action="store_true", help="take rows of earlier states of the code, too")
+    parser.add_argument("--time", type=float, default=300, metavar="S", help="limit per network, default 300 s")
+    parser.add_argument("--memory", type=float, default=12, metavar="GIB", help="limit per network, default 12 GiB")
+    args = parser.parse_args()
+    if unknown := [key for key in args.networks if key not in NETWORKS]:
+        parser.error(f"There is no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}.")
+    return args
 
 
 def main() -> int:
     """Run what has not been run yet, print each row, write the page, and return 1 if a network is not exact."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", metavar="network", help="such as 'vit-pytorch ViT'")
-    parser.add_argument("--time", type=float, default=120, metavar="S", help="limit per network, default 120 s")
-    parser.add_argument("--memory", type=float, default=8, metavar="GIB", help="limit per network, default 8 GiB")
-    args = parser.parse_args()
+    args = arguments()
+    if args.list:
+        print("\n".join(NETWORKS))
+        return 0
     torch.set_num_threads(1)
-    if unknown := [key for key in args.networks if key not in NETWORKS]:
-        parser.error(f"There is no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}.")
-    versions = [f"{package} {version(package)}" for package in PACKAGES]
-    survey = Survey(RESULTS, "network", code_state(__file__, torch.__version__, *versions))
+    versions = installed(network.package for network in NETWORKS.values())
+    survey = Survey(RESULTS, "network", code_state(__file__, torch.__version__, *versions), args.any_state)
     exact = True
     for key in args.networks or NETWORKS:
         row = survey.row(key, functools.partial(supervise, check, key, args.time, args.memory))
         print(line(row), flush=True)
         exact &= verdict(row) == "exact"
-    if (rows := survey.all(list(NETWORKS))) is not None:
-        PAGE.write_text(page(rows, versions))
+    rows = [row for key in NETWORKS if (row := survey.known(key)) is not None]
+    if not args.networks:
+        PAGE.write_text(page(rows, installed(NETWORKS[row["network"]].package for row in rows)))
     return 0 if exact else 1
 
 

@@ -35,12 +35,13 @@ class Survey:
         results: the file that they are kept in, a line each; rows of other states of the code are left in there.
         key: what a name is called in it.
         state: of the code.
+        any_state: take rows of other states, too; the latest of each name counts.
     """
 
-    def __init__(self, results: Path, key: str, state: str) -> None:
+    def __init__(self, results: Path, key: str, state: str, any_state: bool = False) -> None:
         self._results, self._key, self._state = results, key, state
         rows = map(json.loads, results.read_text().splitlines() if results.exists() else [])
-        self._done: dict[str, Row] = {row[key]: row for row in rows if row["state"] == state}
+        self._done: dict[str, Row] = {row[key]: row for row in rows if any_state or row["state"] == state}
 
     def row(self, name: str, run: Callable[[], Row]) -> Row:
         """Return what came of a model; run it, and keep that, where it is not known."""
@@ -51,7 +52,7 @@ class Survey:
                 out.write(json.dumps(self._done[name]) + "\n")
         return self._done[name]
 
-    def stored(self, name: str) -> Row | None:
+    def known(self, name: str) -> Row | None:
         """Return the row of a name, or None."""
         return self._done.get(name)
 

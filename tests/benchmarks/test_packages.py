@@ -5,28 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("timm")
+from torch import nn
 
 from benchmarks import packages
+from benchmarks.networks.network import Network, noise
 
 ROW: dict[str, Any] = {
     "network": "vit-pytorch ViT",
     "error": 1e-16,
     "parameters": [22_000, 6_000],
     "predicted": True,
-    "seconds": 0.5,
     "stays": {"is an output of the model": 1},
 }
 
 
 def test_the_page() -> None:
     """A row per network, how many are exact, and why groups stay; what failed has its reason."""
-    failed = {"network": "MONAI UNet", "failed": "took longer than 9 s"}
-    text = packages.page([ROW, failed], ["einops 0.8"])
-    assert "1 of 2 are exact" in text and "einops 0.8" in text
-    assert "| vit-pytorch ViT | exact | 1e-16 | 22 → 6 | 27% | 0.5 |" in text
-    assert "| MONAI UNet | failed: took longer than 9 s | | | |" in text
+    failed = {"network": "monai UNet", "failed": "took longer than 9 s"}
+    whole = ROW | {"network": "peft LoRA", "parameters": [20, 19], "stays": {"a": 3, "b": 5}, "exported": 2e-3}
+    text = packages.page([ROW, failed, whole], ["einops 0.8"])
+    assert "1 are exact, 0 refused, 2 failed" in text.replace("\n", " ") and "einops 0.8" in text
+    assert "| vit-pytorch ViT | exact | 1e-16 | 22 → 6 | 27% |  |  |" in text
+    assert "| monai UNet | failed: took longer than 9 s | | | | |" in text
+    assert "| peft LoRA | exported with an error of 2e-03 | 1e-16 | 0 → 0 | 95% | 2e-03 | b |" in text
     assert "| is an output of the model | 1 |" in text
 
 
@@ -38,10 +39,28 @@ def test_an_unknown_network(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "There is no network ViT; there are vit-pytorch ViT" in capsys.readouterr().err
 
 
+def test_the_list() -> None:
+    """Eighty networks of fifteen packages, whichever of them are installed."""
+    networks = [n for n in packages.NETWORKS.values() if n.package != "ultralytics"]
+    assert len(networks) >= 80 and len({n.package for n in networks}) >= 15
+
+
+def test_the_smallest_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that needs no package goes through what all others do."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+    small = Network("none", "small", make, noise(3, 8, 8))
+    monkeypatch.setattr(packages, "NETWORKS", {small.key: small})
+    row = {"network": small.key} | packages.check(small.key)
+    assert packages.verdict(row) == "exact" and packages.left(row) < 0.6 and not packages.dearest(row)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["vit-pytorch ViT", "segmentation-models-pytorch MAnet", "MONAI SwinUNETR"])
+@pytest.mark.parametrize("key", ["vit-pytorch ViT", "segmentation-models-pytorch MAnet", "monai SwinUNETR"])
 def test_small_networks(key: str) -> None:
     """Exact, and at least half of the parameters gone."""
-    pytest.importorskip(packages.NETWORKS[key][0].partition(".")[0])
+    pytest.importorskip(key.partition(" ")[0].replace("-", "_"))
     row = {"network": key} | packages.check(key)
     assert packages.verdict(row) == "exact" and row["parameters"][1] < 0.55 * row["parameters"][0]

@@ -1,0 +1,44 @@
+"""Pruning trained networks of packages: what counts as the same answer, and the page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks import trained
+
+
+def _subject(dense: nn.Module) -> trained.Subject:
+    def inputs(count: int, seed: int) -> Tensor:
+        return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+
+    return trained.Subject(lambda: dense, inputs, None, trained.voices, "cosine")
+
+
+def test_the_smallest_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that needs no package goes through what all others do; least squares come closer than masks alone."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    monkeypatch.setattr(trained, "SUBJECTS", {"small": _subject(dense)})
+    rows = trained.measure("small", 32, 64)
+    assert [row["amount"] for row in rows] == [0.3, 0.5]
+    assert all(row["compensated"] > row["magnitude"] and row["error"] < 1e-6 for row in rows)
+    assert "| small | 30% |" in trained.page(rows, 64)
+
+
+def test_answers() -> None:
+    """Faces by the class of a face, pitches by neighbouring bins."""
+    scores = torch.tensor([[0.9, 0.1]] * 9 + [[0.2, 0.8]])
+    assert trained.faces(scores, scores) == 1 and trained.faces(scores, scores.flip(1)) < 0.2
+    bins = torch.eye(8)
+    assert trained.pitches(bins, bins) == 1 and trained.pitches(bins[:3], bins[2:5]) == 1
+    assert trained.pitches(bins[:3], bins[3:6]) == 0
+
+
+def test_inputs() -> None:
+    """Tones and speech are the same for the same seed, and bounded."""
+    assert torch.equal(trained.tones(3, 1), trained.tones(3, 1)) and trained.tones(3, 1).shape == (3, 1024)
+    wave = trained.voice(np.random.default_rng(0), 0.1)
+    assert wave.shape == (1600,) and np.abs(wave).max() < 1
