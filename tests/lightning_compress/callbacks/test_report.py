@@ -252,7 +252,7 @@ def test_accuracy_against_cost(tmp_path: Path) -> None:
     metric, points = against_cost(content.stages)
     assert (metric, [name for name, _, _ in points]) == ("val_acc", ["dense", "masked", "recovered", "compacted"])
     shown = html(content)
-    assert shown.count("<circle class=\"set") >= 4 and "val_acc over the MACs" in shown
+    assert shown.count('<circle class="set') >= 4 and "val_acc over the MACs" in shown
     resumed = quiet()
     resumed.load_state_dict(report.state_dict())
     assert resumed._points == report._points
