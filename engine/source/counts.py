@@ -47,8 +47,14 @@ def related(number: int, dimensions: Iterable[Dimension]) -> bool:
     return any(d.size % number == 0 or number % d.size == 0 for d in dimensions if d.size > 1)
 
 
-def explained(old: int, new: int, dimensions: Iterable[Dimension]) -> bool:
+def explained(old: int, new: int, dimensions: Iterable[Dimension], listed: bool = False) -> bool:
     """Whether a number can have become another one because dimensions were narrowed.
+
+    Args:
+        old: the number.
+        new: what it became.
+        dimensions: what was narrowed, and what was not.
+        listed: whether it stands in a list, as the sizes do that a dimension is split into.
 
     Example:
         >>> import torch
@@ -56,14 +62,15 @@ def explained(old: int, new: int, dimensions: Iterable[Dimension]) -> bool:
         >>> explained(4, 2, [Dimension(8, 4, heads)]), explained(4, 2, [Dimension(8, 8, torch.ones(8))])
         (True, False)
     """
-    return old == new or any(new in _counts(old, d) for d in dimensions if d.kept < d.size)
+    return old == new or any(new in _counts(old, d, listed) for d in dimensions if d.kept < d.size)
 
 
-def follows(path: str, old: int, new: int, inside: Callable[[str], list[Dimension]]) -> bool:
+def follows(path: str, name: str, old: int, new: int, inside: Callable[[str], list[Dimension]]) -> bool:
     """Whether a module's number follows from what is narrowed in the nearest module around it that it can count.
 
     Args:
         path: of the module that has the number.
+        name: of the number, ``name[position]`` in a list.
         old: what it is.
         new: what it is to be.
         inside: returns the dimensions of all tensors under a prefix.
@@ -71,11 +78,11 @@ def follows(path: str, old: int, new: int, inside: Callable[[str], list[Dimensio
     while True:
         dimensions = inside(f"{path}." if path else "")
         if not path or related(old, dimensions):
-            return explained(old, new, dimensions)
+            return explained(old, new, dimensions, name.endswith("]"))
         path = path.rpartition(".")[0]
 
 
-def _counts(number: int, d: Dimension) -> set[int | None]:
+def _counts(number: int, d: Dimension, listed: bool) -> set[int | None]:
     """Return what a number becomes with a dimension: as a multiple of it, as blocks of it, or as a part of it."""
     if number % d.size == 0:
         return {number // d.size * d.kept}
@@ -85,7 +92,8 @@ def _counts(number: int, d: Dimension) -> set[int | None]:
         return set()
     rest, rows = divmod(d.size, number)[::-1]
     counts = set() if rest else {blocks(d.mask, number, outer) for outer in range(1, rows + 1) if rows % outer == 0}
-    return counts - {None} or _parts(d.mask, number, 1 if rest else number)
+    counts -= {None}
+    return counts | _parts(d.mask, number, 1 if rest or listed else number) if listed or not counts else counts
 
 
 def _parts(mask: Tensor, size: int, step: int) -> set[int | None]:
