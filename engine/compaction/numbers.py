@@ -76,7 +76,7 @@ class _Check:
         if news.keys() & {"groups", *tied} or not isinstance(module, _Convolution):
             self._blocks(path, module, {**olds, **news})
         for key, new in news.items():
-            if key in olds and key not in tied and not follows(path, key, olds[key], new, self._inside):
+            if key in olds and key not in tied and not follows(path, key, olds, news, self._inside):
                 raise _wrong(path, module, key, olds[key], new, "which does not follow from what it keeps")
         # Other code may read the weights of a layer whose numbers stay; that of recurrent ones is torch's.
         checked = news.keys() & tied.keys() or isinstance(module, (nn.RNNBase, nn.RNNCellBase))

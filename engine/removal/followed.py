@@ -30,10 +30,11 @@ def followed(shrunk: Shrunk, wishes: Mapping[str, Mapping[str, int]]) -> dict[st
         names = dict.fromkeys(graph.aliases[name] for name in graph.aliases if name.startswith(prefix))
         return [d for name in names if name in graph.stored for d in _dimensions(shrunk, graph.stored[name])]
 
-    def can_follow(module: str, name: str, new: int) -> bool:
-        return follows(module, name, graph.attributes[module][name], new, inside)
-
-    kept = {module: {n: new for n, new in own.items() if can_follow(module, n, new)} for module, own in wishes.items()}
+    olds = graph.attributes
+    kept = {
+        module: {name: new for name, new in news.items() if follows(module, name, olds[module], news, inside)}
+        for module, news in wishes.items()
+    }
     return {module: own for module, own in kept.items() if own}
 
 

@@ -65,16 +65,26 @@ def explained(old: int, new: int, dimensions: Iterable[Dimension], listed: bool 
     return old == new or any(new in _counts(old, d, listed) for d in dimensions if d.kept < d.size)
 
 
-def follows(path: str, name: str, old: int, new: int, inside: Callable[[str], list[Dimension]]) -> bool:
+def follows(
+    path: str, name: str, olds: Mapping[str, int], news: Mapping[str, int], inside: Callable[[str], list[Dimension]]
+) -> bool:
     """Whether a module's number follows from what is narrowed in the nearest module around it that it can count.
+
+    Where groups go as well, the channels of a group are counted.
 
     Args:
         path: of the module that has the number.
         name: of the number, ``name[position]`` in a list.
-        old: what it is.
-        new: what it is to be.
+        olds: the module's numbers.
+        news: those that are to be others.
         inside: returns the dimensions of all tensors under a prefix.
     """
+    old, new = olds[name], news[name]
+    groups = olds.get("groups", 1), news.get("groups", olds.get("groups", 1))
+    if name != "groups" and 0 < groups[1] < groups[0] and old % groups[0] == 0 == new % groups[1]:
+        per_group = {name: old // groups[0]}, {name: new // groups[1]}
+        if follows(path, name, *per_group, inside):
+            return True
     while True:
         dimensions = inside(f"{path}." if path else "")
         if not path or related(old, dimensions):
