@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,14 @@ from engine.recording.inputs import check_model
 from engine.removal.finite import check_finite
 from engine.removal.structure import structure_of
 from engine.rule import Registry
-from engine.surgery.exchange import Replace
-from engine.surgery.norms import NarrowedNorm
+from engine.surgery.exchange import Exchange, Replace
+from engine.surgery.kinds import joined
+from engine.surgery.norms import NarrowedNorm, is_root_mean_square
 from engine.surgery.replacements import check_functions, opaque_names
 from engine.tracer import trace
 from engine.verification.certificate import Certificate
 from engine.verification.entries import EntryProof
+from engine.verification.ordinary import make_ordinary
 from engine.verification.proof import Proof
 from engine.verification.training import TrainingProof
 
@@ -79,8 +81,10 @@ class ModelSpeedup:
         reindex: whether a layer may lose channels that are constant in its own output while other branches of a sum
             keep them. Its narrow output is spread again behind it, which is exact but takes time, and is done only
             where it saves much more. Conflicting masks need no repair to benefit from it.
-        plain_norms: whether norms that lose channels become ordinary norms over the remaining ones. These are faster
-            than norms that keep the statistics of all channels, but approximate, which the certificate states.
+        plain_norms: whether norms that lose channels become ordinary norms over the remaining ones, which are faster
+            than norms that keep the statistics of all channels. RMS norms then compute the same, with another eps and
+            another scale of the weight; layer norms and group norms are approximate, which the certificate states.
+            ``"exact"`` exchanges RMS norms only. While training continues, RMS norms keep their weights and statistics.
 
     Attributes:
         plan: the applied plan; before `speedup_model`, the plan for the current weights.
@@ -130,8 +134,10 @@ class ModelSpeedup:
         graph: Graph | None = None,
         rules: Registry | None = None,
         reindex: bool = False,
-        plain_norms: bool = False,
+        plain_norms: bool | str = False,
     ) -> None:
+        if plain_norms not in (False, True, "exact"):
+            raise InputError(f"`plain_norms` is False, True or 'exact', got {plain_norms!r}.")
         if not isinstance(confidence, int) or confidence < 0:
             raise InputError(f"`confidence` is a number of samples, 0 or more; got {confidence!r}.")
         check_model(model)
@@ -221,7 +227,17 @@ class ModelSpeedup:
         if not plan.is_empty:
             certify(compactable(self._model), certificate.state_dict())
         self._done, self.certificate = plan, certificate
+        if self._plain_norms and not training:
+            self._make_ordinary()
         return self._model
+
+    def _make_ordinary(self) -> None:
+        """Exchange norms for ordinary ones, also those of earlier compactions."""
+        plan, compare, everything = self.plan, self._confidence > 0, self._plain_norms is True
+        exchanges, self.certificate = make_ordinary(
+            self._model, self._graph, self._batch_dim, self.certificate, compare, everything
+        )
+        self._done = replace(plan, exchanges=joined(plan.exchanges, exchanges))
 
     def _step(self, analysis: Analysis, proof: Proof) -> TrainingProof:
         return TrainingProof(self._model, analysis, self._masks, self._batch_dim, proof.dtype)
@@ -234,10 +250,16 @@ class ModelSpeedup:
         """Return the analysis, and whether its plan is exact: ordinary norms are not."""
         analysis = self._analysed()
         plan = analysis.plan
-        if not (self._plain_norms and plan.of(NarrowedNorm)):
+        if self._plain_norms is not True or not any(map(self._centres, plan.exchanges)):
             return analysis, True
-        exchanges = [replace(e, plain=True, fill=None) if isinstance(e, NarrowedNorm) else e for e in plan.exchanges]
+        exchanges = [replace(e, plain=True, fill=None) if self._centres(e) else e for e in plan.exchanges]
         return replace(analysis, plan=replace(plan, exchanges=tuple(exchanges))), False
+
+    def _centres(self, exchange: Exchange) -> TypeGuard[NarrowedNorm]:
+        """Whether it is a norm that subtracts a mean, so that no ordinary one computes the same."""
+        return isinstance(exchange, NarrowedNorm) and not is_root_mean_square(
+            type(self._model.get_submodule(exchange.module))
+        )
 
     def _analysed(self) -> Analysis:
         """Analyse the model, and again if it pays to separate some layers from the sums they feed."""

@@ -127,6 +127,7 @@ class Compaction(Change):
         for exchange in exchanges_from(last.plan["exchanges"]):
             if exchange.permanent is not None:
                 raise PlanError(exchange.permanent)
+            exchange.restore(self)
         for name, cut in last.plan["slices"].items():
             tensor = self._stored[name]
             self.add(functools.partial(_exchange, tensor, Slice.from_state_dict(cut).expand(tensor.data), None))

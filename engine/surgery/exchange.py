@@ -201,6 +201,9 @@ class Exchange(ABC):
             PlanError: if the exchange does not fit the module.
         """
 
+    def restore(self, change: Change) -> None:  # noqa: B027
+        """Add what undoes the exchange beyond class and attributes of the module."""
+
     @abstractmethod
     def __str__(self) -> str: ...
 

@@ -9,13 +9,14 @@ from engine.errors import PlanError
 from engine.surgery.attention import Headwise
 from engine.surgery.exchange import Decision, Exchange
 from engine.surgery.norms import NarrowedNorm
+from engine.surgery.ordinary import OrdinaryNorm
 from engine.surgery.pins import Pinned
 from engine.surgery.replacements import Replacement
 from engine.surgery.spread import Spread
 
 __all__ = ["KINDS", "exchanges_from", "exchanges_of", "joined", "printed", "state_of"]
 
-KINDS: tuple[type[Exchange], ...] = (Pinned, NarrowedNorm, Headwise, Spread, Replacement)
+KINDS: tuple[type[Exchange], ...] = (Pinned, NarrowedNorm, OrdinaryNorm, Headwise, Spread, Replacement)
 _BY_NAME = {kind.kind: kind for kind in KINDS}
 
 

@@ -23,7 +23,7 @@ from engine.program.stored import distinct_modules, modules_of
 from engine.surgery.classes import derived, moved
 from engine.surgery.exchange import Change, Decision, Exchange
 
-__all__ = ["NarrowedNorm", "can_narrow", "plain_norms", "spans_of"]
+__all__ = ["NarrowedNorm", "can_narrow", "filled_squares", "is_root_mean_square", "plain_norms", "spans_of"]
 
 
 class FullWidth(tuple[int, ...]):
@@ -197,6 +197,23 @@ def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
 def _plain(cls: Any) -> Any:
     """Return the original class of a norm that lost channels."""
     return vars(cls).get("_plain", cls) if isinstance(cls, type) else cls
+
+
+def filled_squares(module: nn.Module) -> float:
+    """Return the sum of squares of the constants of the channels that a norm over the last dimension lost."""
+    fill = getattr(vars(module).get("normalized_shape"), "fill", None)
+    return 0.0 if fill is None else float(fill.double().square().sum())
+
+
+def is_root_mean_square(cls: Any) -> bool:
+    """Whether a norm divides by a root mean square, and subtracts no mean.
+
+    Example:
+        >>> is_root_mean_square(nn.RMSNorm), is_root_mean_square(nn.LayerNorm)
+        (True, False)
+    """
+    forward = getattr(_caller(_plain(cls)), "forward", None)
+    return forward is not None and F.rms_norm.__name__ in forward.__code__.co_names
 
 
 def spans_of(model: nn.Module) -> dict[str, int]:

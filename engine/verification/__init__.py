@@ -1,5 +1,5 @@
 """Masked equals compacted, inside too; counted equals measured."""
 
-from engine.verification.rescaled import Rescaled, rescaled_norms
+from engine.verification.rescaled import Rescaled, Unrounded, rescaled_norms
 
-__all__ = ["Rescaled", "rescaled_norms"]
+__all__ = ["Rescaled", "Unrounded", "rescaled_norms"]

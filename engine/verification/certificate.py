@@ -67,7 +67,8 @@ class Certificate:
         return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("notes", "entries")}})
 
     def __str__(self) -> str:
-        train = "train mode too" if self.exact_in_train else "eval mode (constants were folded)"
+        otherwise = "eval mode (constants were folded, or norms changed their scale)"
+        train = "train mode too" if self.exact_in_train else otherwise
         lines = [f"exact in {train}"]
         if not self.exact:
             measured = "" if math.isnan(self.max_error) else f"; the outputs differ by {self.max_error:.1e}"

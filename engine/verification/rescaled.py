@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.program.stored import distinct_modules
 from engine.surgery.classes import original
-from engine.surgery.norms import spans_of
+from engine.surgery.norms import filled_squares, spans_of
 from engine.surgery.pins import divisors
 from engine.verification.rounding import unrounded
 
-__all__ = ["Rescaled", "rescaled_norms"]
+__all__ = ["Rescaled", "Unrounded", "rescaled_norms"]
 
 _TOLERANCE = 1e-12
 
@@ -87,7 +87,7 @@ def _rescaled(module: nn.Module, size: int) -> Rescaled:
         if eps is None:
             setattr(wide, name, epsilon)
         for tensors in _weights(module, math.sqrt(size / kept)):
-            numbers = {name: (epsilon + _squares(wide) / size) * size / kept}
+            numbers = {name: (epsilon + filled_squares(wide) / size) * size / kept}
             if _agree(wide, _plain(wide, kept, tensors, numbers), kept, epsilon):
                 return Rescaled(kind, size, kept, tensors, numbers, True)
     return failed
@@ -97,12 +97,6 @@ def _kept(module: nn.Module) -> int:
     shapes = [tuple(p.shape) for p in module.parameters()]
     shapes += [tuple(shape) for shape in [vars(module).get("normalized_shape")] if isinstance(shape, tuple)]
     return int(shapes[0][0]) if shapes and len(set(shapes)) == 1 and len(shapes[0]) == 1 else 0
-
-
-def _squares(module: nn.Module) -> float:
-    """Return the sum of squares of the constants of the removed channels."""
-    fill = getattr(vars(module).get("normalized_shape"), "fill", None)
-    return 0.0 if fill is None else float(fill.double().square().sum())
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, float | None]]:
@@ -138,7 +132,7 @@ def _agree(wide: nn.Module, plain: nn.Module, kept: int, eps: float) -> bool:
     x = torch.randn(8, kept, generator=generator, dtype=torch.float64)
     for scale in (1.0, math.sqrt(eps), 0.1 * math.sqrt(eps)):
         try:
-            with torch.no_grad(), _Unrounded():  # type: ignore[no-untyped-call]
+            with torch.no_grad(), Unrounded():  # type: ignore[no-untyped-call]
                 one, other = wide(x * scale), plain(x * scale)
         except (RuntimeError, TypeError, AttributeError):  # it is no norm of one tensor
             return False
@@ -147,7 +141,7 @@ def _agree(wide: nn.Module, plain: nn.Module, kept: int, eps: float) -> bool:
     return True
 
 
-class _Unrounded(TorchDispatchMode):
+class Unrounded(TorchDispatchMode):
     """Stays in float64 where a norm converts to less."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

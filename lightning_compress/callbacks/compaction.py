@@ -70,13 +70,14 @@ class ModelCompaction(CompressionCallback):
             callback, as `CompressionReport`, asks for it. A copy of the masked network is kept until then.
         reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
             contradict each other. What `ComplexityMonitor` predicts is without.
-        plain_norms: whether layer norms that lose channels become ordinary ones, which `save_pretrained` can describe.
-            They normalize over the channels that are left, so the compacted network is no longer the masked one: train
-            on afterwards. Only at the end of the fit, and not where parameters are sharded.
         steps: whether what the LightningModule's steps read stays, or follows, and is verified, beside the model's
             forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
             of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
             epoch.
+        plain_norms: which norms that lost channels become ordinary ones at the end of the fit: ``"exact"``, RMS norms,
+            which compute the same with another eps and another scale of the weight (not with
+            ``save_weights_only=False``, since a fit may go on); True, layer norms and group norms too, which compute
+            something else, as the certificate says; False, none. While training goes on they stay as they are.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
@@ -110,18 +111,16 @@ class ModelCompaction(CompressionCallback):
         latency_runs: int = 0,
         reindex: bool = False,
         steps: bool = True,
-        plain_norms: bool = False,
+        plain_norms: bool | str = "exact",
     ) -> None:
         super().__init__(model, example_input)
+        if plain_norms not in (False, True, "exact"):
+            raise MisconfigurationException(f"`plain_norms` is False, True or 'exact', got {plain_norms!r}.")
+        self.plain_norms = plain_norms
         self.follows_steps = steps
         check_runs(latency_runs)
-        self.latency_runs, self.reindex, self.plain_norms = latency_runs, reindex, plain_norms
+        self.latency_runs, self.reindex = latency_runs, reindex
         self.when = occasions(when)
-        if plain_norms and self.when is not None:
-            raise MisconfigurationException(
-                "`plain_norms=True` changes what the model computes, which `when` must not do while training goes on. "
-                "Leave `when` out, and train the compacted model in a second fit."
-            )
         if on_failure not in ("warn", "raise"):
             raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
         if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
@@ -181,10 +180,10 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def why_not_sharded(self) -> str | None:
+        if self.plain_norms is True:
+            return "`ModelCompaction(plain_norms=True)` has no sharded form."
         if self.reindex:
             return "`ModelCompaction(reindex=True)` looks at the weights to see which layers it pays to separate."
-        if self.plain_norms:
-            return "`ModelCompaction(plain_norms=True)` has no sharded form."
         return "`ModelCompaction(latency_runs=...)` runs the model on one rank." if self.latency_runs else None
 
     @override
@@ -322,7 +321,7 @@ class ModelCompaction(CompressionCallback):
         example = self.example(trainer, pl_module)
         masked = self._masked(trainer, model)
         graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
-        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, self.plain_norms)
+        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, self._plain(training))
         plan, certificate = shrink(trainer, pl_module, job, alone)
         if plan.is_empty:
             return False
@@ -334,6 +333,10 @@ class ModelCompaction(CompressionCallback):
         for monitor in monitors:
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
         return True
+
+    def _plain(self, training: bool) -> bool | str:
+        goes_on = training or (self.plain_norms == "exact" and not self.save_weights_only)
+        return False if goes_on else self.plain_norms
 
     @override
     def timed_runs(self) -> int:

@@ -290,7 +290,11 @@ def _certificate(report: Report) -> Section:
     c = report.certificate
     if c is None:
         return Section("")
-    exact = "eval mode and train mode" if c.exact_in_train else "eval mode; constants were folded into biases"
+    exact = (
+        "eval mode and train mode"
+        if c.exact_in_train
+        else "eval mode; constants were folded into biases, or norms changed their scale"
+    )
     rows = [("Verified by numbers", "yes" if c.verified else "no"), ("Exact in", exact)]
     if c.verified:
         shapes = ", ".join(_shape(shape) for shape in dict.fromkeys(c.shapes))

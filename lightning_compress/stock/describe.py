@@ -19,13 +19,16 @@ from torch import nn
 
 from lightning_compress.stock.fields import Path, Values
 
-__all__ = ["Build", "Look", "Search", "look_at"]
+__all__ = ["Build", "Differing", "Look", "Search", "differing", "look_at"]
 
 Build = Callable[[Values], nn.Module]
 """Builds the class from the old configuration with other numbers; raises whatever the class raises."""
 
 Number = int | float
 Move = tuple[Path, Number]
+Differing = Mapping[tuple[str, str], tuple[Number, Number]]
+"""By module and name, numbers of modules in two networks."""
+
 _MOST = 2_000  # builds
 _WIDTH = 6  # configurations from which the search goes on
 _ROUNDS = 3
@@ -53,6 +56,18 @@ class Look:
     def strays(self, other: Look) -> int:
         """Return how many numbers of modules differ from those of another network."""
         return sum(1 for key, value in self.numbers.items() if not _close(value, other.numbers.get(key)))
+
+
+def differing(one: Look, other: Look) -> Differing:
+    """Return the numbers of modules that differ between two networks which both have them.
+
+    Example:
+        >>> looks = look_at(nn.LayerNorm(2, eps=1e-5)), look_at(nn.LayerNorm(2, eps=1e-6))
+        >>> dict(differing(*looks))
+        {('', 'eps'): (1e-05, 1e-06)}
+    """
+    pairs = {key: (value, other.numbers[key]) for key, value in one.numbers.items() if key in other.numbers}
+    return {key: pair for key, pair in pairs.items() if not _close(*pair)}
 
 
 def _close(one: Number, other: Number | None) -> bool:
@@ -185,8 +200,8 @@ class Search:
                 if isinstance(old, int) and old * b % a == 0:
                     values.add(old * b // a)
         for key, value in base.numbers.items():
-            wanted = self.target.numbers.get(key)
-            if value == old and isinstance(wanted, int) and changed.numbers.get(key) != value:
+            wanted, follows = self.target.numbers.get(key), changed.numbers.get(key) != value
+            if follows and isinstance(wanted, int) and (value == old or old is None and changed.numbers[key] == new):
                 values.add(wanted)
         return sorted(value for value in values if value != old and value > 0)
 

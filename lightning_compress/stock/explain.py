@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import NoReturn
@@ -12,7 +13,7 @@ from lightning_compress.stock.describe import Search
 from lightning_compress.stock.fields import Path, Values, shown
 from lightning_compress.stock.formats import Format
 
-__all__ = ["check_norms", "refuse", "refuse_numbers"]
+__all__ = ["check_norms", "refuse", "refuse_numbers", "refuse_shared"]
 
 
 def check_norms(norms: Mapping[str, Rescaled]) -> None:
@@ -75,6 +76,32 @@ def refuse_numbers(
         f"outputs differ by {error:.1e} of the largest{which}. Sizes that were pinned or heads whose dimensions were "
         "pruned are in no configuration; save `model.state_dict()`, which holds the plan."
     )
+
+
+def refuse_shared(shared: Mapping[str, float], error: float, norms: Mapping[str, Rescaled], form: Format) -> NoReturn:
+    """Say which norms share an eps, and how large the error is.
+
+    Raises:
+        VerificationError: always.
+    """
+    names = ", ".join(repr(name) for name in list(shared)[:3]) + (" and others" if len(shared) > 3 else "")
+    eps = next(iter(shared.values()))
+    raise VerificationError(
+        f"One field of {form.cls.__name__}'s configuration is the eps of norms that lost channels, as "
+        f"{next(iter(norms))!r}, and of norms that need another one. Under the best value {names} get {eps:g}, and "
+        f"outputs differ by {error:.1e} of the largest. Pass `tolerance={_above(error):g}` to save it like that, leave "
+        "the stream unmasked, or save `model.state_dict()`, which holds the plan."
+    )
+
+
+def _above(error: float) -> float:
+    """Return the next power of ten.
+
+    Example:
+        >>> _above(3e-5)
+        0.0001
+    """
+    return float(10.0 ** math.ceil(math.log10(error)))
 
 
 def _fields_of(search: Search, name: str) -> list[Path]:

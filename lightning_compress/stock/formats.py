@@ -19,7 +19,7 @@ from torch import nn
 
 from engine.errors import InputError
 from engine.surgery import original
-from lightning_compress.stock.fields import Values, set_numbers
+from lightning_compress.stock.fields import Path, Values, set_numbers
 
 __all__ = ["Format", "format_of"]
 
@@ -60,11 +60,53 @@ class Format:
             )
         return model
 
+    def unlisted(self) -> list[Path]:
+        """Return the fields that the class reads where a configuration has them, and this one has not.
+
+        Many classes take ``head_dim`` of a configuration, and else derive the size of a head from the width.
+        """
+        if self.kind is None:
+            return []
+        config = self.kind.from_dict(dict(self.config))
+        parts = {id(part): path for path, part in _parts(config, ())}
+        with _silent(), torch.random.fork_rng(devices=[]), torch.device("meta"), _missing(self.kind) as missing:
+            self.cls(config)
+        paths = [(*parts[id(part)], name) for part, name in missing if id(part) in parts and name[0] != "_"]
+        return list(dict.fromkeys(paths))
+
     def load(self, directory: str | os.PathLike[str], dtype: torch.dtype) -> nn.Module:
         """Return the saved network, as anybody loads it."""
         name = "torch_dtype" if self.kind is None else "dtype"
         model: nn.Module = self.cls.from_pretrained(os.fspath(directory), **{name: dtype})
         return model
+
+
+def _parts(config: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield a configuration object and those inside of it."""
+    yield path, config
+    for name, value in vars(config).items():
+        if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
+            yield from _parts(value, (*path, name))
+
+
+@contextlib.contextmanager
+def _missing(kind: Any) -> Iterator[list[tuple[Any, str]]]:
+    """Note, inside the context, what is read of configurations that they do not have."""
+    base = next(cls for cls in reversed(kind.__mro__) if "from_dict" in vars(cls))
+    names: list[tuple[Any, str]] = []
+
+    def note(config: Any, name: str) -> Any:
+        names.append((config, name))
+        raise AttributeError(f"{type(config).__name__!r} object has no attribute {name!r}")
+
+    if hasattr(base, "__getattr__"):
+        yield names
+        return
+    try:
+        base.__getattr__ = note
+        yield names
+    finally:
+        del base.__getattr__
 
 
 def format_of(model: nn.Module) -> Format:

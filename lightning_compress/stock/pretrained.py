@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path as File
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from engine.errors import InputError, VerificationError
-from engine.program import tensors_in
-from engine.recording import call_model, resolve_inputs
 from engine.verification import Rescaled, rescaled_norms
-from lightning_compress.checkpoints.export import difference
 from lightning_compress.stock import explain
-from lightning_compress.stock.describe import Look, Search, look_at
+from lightning_compress.stock.agreement import TOLERANCE, Fit, check_reached, evaluating, fitted, measured
+from lightning_compress.stock.describe import Search, differing, look_at
 from lightning_compress.stock.fields import Values, numbers, shown
 from lightning_compress.stock.formats import Format, format_of
-from lightning_compress.stock.inputs import random_like, seeded, sensible_inputs
+from lightning_compress.stock.inputs import sensible_inputs
 
-__all__ = ["NOTE", "Saved", "evaluating", "save_pretrained"]
+__all__ = ["NOTE", "Saved", "save_pretrained"]
 
 NOTE = "lightning_compress.json"
-TOLERANCE = 1e-6
 _TRIES = 12  # configurations with the right shapes that are run
 
 
@@ -42,12 +36,16 @@ class Saved:
         directory: where.
         config: the fields that changed, with their new values.
         error: the largest difference between the outputs of the saved network and of the one in memory on random
-            inputs, relative to the largest output.
+            inputs, relative to the largest output. Where it is above 1e-6, the two agree to 1e-6 in float64, with
+            weights that are not rounded, or norms share an eps.
+        shared_eps: norms that the configuration gives another eps than they have in memory, with that number: one
+            field is the eps of norms that lost channels and of norms that did not. The error is theirs.
     """
 
     directory: str
     config: Mapping[str, int | float]
     error: float
+    shared_eps: Mapping[str, float] = field(default_factory=dict)
 
 
 def save_pretrained(
@@ -56,6 +54,7 @@ def save_pretrained(
     *,
     processor: Any = None,
     example_input: Any = None,
+    tolerance: float = 0.0,
 ) -> Saved:
     """Save a compacted network of transformers or diffusers for ``from_pretrained``, under a plain configuration.
 
@@ -70,6 +69,9 @@ def save_pretrained(
         processor: a tokenizer or processor to save beside it.
         example_input: what the model takes, in the form that ``engine.trace`` takes; needed where random tokens,
             images or sounds do not run through it.
+        tolerance: error up to which norms may get another eps than they have, because one field of the configuration
+            is the eps of norms that lost channels and of others that did not. By default that is refused; the message
+            says how large the error is.
 
     Returns:
         The fields that changed, and the error.
@@ -88,133 +90,44 @@ def save_pretrained(
     explain.check_norms(norms)
     with evaluating(model):
         example = sensible_inputs(model, form.config) if example_input is None else example_input
-        stock, values, error = _described(model, form, norms, example)
-        _write(model, stock, form, File(directory), processor, example, _note(values, error))
-    return Saved(os.fspath(directory), {shown(path): value for path, value in values.items()}, error)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode inside the context."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True
+        fit, values = _described(model, form, norms, example, tolerance)
+        changes = {shown(path): value for path, value in values.items()}
+        saved = Saved(os.fspath(directory), changes, fit.error, fit.shared)
+        _write(model, fit.stock, form, File(directory), processor, example, _note(saved))
+    return saved
 
 
 def _described(
-    model: nn.Module, form: Format, norms: Mapping[str, Rescaled], example: Any
-) -> tuple[nn.Module, Values, float]:
-    """Return a new instance of the class that computes what the model does, its configuration, and the error."""
+    model: nn.Module, form: Format, norms: Mapping[str, Rescaled], example: Any, tolerance: float
+) -> tuple[Fit, Values]:
+    """Return a new instance of the class that computes what the model does, and its configuration."""
     eps = {(name, key): value for name, norm in norms.items() for key, value in norm.numbers.items()}
     target = look_at(model, eps)
-    search = Search(form.build, numbers(form.config), target)
+    search = Search(form.build, {**numbers(form.config), **dict.fromkeys(form.unlisted())}, target)
     candidates = search.solve()
     look = search.look(candidates[0])
     if look is None or search.score(candidates[0])[0]:
         explain.refuse(search, candidates[0], form)
-    state, errors = _weights(model, norms), []
+    fits: list[tuple[Fit, Values]] = []
     for values in candidates[:_TRIES]:
-        stock = _loaded(model, form, values, state)
-        error = _error(model, stock, example)
-        if error <= TOLERANCE:
-            _check_reached(stock, search, values, example)
-            return stock, values, error
-        errors.append((error, values, stock))
-    error, values, _ = min(errors, key=lambda entry: entry[0])
-    explain.refuse_numbers(search, values, error, norms, form)
+        look = search.look(values)
+        assert look is not None
+        fit = fitted(model, form, values, norms, differing(target, look), example)
+        fits.append((fit, values))
+        if fit.exact and not fit.shared:
+            break
+    fit, values = min(fits, key=lambda pair: (not pair[0].exact, bool(pair[0].shared), pair[0].error))
+    if not fit.exact:
+        explain.refuse_numbers(search, values, fit.error, norms, form)
+    if fit.shared and not fit.error <= tolerance:
+        explain.refuse_shared(fit.shared, fit.error, norms, form)
+    check_reached(fit.stock, search, values, example)
+    return fit, values
 
 
-def _weights(model: nn.Module, norms: Mapping[str, Rescaled]) -> dict[str, Tensor]:
-    state = dict(model.state_dict())
-    for name, norm in norms.items():
-        for key, value in norm.tensors.items():
-            path = f"{name}.{key}" if name else key
-            state[path] = value.to(state[path])
-    return state
-
-
-def _loaded(model: nn.Module, form: Format, values: Values, state: Mapping[str, Tensor]) -> nn.Module:
-    stock = form.build(values, "cpu")
-    parameter = next(model.parameters())
-    stock = stock.to(device=parameter.device, dtype=parameter.dtype)
-    stock.load_state_dict(dict(state))
-    return stock.eval()
-
-
-def _error(model: nn.Module, stock: nn.Module, example: Any) -> float:
-    """Return the largest relative difference of the outputs, in the model's precision but at least in float32."""
-    return difference(_Seeded(model), _Seeded(stock), [example, *_varied(model, example)])
-
-
-def _varied(model: nn.Module, example: Any) -> Iterator[Any]:
-    """Yield other inputs of the same shapes that the model accepts."""
-    for integers in (True, False):
-        batches = [random_like(example, seed, integers) for seed in (1, 2)]
-        if all(_accepts(model, batch) for batch in batches):
-            yield from batches
-            return
-
-
-def _accepts(model: nn.Module, batch: Any) -> bool:
-    args, kwargs = resolve_inputs(batch)
-    try:
-        with torch.no_grad():
-            call_model(model, args, kwargs)
-    except Exception:  # of any kind: it is the model's own code, for which integers may be sizes
-        return False
-    return True
-
-
-class _Seeded(nn.Module):
-    """A model that draws the same random numbers each time."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.inner = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's output."""
-        with seeded():
-            return self.inner(*args, **kwargs)
-
-
-class _Reached(TorchFunctionMode):
-    """Notes which tensors are passed to a function of torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[int] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.update(id(tensor) for tensor in tensors_in((args, kwargs)))
-        return func(*args, **(kwargs or {}))
-
-
-def _check_reached(stock: nn.Module, search: Search, values: Values, example: Any) -> None:
-    """Refuse a comparison that did not run what was narrowed.
-
-    Raises:
-        InputError: naming a parameter.
-    """
-    args, kwargs = resolve_inputs(example)
-    with torch.no_grad(), _Reached() as reached:
-        call_model(stock, args, kwargs)
-    base: Look | None = search.look({})
-    assert base is not None
-    for name, parameter in stock.named_parameters():
-        if tuple(parameter.shape) != base.shapes[name] and id(parameter) not in reached.seen:
-            raise InputError(
-                f"The inputs do not reach {name!r}, which was narrowed, so nothing shows that it computes the same. "
-                "Pass an `example_input` that runs it."
-            )
-
-
-def _note(values: Values, error: float) -> dict[str, Any]:
-    return {"config": {shown(path): value for path, value in values.items()}, "error": error}
+def _note(saved: Saved) -> dict[str, Any]:
+    note = {"config": dict(saved.config), "error": saved.error}
+    return note | ({"shared_eps": dict(saved.shared_eps)} if saved.shared_eps else {})
 
 
 def _write(
@@ -237,7 +150,7 @@ def _write(
         stock.save_pretrained(folder)  # type: ignore[operator]
         parameter = next(stock.parameters())
         again = form.load(folder, parameter.dtype).to(parameter.device).eval()
-        error = _error(model, again, example)
+        error = measured(stock, again, example)
         if not error <= TOLERANCE:
             raise VerificationError(
                 f"{form.cls.__name__}.from_pretrained loads another network than was saved: its outputs differ by "

@@ -24,9 +24,9 @@ from engine.files import write_tensors
 from engine.program import tensors_in
 from engine.recording import call_model
 from lightning_compress.checkpoints.export import another_batch, arguments_of, exported_program
+from lightning_compress.stock.agreement import evaluating
 from lightning_compress.stock.emit import source_of
 from lightning_compress.stock.inputs import random_image, seeded
-from lightning_compress.stock.pretrained import evaluating
 
 __all__ = ["imported", "save_stock"]
 

@@ -46,7 +46,7 @@ class Job:
         confidence: number of random samples to verify with.
         training: whether training goes on; then what goes must be exact in train mode, too.
         reindex: whether layers may lose channels that others keep.
-        plain_norms: whether norms that lose channels become ordinary ones.
+        plain_norms: which norms become ordinary ones, see `engine.ModelSpeedup`.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Job:
     confidence: int
     training: bool
     reindex: bool = False
-    plain_norms: bool = False
+    plain_norms: bool | str = False
 
     def speedup(self, pl_module: LightningModule, confidence: int | None = None) -> engine.ModelSpeedup:
         """What plans it, and makes it where parameters are whole."""

@@ -519,9 +519,3 @@ def test_norms_may_become_ordinary_ones(tmp_path: Path, plain: bool) -> None:
     assert (type(module.norm) is nn.LayerNorm) is plain
     assert compaction.certificate is not None and compaction.certificate.exact is not plain
     assert report.report is not None and ("ordinary norms" in report.report.verdict[1]) is plain
-
-
-def test_ordinary_norms_wait_for_the_end() -> None:
-    """In the middle of a fit nothing may change what the model computes."""
-    with pytest.raises(MisconfigurationException, match=r"plain_norms=True.*second fit"):
-        ModelCompaction(plain_norms=True, when=0.3)

@@ -99,8 +99,11 @@ def test_sources_run_where_this_project_is_not(tmp_path: Path) -> None:
 def test_the_source_exports_to_onnx(tmp_path: Path) -> None:
     """As any module of torch does."""
     pytest.importorskip("onnxruntime")
+    load_file = pytest.importorskip("safetensors.torch").load_file
     path = save_stock(compacted("resnet"), tmp_path / "small", example_input=images(2))
-    assert export_onnx(imported(path).Network(), tmp_path / "small.onnx", images(2)) <= 1e-5
+    network = imported(path).Network()
+    network.load_state_dict(load_file(path.with_name("network.safetensors")))
+    assert export_onnx(network.eval(), tmp_path / "small.onnx", images(2)) <= 1e-5
 
 
 class Branches(nn.Module):

@@ -1,0 +1,163 @@
+"""Exchange norms that lost channels for ordinary ones, once the compacted network has been verified."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.compaction.follow import compactable
+from engine.compaction.parts import certify
+from engine.compaction.plan import Plan
+from engine.program.graph import Graph
+from engine.program.stored import distinct_modules
+from engine.program.trees import tensors_in
+from engine.recording.evaluation import evaluating
+from engine.recording.inputs import call_model
+from engine.surgery.norms import filled_squares, is_root_mean_square, spans_of
+from engine.surgery.ordinary import OrdinaryNorm
+from engine.verification.certificate import Certificate
+from engine.verification.rescaled import Rescaled, rescaled_norms
+from engine.verification.trials import Trial, random_inputs
+
+__all__ = ["TOLERANCE", "make_ordinary"]
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Relative errors that rounding the new weights may cause."""
+
+Done = tuple[tuple[OrdinaryNorm, ...], Certificate]
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A compacted model, and how to run it; nothing runs where it is not to be compared."""
+
+    model: nn.Module
+    graph: Graph
+    batch_dim: int
+    compare: bool
+
+    def outputs(self) -> list[Tensor]:
+        """Return what the model puts out, on the same inputs each time."""
+        if not self.compare:
+            return []
+        args, kwargs = random_inputs(self.graph, Trial(None, False, None), self.batch_dim)
+        with evaluating(self.model), torch.no_grad():
+            torch.manual_seed(0)
+            outputs = tensors_in(call_model(self.model, args, kwargs))
+            return [tensor.detach().double() for tensor in outputs if tensor.is_floating_point()]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's parameters."""
+        return next(parameter.dtype for parameter in self.model.parameters())
+
+
+def make_ordinary(
+    model: nn.Module, graph: Graph, batch_dim: int, certificate: Certificate, compare: bool, approximate: bool
+) -> Done:
+    """Exchange the norms of a compacted model for ordinary ones.
+
+    Each RMS norm was compared on random numbers in float64; with ``compare`` the outputs of the network are, too. Where
+    these differ, RMS norms stay as they are, which a note says.
+
+    Args:
+        model: compacted and verified; it changes in place.
+        graph: of the model before the compaction.
+        batch_dim: the batch dimension of its inputs.
+        certificate: of the compaction; that of an empty one says nothing.
+        compare: whether to run the network.
+        approximate: whether layer norms and group norms are exchanged as well.
+
+    Returns:
+        The exchanges, and the certificate of the compaction with them.
+    """
+    network = _Network(model, graph, batch_dim, compare)
+    exchanges, certificate = _exact(network, certificate)
+    if approximate:
+        others, certificate = _approximate(network, certificate)
+        exchanges = (*exchanges, *others)
+    if exchanges:
+        certify(compactable(model), certificate.state_dict())
+    return exchanges, certificate
+
+
+def _exact(network: _Network, certificate: Certificate) -> Done:
+    exchanges = tuple(_root_mean_squares(network.model))
+    if not exchanges:
+        return (), certificate
+    change, before = Plan(exchanges=exchanges).prepare(network.model), network.outputs()
+    change.commit()
+    error, tolerance = _difference(before, network.outputs()), TOLERANCE.get(network.dtype, 1e-4)
+    if not error <= tolerance:
+        change.rollback()
+        note = (
+            f"{exchanges[0].module!r} and other RMS norms keep the statistics of all channels: with ordinary norms in "
+            f"their place outputs differ by {error:.1e} of the largest. Does anything else read their weights or eps?"
+        )
+        return (), replace(certificate, notes=(*certificate.notes, note))
+    note = (
+        f"{_named(exchanges)} became ordinary over the channels that are left, with another eps and another scale of "
+        "the weight: they compute the same, and train at another rate."
+    )
+    if certificate.exact and not certificate.verified and network.compare:  # nothing else was removed
+        certificate = Certificate(True, error, tolerance, str(network.dtype).removeprefix("torch."), 1)
+    return exchanges, replace(certificate, exact_in_train=False, notes=(*certificate.notes, note))
+
+
+def _approximate(network: _Network, certificate: Certificate) -> Done:
+    modules = distinct_modules(network.model)
+    narrowed = [(name, modules[name], size) for name, size in spans_of(network.model).items()]
+    exchanges = tuple(
+        OrdinaryNorm(name, size, len(m.weight), "", approximate=True)  # type: ignore[arg-type]
+        for name, m, size in narrowed
+        if not is_root_mean_square(type(m)) and isinstance(getattr(m, "weight", None), Tensor)
+    )
+    if not exchanges:
+        return (), certificate
+    change, before = Plan(exchanges=exchanges).prepare(network.model), network.outputs()
+    change.commit()
+    error = _difference(before, network.outputs()) if network.compare else math.nan
+    note = f"{_named(exchanges)} became ordinary over the channels that are left, and compute something else."
+    changed: Any = {"verified": False, "exact": False, "exact_in_train": False, "max_error": error}
+    return exchanges, replace(certificate, **changed, notes=(*certificate.notes, note))
+
+
+def _named(exchanges: tuple[OrdinaryNorm, ...]) -> str:
+    """Return the names of norms for a note.
+
+    Example:
+        >>> _named((OrdinaryNorm("a", 8, 4, "eps"), OrdinaryNorm("b", 8, 4, "eps")))
+        "The norms 'a' and 1 more"
+    """
+    return f"The norms {exchanges[0].module!r} and {len(exchanges) - 1} more"
+
+
+def _root_mean_squares(model: nn.Module) -> Iterator[OrdinaryNorm]:
+    """Yield the norms that an ordinary one replaces, and whose weights no other module holds."""
+    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    for name, norm in rescaled_norms(model).items():
+        module = model.get_submodule(name)
+        if norm.is_plain and all(holders[id(p)] == 1 for p in module.parameters()):
+            (number,) = norm.numbers
+            yield OrdinaryNorm(name, norm.size, norm.kept, number, filled_squares(module), _offset(norm, module))
+
+
+def _offset(norm: Rescaled, module: nn.Module) -> float:
+    """Return what the class adds to its weight: w' = (w + offset) f - offset."""
+    factor = (norm.size / norm.kept) ** 0.5
+    return max((_shift(module.get_parameter(key), new, factor) for key, new in norm.tensors.items()), default=0.0)
+
+
+def _shift(old: Tensor, new: Tensor, factor: float) -> float:
+    return float(((new - old.detach().double() * factor) / (factor - 1)).mean().round())
+
+
+def _difference(before: list[Tensor], after: list[Tensor]) -> float:
+    pairs = [(one, other) for one, other in zip(before, after, strict=True) if one.numel()]
+    return max((float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) for a, b in pairs), default=0.0)

@@ -1,0 +1,230 @@
+"""Whether a class, built from a configuration, computes what the model in memory does.
+
+Outputs are compared on random inputs in the model's own precision. Where rounding alone may be what differs, they are
+compared once more in float64, with weights that are not rounded; and where norms share an eps, once more with theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from engine.errors import InputError
+from engine.program import distinct_modules, tensors_in
+from engine.recording import call_model, resolve_inputs
+from engine.verification import Rescaled, Unrounded
+from lightning_compress.checkpoints.export import difference
+from lightning_compress.stock.describe import Differing, Look, Search
+from lightning_compress.stock.fields import Values
+from lightning_compress.stock.formats import Format
+from lightning_compress.stock.inputs import random_like, seeded
+
+__all__ = ["TOLERANCE", "Fit", "check_reached", "evaluating", "fitted", "measured"]
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A new instance of a class with the weights of a narrowed network.
+
+    Attributes:
+        stock: the instance.
+        error: largest difference of the outputs, relative to the largest, in the model's precision.
+        exact: whether the two compute the same but for rounding, and but for the shared eps.
+        shared: by name, the eps of norms that have another one in memory.
+    """
+
+    stock: nn.Module
+    error: float
+    exact: bool
+    shared: Mapping[str, float] = field(default_factory=dict)
+
+
+def fitted(
+    model: nn.Module,
+    form: Format,
+    values: Values,
+    norms: Mapping[str, Rescaled],
+    differing: Differing,
+    example: Any,
+) -> Fit:
+    """Return an instance of the class under a configuration, and how far it is from the model.
+
+    Args:
+        model: the narrowed network.
+        form: how its class is built.
+        values: the numbers of the configuration that change.
+        norms: what ordinary norms need in the place of the narrowed ones.
+        differing: the numbers of modules that differ under the configuration, as in memory and as under it.
+        example: what the model takes.
+    """
+    weights = _weights(model, norms, _scales(model, norms, differing))
+    stock = _loaded(model, form, values, weights)
+    error = measured(model, stock, example)
+    if error <= TOLERANCE:
+        return Fit(stock, error, True)
+    wide = _wide(stock, weights)
+    reference = copy.deepcopy(model).double()
+    if _in_float64(reference, wide, example) <= TOLERANCE:
+        return Fit(stock, error, True)
+    shared = _with_own_eps(wide, norms, differing)
+    exact = bool(shared) and _in_float64(reference, wide, example) <= TOLERANCE
+    return Fit(stock, error, exact, shared if exact else {})
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode inside the context."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _scales(model: nn.Module, norms: Mapping[str, Rescaled], differing: Differing) -> dict[str, float]:
+    """Return factors of the weights of modules whose outputs another number scales, as that of scaled embeddings.
+
+    Such a number follows the width of the network in the class, while the narrowed network has the old one.
+    """
+    modules = distinct_modules(model)
+    kinds = {type(modules[name]) for name in norms}
+    factors: dict[str, float] = {}
+    for (name, _), (own, other) in differing.items():
+        module = modules.get(name)
+        if module is None or type(module) in kinds or not isinstance(own, float) or not own or not other:
+            continue
+        if next(module.children(), None) is None and next(module.parameters(), None) is not None:
+            factors[name] = own / other
+    return factors
+
+
+def _weights(model: nn.Module, norms: Mapping[str, Rescaled], scales: Mapping[str, float]) -> dict[str, Tensor]:
+    """Return the weights, not rounded where they are new."""
+    weights: dict[str, Tensor] = dict(model.state_dict())
+    for name, norm in norms.items():
+        for key, value in norm.tensors.items():
+            weights[f"{name}.{key}" if name else key] = value
+    for name, factor in scales.items():
+        for key, parameter in model.get_submodule(name).named_parameters():
+            weights[f"{name}.{key}"] = parameter.detach().double() * factor
+    return weights
+
+
+def _loaded(model: nn.Module, form: Format, values: Values, weights: Mapping[str, Tensor]) -> nn.Module:
+    stock = form.build(values, "cpu")
+    parameter = next(model.parameters())
+    stock = stock.to(device=parameter.device, dtype=parameter.dtype)
+    stock.load_state_dict(dict(weights))
+    return stock.eval()
+
+
+def _wide(stock: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy in float64."""
+    wide = copy.deepcopy(stock).double()
+    wide.load_state_dict(dict(weights))
+    return wide
+
+
+def _with_own_eps(wide: nn.Module, norms: Mapping[str, Rescaled], differing: Differing) -> dict[str, float]:
+    """Give norms the eps that they have in memory; returns those that they had."""
+    keys = {key for norm in norms.values() for key in norm.numbers}
+    shared: dict[str, float] = {}
+    for (name, key), (own, other) in differing.items():
+        if key in keys and isinstance(own, float):
+            setattr(wide.get_submodule(name), key, own)
+            shared[name] = float(other)
+    return shared
+
+
+def _in_float64(model: nn.Module, stock: nn.Module, example: Any) -> float:
+    """Return the error in float64; infinite where the class does not run in it."""
+    with Unrounded():  # type: ignore[no-untyped-call]
+        try:
+            return measured(model, stock, _doubled(example))
+        except (RuntimeError, TypeError):
+            return math.inf
+
+
+def _doubled(example: Any) -> Any:
+    return apply_to_collection(example, Tensor, lambda t: t.double() if t.is_floating_point() else t)
+
+
+def measured(model: nn.Module, stock: nn.Module, example: Any) -> float:
+    """Return the largest relative difference of the outputs of two models, on an example and on random inputs."""
+    return difference(_Seeded(model), _Seeded(stock), [example, *_varied(model, example)])
+
+
+def _varied(model: nn.Module, example: Any) -> Iterator[Any]:
+    """Yield other inputs of the same shapes that the model accepts."""
+    for integers in (True, False):
+        batches = [random_like(example, seed, integers) for seed in (1, 2)]
+        if all(_accepts(model, batch) for batch in batches):
+            yield from batches
+            return
+
+
+def _accepts(model: nn.Module, batch: Any) -> bool:
+    args, kwargs = resolve_inputs(batch)
+    try:
+        with torch.no_grad():
+            call_model(model, args, kwargs)
+    except Exception:  # of any kind: it is the model's own code, for which integers may be sizes
+        return False
+    return True
+
+
+class _Seeded(nn.Module):
+    """A model that draws the same random numbers each time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's output."""
+        with seeded():
+            return self.inner(*args, **kwargs)
+
+
+class _Reached(TorchFunctionMode):
+    """Notes which tensors are passed to a function of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.update(id(tensor) for tensor in tensors_in((args, kwargs)))
+        return func(*args, **(kwargs or {}))
+
+
+def check_reached(stock: nn.Module, search: Search, values: Values, example: Any) -> None:
+    """Refuse a comparison that did not run what was narrowed.
+
+    Raises:
+        InputError: naming a parameter.
+    """
+    args, kwargs = resolve_inputs(example)
+    with torch.no_grad(), _Reached() as reached:
+        call_model(stock, args, kwargs)
+    base: Look | None = search.look({})
+    assert base is not None
+    for name, parameter in stock.named_parameters():
+        if tuple(parameter.shape) != base.shapes[name] and id(parameter) not in reached.seen:
+            raise InputError(
+                f"The inputs do not reach {name!r}, which was narrowed, so nothing shows that it computes the same. "
+                "Pass an `example_input` that runs it."
+            )
