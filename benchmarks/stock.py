@@ -276,8 +276,9 @@ HEAD = """# Survey: transformers loads the small network
 calls `lightning_compress.save_pretrained`. Of {run} architectures that ran, {back} come back by `from_pretrained` in a
 process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
 {plain} with `plain_norms=True` (then equal to the model in memory, while the masked model is another function), {few}
-with heads and neurons masked only. The others have a reason; architectures that are not listed were not run.
-torch {torch}, transformers {transformers}, one CPU thread.
+with heads and neurons masked only. Where norms share an eps, the error is the one that `save_pretrained` named. The
+others have a reason; architectures that are not listed were not run. Folders are loaded anew for each table; some were
+saved by earlier code. torch {torch}, transformers {transformers}, one CPU thread.
 
 | architecture | saved, or why not | fields that changed | parameters, k | error |
 |---|---|---|---:|---:|
@@ -326,7 +327,7 @@ def main() -> int:
             row = survey.row(name, functools.partial(supervise, check, name, args.time, args.memory))
             print(f"| {name} | not run |" if "not run" in row else line(row), flush=True)
     earlier = latest() if args.any_state else {}
-    rows = [row for name in names if (row := survey.known(name) or earlier.get(name)) is not None]
+    rows = [row for name in names if (row := survey.stored(name) or earlier.get(name)) is not None]
     errors = loaded([row["architecture"] for row in rows if "error" in row])
     print(f"{sum(is_back(row, errors.get(row['architecture'])) for row in rows)} of {len(rows)} load")
     if args.partial or survey.all(everything) is not None and not args.architectures:
