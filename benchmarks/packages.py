@@ -182,13 +182,13 @@ def page(rows: Sequence[Mapping[str, Any]], versions: Sequence[str]) -> str:
 
 def installed(packages: Iterable[str]) -> list[str]:
     """Return names and versions of the packages that are installed."""
-    found = []
+    lines = []
     for package in sorted(set(packages)):
         try:
-            found.append(f"{package} {version(package)}")
+            lines.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return found
+    return lines
 
 
 def arguments() -> argparse.Namespace:
@@ -219,7 +219,7 @@ def main() -> int:
         row = survey.row(key, functools.partial(supervise, check, key, args.time, args.memory))
         print(line(row), flush=True)
         exact &= verdict(row) == "exact"
-    rows = [row for key in NETWORKS if (row := survey.known(key)) is not None]
+    rows = [row for key in NETWORKS if (row := survey.stored(key)) is not None]
     if not args.networks:
         PAGE.write_text(page(rows, installed(NETWORKS[row["network"]].package for row in rows)))
     return 0 if exact else 1

@@ -52,7 +52,7 @@ class Survey:
                 out.write(json.dumps(self._done[name]) + "\n")
         return self._done[name]
 
-    def known(self, name: str) -> Row | None:
+    def stored(self, name: str) -> Row | None:
         """Return the row of a name, or None."""
         return self._done.get(name)
 

@@ -200,8 +200,8 @@ class Search:
                 if isinstance(old, int) and old * b % a == 0:
                     values.add(old * b // a)
         for key, value in base.numbers.items():
-            wanted, follows = self.target.numbers.get(key), changed.numbers.get(key) != value
-            if follows and isinstance(wanted, int) and (value == old or old is None and changed.numbers[key] == new):
+            wanted, differs = self.target.numbers.get(key), changed.numbers.get(key) != value
+            if differs and isinstance(wanted, int) and (value == old or old is None and changed.numbers[key] == new):
                 values.add(wanted)
         return sorted(value for value in values if value != old and value > 0)
 

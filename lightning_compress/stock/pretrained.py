@@ -116,13 +116,13 @@ def _described(
         fits.append((fit, values))
         if fit.exact and not fit.shared:
             break
-    fit, values = min(fits, key=lambda pair: (not pair[0].exact, bool(pair[0].shared), pair[0].error))
+    fit, chosen = min(fits, key=lambda pair: (not pair[0].exact, bool(pair[0].shared), pair[0].error))
     if not fit.exact:
-        explain.refuse_numbers(search, values, fit.error, norms, form)
+        explain.refuse_numbers(search, chosen, fit.error, norms, form)
     if fit.shared and not fit.error <= tolerance:
         explain.refuse_shared(fit.shared, fit.error, norms, form)
-    check_reached(fit.stock, search, values, example)
-    return fit, values
+    check_reached(fit.stock, search, chosen, example)
+    return fit, chosen
 
 
 def _note(saved: Saved) -> dict[str, Any]:

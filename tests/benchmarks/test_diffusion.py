@@ -17,7 +17,6 @@ def test_small_classes_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_class_comes_back_or_has_a_reason() -> None:
     """The compacted network is verified in any case."""
     row = check("FluxTransformer2DModel")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "benchmarks").glob("*.py"))
-EXTRA = {"torch_pruning", "timm", "transformers"}
+EXTRA = {"torch_pruning", "timm", "transformers", "diffusers"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -438,7 +438,7 @@ def test_a_norm_loses_channels_again(name: str, constants: bool) -> None:
     assert relative_error(run(fresh, x), run(model, x)) < 1e-9
 
 
-@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("name", ["layer norm", "group norm"])
 def test_plain_norms(name: str) -> None:
     """On demand a norm becomes that of what is left: another function, and the certificate says how far it is off."""
     make, shape = NORMED[name]
