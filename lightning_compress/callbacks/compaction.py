@@ -74,10 +74,11 @@ class ModelCompaction(CompressionCallback):
             forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
             of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
             epoch.
-        plain_norms: which norms that lost channels become ordinary ones at the end of the fit: ``"exact"``, RMS norms,
-            which compute the same with another eps and another scale of the weight (not with
-            ``save_weights_only=False``, since a fit may go on); True, layer norms and group norms too, which compute
-            something else, as the certificate says; False, none. While training goes on they stay as they are.
+        plain_norms: which norms that lost channels become ordinary ones at the end of the fit, as in what
+            `save_pretrained` writes: False, none; ``"exact"``, RMS norms, which compute the same with another eps and
+            another scale of the weight (not with ``save_weights_only=False``, since a fit may go on); True, layer norms
+            and group norms too, which compute something else, as the certificate says. While training goes on they stay
+            as they are; not where parameters are sharded.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
@@ -111,7 +112,7 @@ class ModelCompaction(CompressionCallback):
         latency_runs: int = 0,
         reindex: bool = False,
         steps: bool = True,
-        plain_norms: bool | str = "exact",
+        plain_norms: bool | str = False,
     ) -> None:
         super().__init__(model, example_input)
         if plain_norms not in (False, True, "exact"):
@@ -180,8 +181,8 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def why_not_sharded(self) -> str | None:
-        if self.plain_norms is True:
-            return "`ModelCompaction(plain_norms=True)` has no sharded form."
+        if self.plain_norms:
+            return f"`ModelCompaction(plain_norms={self.plain_norms!r})` has no sharded form."
         if self.reindex:
             return "`ModelCompaction(reindex=True)` looks at the weights to see which layers it pays to separate."
         return "`ModelCompaction(latency_runs=...)` runs the model on one rank." if self.latency_runs else None

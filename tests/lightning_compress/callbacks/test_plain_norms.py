@@ -70,7 +70,7 @@ def fitted(folder: Path, **arguments: Any) -> tuple[Decoder, ModelCompaction, No
 
 def test_at_the_end_rms_norms_are_ordinary_ones(tmp_path: Path) -> None:
     """While training goes on they keep their statistics; the checkpoint loads."""
-    module, compaction, norms = fitted(tmp_path, when=1)
+    module, compaction, norms = fitted(tmp_path, when=1, plain_norms="exact")
     assert "net.blocks.0.norm" in norms.seen[-1] and exchanged(module) == ["net.norm"]
     assert compaction.certificate is not None and compaction.certificate.exact
     again = load_compacted(compaction.checkpoint_path, Decoder)
@@ -80,7 +80,11 @@ def test_at_the_end_rms_norms_are_ordinary_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "left"),
-    [({"plain_norms": False}, 3), ({"plain_norms": True}, 0), ({"save_weights_only": False}, 3)],
+    [
+        ({"plain_norms": False}, 3),
+        ({"plain_norms": True}, 0),
+        ({"plain_norms": "exact", "save_weights_only": False}, 3),
+    ],
 )
 def test_other_ways(tmp_path: Path, arguments: dict[str, Any], left: int) -> None:
     """None, all of them, and none where a fit may go on from the checkpoint."""
