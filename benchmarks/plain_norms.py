@@ -4,9 +4,9 @@
 
 Half of the heads, of the neurons and of the stream of a Llama-shaped decoder of transformers is removed. Three networks
 of the same shapes run in turns, in a random order each time: one that keeps the statistics of all channels
-(``plain_norms=False``), one whose RMS norms became ordinary (``plain_norms="exact"``), and transformers' own class built
-from the small configuration. Ratios are medians over turns of the ratio to the latter in the same turn, of CPU time on
-one thread.
+(``plain_norms=False``), one whose RMS norms became ordinary (``plain_norms="exact"``), and transformers' own class from
+the small configuration. Ratios are medians over turns of the ratio to the latter in the same turn, of CPU time on one
+thread.
 """
 
 from __future__ import annotations
