@@ -1,8 +1,11 @@
 """The records of a file of ``torch.save``: a zip archive that has only one reading.
 
 A zip archive says twice what is in it, in its directory and in front of each record, and readers differ in whom they
-believe. What `torch.save` writes has one directory at the very end, and both agree; everything else is refused, so
-that what is checked is what any reader reads. The format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
+believe. What `torch.save` writes has one directory at the very end, both agree, and there is nothing in front of,
+between or behind the records, where a reader of another format would find a file of its own. Everything else is
+refused, so that what is checked is what any reader reads.
+
+The format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _HEADER = struct.Struct("<4s5H3L2H")
 _ENCRYPTED, _SIZES_BEHIND = 1, 8  # flags
+_BEHIND = (0, 12, 16, 20, 24)  # bytes of what may stand behind such a record: checksum and sizes, signed or not
+# Names that `torch.save` gives to records. By others torch takes a file for something else, TorchScript for one.
+_NAMES = frozenset({"data.pkl", "byteorder", "version", ".format_version", ".storage_alignment"})
+_FOLDERS = ("data", ".data")
 
 
 @dataclass(frozen=True)
@@ -66,14 +73,23 @@ def records_of(file: BinaryIO) -> dict[str, Record]:
         raise ValueError("it holds two records of one name")
     if len({entry.name.partition(b"/")[0] for entry in entries}) > 1:
         raise ValueError("its records are in several folders")
-    records, before = {}, 0
+    records, free = {}, range(1)  # where the next one may begin
     for entry in entries:
-        if entry.offset < before:
-            raise ValueError(f"its record {_text(entry.name)!r} overlaps with another")
+        _check_place(entry.offset, free, f"its record {_text(entry.name)!r}")
         record = _located(file, entry, start)
         records[record.name] = record
-        before = record.start + record.size
+        ends = record.start + record.size
+        free = range(ends, ends + (_BEHIND[-1] if entry.flags & _SIZES_BEHIND else 0) + 1)
+    _check_place(start, free, "its directory")
     return records
+
+
+def _check_place(place: int, free: range, what: str) -> None:
+    """Refuse gaps, in which something else may be, and overlaps."""
+    if place < free.start:
+        raise ValueError(f"{what} overlaps with a record")
+    if place - free.start not in _BEHIND or place not in free:
+        raise ValueError(f"there is something in front of {what}")
 
 
 def read_record(file: BinaryIO, record: Record) -> bytes:
@@ -172,6 +188,8 @@ def _located(file: BinaryIO, entry: _Entry, limit: int) -> Record:
     folder, slash, rest = _text(entry.name).partition("/")
     if not slash or not folder or not rest:
         raise ValueError(f"its record {_text(entry.name)!r} is in no folder")
+    if rest not in _NAMES and rest.partition("/")[0] not in _FOLDERS:
+        raise ValueError(f"it holds a record {_text(entry.name)!r}, which `torch.save` does not write")
     return Record(rest, start, entry.size)
 
 

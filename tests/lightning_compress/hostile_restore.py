@@ -5,7 +5,9 @@ With ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1`` any version of Lightning unpickles f
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from engine.errors import CheckpointError
 from lightning_compress import Compactable, ModelCompaction
+from tests.engine.files.hostile import archive, records
 
 
 class Code:
@@ -85,18 +88,34 @@ def attempts(folder: Path) -> dict[str, Callable[[str], Any]]:
     }
 
 
+def files(ran: Path) -> dict[str, bytes]:
+    """Files that make a folder: as torch writes them, and behind the records that a first reader looks at."""
+    content = {"state_dict": Plain().state_dict(), "pytorch-lightning_version": "2.4.0", "loops": {}}
+    evil, good, old = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    torch.save({**content, "hyper_parameters": {"a": Code(ran)}}, evil)
+    torch.save(content, good)
+    torch.save({**content, "hyper_parameters": {"a": Code(ran)}}, old, _use_new_zipfile_serialization=False)
+    inside = records(good.getvalue())
+    script = {f"{next(iter(inside)).partition('/')[0]}/constants.pkl": pickle.dumps(Code(ran), 2)}
+    return {
+        "pickle": evil.getvalue(),
+        "front": archive(inside, front=old.getvalue()),
+        "script": archive({**inside, **script}),
+    }
+
+
 def main(folder: Path) -> None:
     """Try each; print what happened."""
     for name, attempt in attempts(folder).items():
-        ran, path = folder / f"ran-{name}", str(folder / f"{name}.ckpt")
-        content = {"state_dict": Plain().state_dict(), "pytorch-lightning_version": "2.4.0", "loops": {}}
-        torch.save({**content, "hyper_parameters": {"a": Code(ran)}}, path)
-        try:
-            attempt(path)
-        except CheckpointError as error:
-            print(name, "ran" if ran.exists() else "refused", "add_safe_globals" in str(error))
-        else:
-            print(name, "ran" if ran.exists() else "loaded")
+        ran, path = folder / f"ran-{name}", folder / f"{name}.ckpt"
+        for kind, data in files(ran).items():
+            path.write_bytes(data)
+            try:
+                attempt(str(path))
+            except CheckpointError as error:
+                print(name, kind, "ran" if ran.exists() else "refused", "add_safe_globals" in str(error))
+            else:
+                print(name, kind, "ran" if ran.exists() else "loaded")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ compaction sets; and where it does not load, the module is as it was.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import io
 import json
+import os
 import pickle
 import random
 import struct
@@ -29,7 +31,16 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import EngineError
-from engine.files.checkpoint import KEY, content_of, is_compacted_file, load_compacted_state, read_any, seal
+from engine.files.archive import read_bytes
+from engine.files.checkpoint import (
+    KEY,
+    content_of,
+    is_compacted_content,
+    is_compacted_file,
+    load_compacted_state,
+    read_any,
+    seal,
+)
 from engine.files.portable import to_json
 from engine.source.integers import integers, is_settable
 from engine.surgery.kinds import KINDS
@@ -82,9 +93,9 @@ def records(data: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def archive(content: dict[str, bytes], chance: random.Random | None = None) -> bytes:
-    """An archive; with ``chance``, one whose directory and headers disagree somewhere."""
-    body, directory = b"", b""
+def archive(content: dict[str, bytes], chance: random.Random | None = None, front: bytes = b"") -> bytes:
+    """An archive, behind what is in front; with ``chance``, one whose directory and headers disagree somewhere."""
+    body, directory = front, b""
     odd = chance.choice(list(content)) if chance else None
     for name, data in content.items():
         raw, size, offset = name.encode(), len(data), len(body)
@@ -106,9 +117,34 @@ def archive(content: dict[str, bytes], chance: random.Random | None = None) -> b
     return body + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), len(body), 0)
 
 
+class Code:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+def old_file() -> bytes:
+    """A file as torch wrote them before there were archives, which runs code."""
+    file = io.BytesIO()
+    torch.save({"state_dict": {}, "code": Code()}, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def with_other_formats(content: dict[str, bytes], chance: random.Random) -> bytes:
+    """An archive that is in order, and in it what another reader takes for a file of its own."""
+    if chance.random() < 0.5:
+        return archive(content, front=old_file() + bytes(chance.choice((0, 1, 64))))
+    folder = next(iter(content)).partition("/")[0]
+    names = ("constants.pkl", "code/__torch__.py", "data.pkl.py", ".data/extern_modules", "model.json")
+    return archive({**content, f"{folder}/{chance.choice(names)}": pickle.dumps(Code(), 2)})
+
+
 def damaged_archive(good: bytes, chance: random.Random) -> bytes:
     """A good archive with something wrong about its directories, records, or length."""
-    content, kind = records(good), chance.randrange(8)
+    content, kind = records(good), chance.randrange(9)
+    if kind == 8:
+        return with_other_formats(content, chance)
     if kind == 0:
         return archive(content, chance)
     if kind == 1:  # two directories
@@ -510,6 +546,17 @@ def resident() -> int:
     return 1024 * int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 
+def read_twice(path: Path) -> None:
+    """Read a file as Lightning does that takes what was checked, and unpickles it freely."""
+    if path.suffix == ".safetensors":
+        is_compacted_file(path)
+        return
+    content, file = read_bytes(path)
+    is_compacted_content(content, str(path), path.stat().st_size)
+    with contextlib.suppress(Exception):  # it may refuse what we take: it must run nothing
+        torch.load(file, weights_only=False)
+
+
 def failures(seeds: range, folder: Path, report: Callable[[str], None] = print) -> list[str]:
     """Read the files of some seeds; what did not hold."""
     ran: list[str] = []
@@ -533,7 +580,7 @@ def failures(seeds: range, folder: Path, report: Callable[[str], None] = print) 
             start, clock = resident(), time.process_time()
             reading[0] = True
             try:
-                load_compacted_state(model, path) if read else is_compacted_file(path)
+                load_compacted_state(model, path) if read else read_twice(path)
                 loaded = bool(read)
             except EngineError:
                 pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import tempfile
 import zipfile
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from engine.files.records import read_record, records_of
-from tests.engine.files.hostile import archive, records
+from tests.engine.files.hostile import archive, old_file, records
 
 
 def good() -> bytes:
@@ -46,13 +47,27 @@ def test_what_torch_and_zipfile_write() -> None:
         (archive({"a/data.pkl": b"x", "a/DATA.PKL": b"y"}), "two records of one name"),
         (archive({"data.pkl": b"x"}), "in no folder"),
         (b"", "no archive"),
+        (archive({"a/data.pkl": b"x"}, front=old_file()), "something in front of its record 'a/data.pkl'"),
+        (archive({"a/data.pkl": b"x", "a/constants.pkl": b"x"}), "'a/constants.pkl', which `torch.save` does not"),
     ],
-    ids=["two", "behind", "cut", "folders", "names", "folder", "empty"],
+    ids=["two", "behind", "cut", "folders", "names", "folder", "empty", "front", "script"],
 )
 def test_refused(data: bytes, message: str) -> None:
-    """Two directories, something behind the end, two folders or names that differ by case only."""
+    """Two directories, something behind the end or in front, two folders or names that differ by case, TorchScript."""
     with pytest.raises(ValueError, match=message):
         contents(data)
+
+
+def test_gaps() -> None:
+    """Anything between two records, or between the last one and the directory, may be a file for another reader."""
+    content = {"a/data.pkl": b"x" * 40, "a/version": b"3"}
+    data = archive(content)
+    whole = [record.start + record.size for record in records_of(io.BytesIO(data)).values()]
+    assert whole[-1] == data.index(b"PK\1\2")
+    hidden = {"a/data.pkl": content["a/data.pkl"] + archive({"b/data.pkl": b"y"}), "a/version": b"3"}
+    gap = archive(hidden).replace(struct.pack("<L", len(hidden["a/data.pkl"])), struct.pack("<L", 40))
+    with pytest.raises(ValueError, match="something in front of its record 'a/version'"):
+        contents(gap)
 
 
 def test_header_and_directory_disagree() -> None:
