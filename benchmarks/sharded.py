@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -28,27 +28,10 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from examples.sharded import Block
+from examples.sharded import Decoder
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction
 
 WORDS, LENGTH = 16384, 8
-
-
-class Decoder(nn.Module):
-    """The example's blocks between embeddings."""
-
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, width)
-        self.blocks = nn.ModuleList(Block(width, 16) for _ in range(depth))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, WORDS, bias=False)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Logits of shape (batch, length, words)."""
-        x = self.embedding(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
 
 
 class LanguageModel(pl.LightningModule):
@@ -57,7 +40,7 @@ class LanguageModel(pl.LightningModule):
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         with torch.device("meta"):
-            self.net = Decoder(width, depth)
+            self.net = Decoder(width, 16, depth, WORDS)
 
     def configure_model(self) -> None:
         """Shard before there is any data."""

@@ -221,23 +221,25 @@ class ModelSpeedup:
                 raise VerificationError(f"{certificate.notes[-1]} {_TRAINS_OTHERWISE}")
             if entries is not None:
                 certificate = entries.conclude(certificate)
+            if not plan.is_empty:
+                certify(self._model, certificate.state_dict())
+            if self._plain_norms and not training:
+                plan, certificate = self._with_ordinary_norms(plan, certificate)
         except BaseException:
             change.rollback()
             raise
-        if not plan.is_empty:
-            certify(compactable(self._model), certificate.state_dict())
         self._done, self.certificate = plan, certificate
-        if self._plain_norms and not training:
-            self._make_ordinary()
+        if not plan.is_empty:
+            compactable(self._model)
         return self._model
 
-    def _make_ordinary(self) -> None:
+    def _with_ordinary_norms(self, plan: Plan, certificate: Certificate) -> tuple[Plan, Certificate]:
         """Exchange norms for ordinary ones, also those of earlier compactions."""
-        plan, compare, everything = self.plan, self._confidence > 0, self._plain_norms is True
-        exchanges, self.certificate = make_ordinary(
-            self._model, self._graph, self._batch_dim, self.certificate, compare, everything
+        compare, everything = self._confidence > 0, self._plain_norms is True
+        exchanges, certificate = make_ordinary(
+            self._model, self._graph, self._batch_dim, certificate, compare, everything
         )
-        self._done = replace(plan, exchanges=joined(plan.exchanges, exchanges))
+        return replace(plan, exchanges=joined(plan.exchanges, exchanges)), certificate
 
     def _step(self, analysis: Analysis, proof: Proof) -> TrainingProof:
         return TrainingProof(self._model, analysis, self._masks, self._batch_dim, proof.dtype)

@@ -71,11 +71,11 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Logits of the next word."""
 
-    def __init__(self, width: int = 64, heads: int = 4, depth: int = 2) -> None:
+    def __init__(self, width: int = 64, heads: int = 4, depth: int = 2, words: int = WORDS) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, width)
+        self.embedding = nn.Embedding(words, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, WORDS, bias=False)
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, words: Tensor) -> Tensor:
         """Logits of shape (batch, length, words)."""

@@ -39,7 +39,7 @@ def prune(
     confidence: int = 8,
     compensate: bool = True,
     uniform: bool = False,
-    plain_norms: bool = False,
+    plain_norms: bool | str = False,
 ) -> nn.Module:
     """Return a smaller copy of a network: masked, repaired, compensated, compacted and verified.
 
@@ -62,8 +62,8 @@ def prune(
         ridge: penalty of compensation, see `engine.compensate`.
         uniform: whether groups of the same structure and size keep the same number of units, as a configuration needs
             it that has one number for all layers; see `save_pretrained`.
-        plain_norms: whether layer norms that lose channels become ordinary ones, as a configuration needs it, which is
-            not exact: see `engine.ModelSpeedup`.
+        plain_norms: whether norms that lose channels become ordinary ones, as a configuration needs it: ``"exact"``,
+            RMS norms; True, layer norms too, which is not exact. See `engine.ModelSpeedup`.
         confidence: number of random samples to verify with; 0 trusts the rules.
 
     Returns:

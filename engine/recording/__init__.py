@@ -2,5 +2,6 @@
 
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_model, resolve_inputs
+from engine.recording.process import seeded
 
-__all__ = ["call_model", "evaluating", "resolve_inputs"]
+__all__ = ["call_model", "evaluating", "resolve_inputs", "seeded"]

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from engine import html
 
-__all__ = ["Certificate"]
+__all__ = ["TOLERANCE", "Certificate"]
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Relative errors up to which outputs agree, by the dtype that they are computed in."""
 
 
 @dataclass(frozen=True)

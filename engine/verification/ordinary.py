@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.compaction.follow import compactable
 from engine.compaction.parts import certify
 from engine.compaction.plan import Plan
 from engine.program.graph import Graph
@@ -19,16 +18,14 @@ from engine.program.stored import distinct_modules
 from engine.program.trees import tensors_in
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_model
+from engine.surgery.exchange import Change, Undo
 from engine.surgery.norms import filled_squares, is_root_mean_square, spans_of
 from engine.surgery.ordinary import OrdinaryNorm
-from engine.verification.certificate import Certificate
+from engine.verification.certificate import TOLERANCE, Certificate
 from engine.verification.rescaled import Rescaled, rescaled_norms
 from engine.verification.trials import Trial, random_inputs
 
-__all__ = ["TOLERANCE", "make_ordinary"]
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Relative errors that rounding the new weights may cause."""
+__all__ = ["make_ordinary"]
 
 Done = tuple[tuple[OrdinaryNorm, ...], Certificate]
 
@@ -78,36 +75,41 @@ def make_ordinary(
         The exchanges, and the certificate of the compaction with them.
     """
     network = _Network(model, graph, batch_dim, compare)
-    exchanges, certificate = _exact(network, certificate)
+    exchanges, certificate, undo = _exact(network, certificate)
     if approximate:
-        others, certificate = _approximate(network, certificate)
+        try:
+            others, certificate = _approximate(network, certificate)
+        except BaseException:
+            undo()
+            raise
         exchanges = (*exchanges, *others)
     if exchanges:
-        certify(compactable(model), certificate.state_dict())
+        certify(model, certificate.state_dict())
     return exchanges, certificate
 
 
-def _exact(network: _Network, certificate: Certificate) -> Done:
+def _exact(network: _Network, certificate: Certificate) -> tuple[tuple[OrdinaryNorm, ...], Certificate, Undo]:
     exchanges = tuple(_root_mean_squares(network.model))
     if not exchanges:
-        return (), certificate
-    change, before = Plan(exchanges=exchanges).prepare(network.model), network.outputs()
-    change.commit()
-    error, tolerance = _difference(before, network.outputs()), TOLERANCE.get(network.dtype, 1e-4)
-    if not error <= tolerance:
+        return (), certificate, lambda: None
+    change, error = _exchange(network, exchanges)
+    tolerance = TOLERANCE.get(network.dtype, 1e-4)
+    if network.compare and not error <= tolerance:
         change.rollback()
         note = (
             f"{exchanges[0].module!r} and other RMS norms keep the statistics of all channels: with ordinary norms in "
             f"their place outputs differ by {error:.1e} of the largest. Does anything else read their weights or eps?"
         )
-        return (), replace(certificate, notes=(*certificate.notes, note))
+        return (), replace(certificate, notes=(*certificate.notes, note)), lambda: None
     note = (
         f"{_named(exchanges)} became ordinary over the channels that are left, with another eps and another scale of "
         "the weight: they compute the same, and train at another rate."
     )
+    if network.compare:
+        note += f" Rounding the new weights changes outputs by {error:.1e} of the largest."
     if certificate.exact and not certificate.verified and network.compare:  # nothing else was removed
         certificate = Certificate(True, error, tolerance, str(network.dtype).removeprefix("torch."), 1)
-    return exchanges, replace(certificate, exact_in_train=False, notes=(*certificate.notes, note))
+    return exchanges, replace(certificate, exact_in_train=False, notes=(*certificate.notes, note)), change.rollback
 
 
 def _approximate(network: _Network, certificate: Certificate) -> Done:
@@ -120,22 +122,35 @@ def _approximate(network: _Network, certificate: Certificate) -> Done:
     )
     if not exchanges:
         return (), certificate
-    change, before = Plan(exchanges=exchanges).prepare(network.model), network.outputs()
-    change.commit()
-    error = _difference(before, network.outputs()) if network.compare else math.nan
+    _, error = _exchange(network, exchanges)
     note = f"{_named(exchanges)} became ordinary over the channels that are left, and compute something else."
     changed: Any = {"verified": False, "exact": False, "exact_in_train": False, "max_error": error}
     return exchanges, replace(certificate, **changed, notes=(*certificate.notes, note))
+
+
+def _exchange(network: _Network, exchanges: tuple[OrdinaryNorm, ...]) -> tuple[Change, float]:
+    """Exchange norms; return the change, and by how much the outputs differ: NaN where they are not compared."""
+    change, before = Plan(exchanges=exchanges).prepare(network.model), network.outputs()
+    change.commit()
+    try:
+        return change, _difference(before, network.outputs()) if network.compare else math.nan
+    except BaseException:  # also where somebody interrupts it
+        change.rollback()
+        raise
 
 
 def _named(exchanges: tuple[OrdinaryNorm, ...]) -> str:
     """Return the names of norms for a note.
 
     Example:
-        >>> _named((OrdinaryNorm("a", 8, 4, "eps"), OrdinaryNorm("b", 8, 4, "eps")))
-        "The norms 'a' and 1 more"
+        >>> norms = OrdinaryNorm("a", 8, 4, "eps"), OrdinaryNorm("b", 8, 4, "eps"), OrdinaryNorm("c", 8, 4, "eps")
+        >>> _named(norms[:1]), _named(norms[:2]), _named(norms)
+        ("The norm 'a'", "The norms 'a' and 'b'", "The norms 'a', 'b' and 1 more")
     """
-    return f"The norms {exchanges[0].module!r} and {len(exchanges) - 1} more"
+    first, *others = (repr(exchange.module) for exchange in exchanges)
+    if len(others) > 1:
+        return f"The norms {first}, {others[0]} and {len(others) - 1} more"
+    return f"The norms {first} and {others[0]}" if others else f"The norm {first}"
 
 
 def _root_mean_squares(model: nn.Module) -> Iterator[OrdinaryNorm]:

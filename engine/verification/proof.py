@@ -17,7 +17,7 @@ from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
 from engine.surgery.replacements import Replacement
-from engine.verification.certificate import Certificate
+from engine.verification.certificate import TOLERANCE, Certificate
 from engine.verification.certify import Observation, observe
 from engine.verification.comparison import compare
 from engine.verification.memory import give_back
@@ -30,15 +30,11 @@ from engine.verification.witness import Witness
 
 __all__ = ["Proof"]
 
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Relative errors up to which two runs agree. For half precision it is the most that `Proof._calibrated` may allow."""
-
 _SLACK = 3.0
 """How often the model's own rounding, measured by one run, two runs in half precision may differ by."""
 
 _FREE = 20 * 2**20
 """Bytes that one run may take, however small the model is; else it is as many as the weights take."""
-
 
 _HEAVY = 2**30
 """Multiplications that a sample takes above which as few run as will do."""
@@ -237,7 +233,8 @@ class Proof:
         self._resolution = resolution
 
     def _usual_tolerance(self) -> float:
-        return _TOLERANCE.get(self._dtype or _own_dtype(self._model), 1e-4)
+        """Return the tolerance of the dtype; for half precision, the most that `_calibrated` may allow."""
+        return TOLERANCE.get(self._dtype or _own_dtype(self._model), 1e-4)
 
     def _calibrated(self, run: _Run, tensors: Mapping[str, Tensor]) -> float:
         """Return the tolerance for half precision, from how much the model amplifies rounding.
@@ -257,7 +254,7 @@ class Proof:
         rounded = {name: moved(tensor) for name, tensor in tensors.items()}
         observation = observe(self._model, rounded, self._inputs(run.trial)[0], *look, None, 0.0)
         rounding, _ = compare(run.observation, observation, self._witness, self._limit)
-        return min(self._limit, max(_SLACK * rounding, _TOLERANCE[torch.float32]))
+        return min(self._limit, max(_SLACK * rounding, TOLERANCE[torch.float32]))
 
     def conclude(self, certificate: Certificate) -> Certificate:
         """Run the compacted model on the same inputs, and return the certificate with the verdict.

@@ -74,11 +74,10 @@ class ModelCompaction(CompressionCallback):
             forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
             of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
             epoch.
-        plain_norms: which norms that lost channels become ordinary ones at the end of the fit, as in what
-            `save_pretrained` writes: False, none; ``"exact"``, RMS norms, which compute the same with another eps and
-            another scale of the weight (not with ``save_weights_only=False``, since a fit may go on); True, layer norms
-            and group norms too, which compute something else, as the certificate says. While training goes on they stay
-            as they are; not where parameters are sharded.
+        plain_norms: which norms that lost channels become ordinary ones at the end of the fit: ``"exact"``, RMS norms,
+            which compute the same with another eps and scale of the weight; True, layer norms and group norms too,
+            which compute something else, as the certificate says. Not with ``save_weights_only=False``, whose optimizer
+            state fits the old scale, and not where parameters are sharded.
 
     Attributes:
         checkpoint_path: the checkpoint, once written.
@@ -117,8 +116,12 @@ class ModelCompaction(CompressionCallback):
         super().__init__(model, example_input)
         if plain_norms not in (False, True, "exact"):
             raise MisconfigurationException(f"`plain_norms` is False, True or 'exact', got {plain_norms!r}.")
-        self.plain_norms = plain_norms
-        self.follows_steps = steps
+        if plain_norms and not save_weights_only:
+            raise MisconfigurationException(
+                f"`plain_norms={plain_norms!r}` gives weights another scale, which the optimizer's state that "
+                "`save_weights_only=False` saves does not fit: leave one of the two out."
+            )
+        self.plain_norms, self.follows_steps = plain_norms, steps
         check_runs(latency_runs)
         self.latency_runs, self.reindex = latency_runs, reindex
         self.when = occasions(when)
@@ -322,7 +325,8 @@ class ModelCompaction(CompressionCallback):
         example = self.example(trainer, pl_module)
         masked = self._masked(trainer, model)
         graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
-        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, self._plain(training))
+        plain = False if training else self.plain_norms
+        job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, plain)
         plan, certificate = shrink(trainer, pl_module, job, alone)
         if plan.is_empty:
             return False
@@ -334,10 +338,6 @@ class ModelCompaction(CompressionCallback):
         for monitor in monitors:
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
         return True
-
-    def _plain(self, training: bool) -> bool | str:
-        goes_on = training or (self.plain_norms == "exact" and not self.save_weights_only)
-        return False if goes_on else self.plain_norms
 
     @override
     def timed_runs(self) -> int:

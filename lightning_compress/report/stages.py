@@ -125,9 +125,7 @@ def against_cost(chosen: Sequence[Stage]) -> tuple[str, list[tuple[str, float, f
         >>> against_cost(pair)
         ('val_acc', [('dense', 100.0, 0.9), ('compacted', 40.0, 0.8)])
     """
-    for metric in metrics_of(chosen)[:1]:
-        rows = [(s.name, s.macs, s.metrics[metric]) for s in chosen if s.macs is not None and metric in s.metrics]
-        points = [(name, float(macs), value) for name, macs, value in rows if math.isfinite(value)]
-        if len(points) > 1:
-            return metric, points
-    return "", []
+    metric = next(iter(metrics_of(chosen)), "")
+    rows = [(s.name, s.macs, s.metrics[metric]) for s in chosen if s.macs is not None and metric in s.metrics]
+    points = [(name, float(macs), value) for name, macs, value in rows if math.isfinite(value)]
+    return (metric, points) if len(points) > 1 else ("", [])

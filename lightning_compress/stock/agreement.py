@@ -26,7 +26,7 @@ from lightning_compress.checkpoints.export import difference
 from lightning_compress.stock.describe import Differing, Look, Search
 from lightning_compress.stock.fields import Values
 from lightning_compress.stock.formats import Format
-from lightning_compress.stock.inputs import random_like, seeded
+from lightning_compress.stock.inputs import random_like, seeded_on
 
 __all__ = ["TOLERANCE", "Fit", "check_reached", "evaluating", "fitted", "measured"]
 
@@ -195,7 +195,7 @@ class _Seeded(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output."""
-        with seeded():
+        with seeded_on(self.inner):
             return self.inner(*args, **kwargs)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from engine.errors import InputError
+from engine.recording import seeded
 from lightning_compress.stock.fields import numbers
 
-__all__ = ["random_image", "random_like", "seeded", "sensible_inputs"]
+__all__ = ["random_image", "random_like", "seeded_on", "sensible_inputs"]
 
 _TOKENS = 8
 
@@ -45,24 +46,17 @@ def sensible_inputs(model: nn.Module, config: Mapping[str, Any]) -> dict[str, An
     )
 
 
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """Draw the same random numbers inside the context each time, and leave torch's random state as it was.
+def seeded_on(model: nn.Module) -> AbstractContextManager[None]:
+    """Draw the same random numbers inside the context each time, on a model's devices too; their states are put back.
 
     Example:
-        >>> state = torch.get_rng_state()
-        >>> with seeded():
+        >>> with seeded_on(nn.Linear(1, 1)):
         ...     one = torch.rand(1)
-        >>> with seeded():
-        ...     print(torch.equal(torch.rand(1), one), torch.equal(torch.get_rng_state(), state))
-        True False
-        >>> torch.equal(torch.get_rng_state(), state)
+        >>> with seeded_on(nn.Linear(1, 1)):
+        ...     print(torch.equal(torch.rand(1), one))
         True
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
-        yield
+    return seeded(sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"}))
 
 
 def random_image(model: nn.Module, shape: Iterable[int]) -> Tensor:

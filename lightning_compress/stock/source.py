@@ -7,11 +7,10 @@ the same arguments. Outputs are therefore equal bit by bit. The batch size is fr
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from engine.recording import call_model
 from lightning_compress.checkpoints.export import another_batch, arguments_of, exported_program
 from lightning_compress.stock.agreement import evaluating
 from lightning_compress.stock.emit import source_of
-from lightning_compress.stock.inputs import random_image, seeded
+from lightning_compress.stock.inputs import random_image, seeded_on
 
 __all__ = ["imported", "save_stock"]
 
@@ -113,8 +112,7 @@ def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches:
     for batch in batches:
         args, kwargs = arguments_of(batch)
         with torch.no_grad():
-            expected = _outputs(functools.partial(call_model, model, args, kwargs))
-            actual = _outputs(functools.partial(network, *args, **kwargs))
+            expected, actual = _outputs(model, args, kwargs), _outputs(network, args, kwargs)
         if len(expected) != len(actual) or not all(map(_same, expected, actual)):
             shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
             raise VerificationError(
@@ -123,9 +121,9 @@ def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches:
             )
 
 
-def _outputs(call: Callable[[], Any]) -> list[Tensor]:
-    with seeded():
-        return list(tensors_in(call()))
+def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    with seeded_on(model):
+        return list(tensors_in(call_model(model, args, kwargs)))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -10,44 +10,17 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torchvision.models.detection import FasterRCNN
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-from torchvision.ops import MultiScaleRoIAlign
 
 from engine.program.trees import tensors_in
 from lightning_compress import ChannelPruning, Compactable, MaskConflictRepair, ModelCompaction
 from tests.engine import golden
+from tests.engine.detectors import detector
 from tests.lightning_compress.models import Reference, trainer
 
 
 def convolutional() -> nn.Module:
     """Grouped, depthwise and normed convolutions."""
     return nn.Sequential(*golden.convolutional(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def detector() -> nn.Module:
-    """Faster R-CNN of torchvision on a backbone of two convolutions, for images of 32 by 32; all boxes come out."""
-    backbone = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 8, 3, stride=2, padding=1),
-    )
-    backbone.out_channels = 8
-    return FasterRCNN(
-        backbone,
-        rpn_anchor_generator=AnchorGenerator(((8, 16),), ((0.5, 1.0),)),
-        box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2),
-        box_head=TwoMLPHead(8 * 9, 12),
-        box_predictor=FastRCNNPredictor(12, 3),
-        min_size=32,
-        max_size=32,
-        rpn_post_nms_top_n_test=10,
-        rpn_post_nms_top_n_train=10,
-        box_score_thresh=0.0,
-        box_detections_per_img=6,
-    )
 
 
 def transformer() -> nn.Module:

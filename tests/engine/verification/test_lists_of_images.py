@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import engine
+from tests.engine.detectors import detector
 from tests.engine.exactness import channel_masks, masked, randomised
-
-pytest.importorskip("torchvision")
-from torchvision.models.detection import FasterRCNN
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-from torchvision.ops import MultiScaleRoIAlign
-
-
-def detector() -> nn.Module:
-    """Faster R-CNN of torchvision on a backbone of two convolutions."""
-    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
-    backbone.out_channels = 8
-    return FasterRCNN(
-        backbone,
-        rpn_anchor_generator=AnchorGenerator(((8, 16),), ((0.5, 1.0),)),
-        box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2),
-        box_head=TwoMLPHead(8 * 9, 12),
-        box_predictor=FastRCNNPredictor(12, 3),
-        min_size=32,
-        max_size=48,
-        rpn_post_nms_top_n_test=10,
-        box_score_thresh=0.0,
-        box_detections_per_img=6,
-    )
 
 
 def images(*sizes: tuple[int, int]) -> tuple[list[Tensor]]:
@@ -43,7 +19,7 @@ def images(*sizes: tuple[int, int]) -> tuple[list[Tensor]]:
 def test_final_boxes() -> None:
     """In float64, where no two scores are alike within rounding, each box of each image is the same."""
     torch.manual_seed(0)
-    model = randomised(detector())
+    model = randomised(detector(max_size=48))
     example = images((32, 32), (32, 40))
     masks = {
         k: m for k, m in channel_masks(model, 0).items() if not k.endswith(("cls_score", "bbox_pred", "cls_logits"))

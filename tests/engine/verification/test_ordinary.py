@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import engine
+from engine.compaction.history import history, is_compacted
 from engine.errors import InputError
+from engine.verification import ordinary
 from tests.engine.language import Language, RootMeanSquare, sentence
 
 
@@ -41,6 +44,16 @@ def compacted(plain_norms: bool | str = "exact", training: bool = False) -> tupl
 def exchanged(model: nn.Module) -> list[str]:
     """Names of the modules whose class is not their own."""
     return [name for name, module in model.named_modules() if "_made_by" in vars(type(module))]
+
+
+def two_norms() -> tuple[nn.Sequential, Tensor, dict[str, dict[str, Tensor]]]:
+    """One of each kind, an input, and masks of half of the channels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), RootMeanSquare(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    keep = torch.arange(8) < 4
+    masks = {"0": {"weight": keep[:, None].expand(8, 3), "bias": keep}, "1": {"weight": keep}}
+    masks |= {"2": {"weight": keep[:, None].expand(8, 8), "bias": keep}, "3": {"weight": keep, "bias": keep}}
+    return model.double().eval(), torch.randn(4, 3).double(), masks
 
 
 def test_the_decoder_has_the_classes_and_shapes_of_one_built_narrow() -> None:
@@ -97,12 +110,7 @@ def test_it_is_compacted_once_more() -> None:
 @pytest.mark.parametrize("plain_norms", ["exact", True])
 def test_norms_of_earlier_compactions_follow(plain_norms: bool | str) -> None:
     """Where nothing else is removed, the certificate is that of the exchange."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), RootMeanSquare(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    model, keep = model.double().eval(), torch.arange(8) < 4
-    masks = {"0": {"weight": keep[:, None].expand(8, 3), "bias": keep}, "1": {"weight": keep}}
-    masks |= {"2": {"weight": keep[:, None].expand(8, 8), "bias": keep}, "3": {"weight": keep, "bias": keep}}
-    x = torch.randn(4, 3).double()
+    model, x, masks = two_norms()
     engine.ModelSpeedup(model, x, masks).speedup_model(training=True)
     expected, before = model(x), exchanged(model)
     speedup = engine.ModelSpeedup(model, x, {}, plain_norms=plain_norms)
@@ -152,3 +160,40 @@ def test_layer_norms_need_consent() -> None:
     assert not exchanged(small(True)[0]) and not small(True)[1].certificate.exact
     with pytest.raises(InputError, match="'exact'"):
         engine.ModelSpeedup(nn.Linear(1, 1), torch.zeros(1, 1), plain_norms="all")
+
+
+def interrupt(comparison: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a comparison of outputs, counted from one."""
+    difference, count = ordinary._difference, itertools.count(1)
+
+    def interrupted(*outputs: list[Tensor]) -> float:
+        if next(count) == comparison:
+            raise KeyboardInterrupt
+        return difference(*outputs)
+
+    monkeypatch.setattr(ordinary, "_difference", interrupted)
+
+
+def test_an_interrupted_compaction_leaves_the_masked_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was removed before comes back."""
+    model, x, masks = two_norms()
+    before, attributes, expected = copy.deepcopy(model.state_dict()), set(vars(model)), model(x)
+    interrupt(1, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        engine.ModelSpeedup(model, x, masks, plain_norms="exact").speedup_model()
+    assert set(vars(model)) == attributes and not is_compacted(model) and not exchanged(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("comparison", [1, 2], ids=["exact", "approximate"])
+def test_an_interrupted_exchange_leaves_the_network_of_before(comparison: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of an earlier compaction: neither the RMS norm nor the layer norm is another."""
+    model, x, masks = two_norms()
+    engine.ModelSpeedup(model, x, masks).speedup_model(training=True)
+    expected, classes, plans = model(x), [type(module) for module in model], len(history(model))
+    interrupt(comparison, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        engine.ModelSpeedup(model, x, {}, plain_norms=True).speedup_model()
+    assert [type(module) for module in model] == classes and len(history(model)) == plans
+    assert torch.equal(model(x), expected)

@@ -23,27 +23,9 @@ from lightning_compress.stock.source import imported
 
 pytest.importorskip("safetensors")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+from benchmarks.sources import RUN
 
-RUN = """
-import sys, torch
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("engine", "lightning_compress", "torchvision"):
-            raise ImportError(f"{name} is not there")
-sys.meta_path.insert(0, Blocked())
-torch.set_num_threads(1)  # as in the tests: on more, sums are taken in another order
-from safetensors.torch import load_file
-for folder in sys.argv[1:]:
-    sys.path.insert(0, folder)
-    import network
-    model = network.Network()
-    model.load_state_dict(load_file(folder + "/network.safetensors"), strict=True)
-    inputs, outputs = torch.load(folder + "/check.pt")
-    with torch.no_grad():
-        print(torch.equal(model.eval()(inputs), outputs))
-    sys.path.pop(0), sys.modules.pop("network")
-"""
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def mobilenet() -> nn.Module:
