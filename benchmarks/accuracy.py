@@ -317,14 +317,15 @@ def figure(table: list[Row], network: str, dense: float, path: Path) -> None:
     plt.close()
 
 
-def write(section: str, path: Path) -> None:
-    """Put the section in the place of the one that the page has, or at its end."""
+def write(section: str, path: Path, heading: str = "CIFAR-10, right after pruning") -> None:
+    """Put the section in the place of the one between the same marks, or at the end of the page, under the heading."""
     text = path.read_text() if path.exists() else "# Results\n"
-    if START in text:
-        before, _, rest = text.partition(START)
-        text = before + section + rest.partition(END)[2]
+    start, *_, end = section.strip().splitlines()
+    if start in text:
+        before, _, rest = text.partition(start)
+        text = before + section + rest.partition(end)[2]
     else:
-        text = f"{text.rstrip()}\n\n## CIFAR-10, right after pruning\n\n{section}\n"
+        text = f"{text.rstrip()}\n\n## {heading}\n\n{section}\n"
     path.write_text(text)
 
 

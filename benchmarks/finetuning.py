@@ -1,0 +1,257 @@
+"""How accurate a compacted network becomes when it is trained on: CIFAR-10, a fixed number of epochs.
+
+    python benchmarks/finetuning.py --data data/cifar10.npz --weights FOLDER [--times 2.1] [--seed 0]
+
+The network is pruned in one call without training, compacted, saved, and loaded again into a fresh dense one; only then
+it trains, with the dense network as its teacher. With ``--peers``, the best of Torch-Pruning's networks at the same
+multiply-accumulates trains in its place, in the same way. A run writes a checkpoint after each epoch and goes on where
+it was stopped; finished runs are kept in a file, of which the page's section is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import LightningModule, Trainer, seed_everything
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import engine
+from benchmarks.accuracy import PEERS, Images, accuracy, macs, peer, write
+from benchmarks.cifar_resnets import normalised, pretrained
+from lightning_compress import Distillation, prune
+
+ROOT = Path(__file__).resolve().parents[1]
+START, END = "<!-- finetuning.py -->", "<!-- /finetuning.py -->"
+
+KEYS = ("network", "times", "seed", "peers", "epochs", "lr", "weight", "batch", "precision", "samples", "images")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Epoch:
+    """Shuffled training images in batches, each shifted by up to four pixels and every other one mirrored.
+
+    Attributes:
+        images: (N, 40, 40, 3) bytes: images with a border of four pixels.
+        labels: (N,) classes.
+        seed: of the order, the shifts and the mirroring.
+        batch: images in a batch; those that are left over are not used.
+    """
+
+    images: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+    seed: int
+    batch: int
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        draw = np.random.default_rng(self.seed)
+        for chosen in draw.permutation(len(self.labels))[: len(self) * self.batch].reshape(-1, self.batch):
+            rows, columns = draw.integers(0, 9, (2, self.batch, 1)) + np.arange(32)
+            mirrored = draw.integers(0, 2, self.batch, bool)
+            columns[mirrored] = columns[mirrored, ::-1]
+            pixels = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+            yield normalised(pixels), torch.from_numpy(self.labels[chosen])
+
+
+class Classifier(LightningModule):
+    """A network that trains at one cycle of the learning rate, and is tested after each epoch.
+
+    Args:
+        net: the network.
+        images: to test on.
+        train: training images with their border, and their labels.
+        options: of the command.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        images: Images,
+        train: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+        options: argparse.Namespace,
+    ) -> None:
+        super().__init__()
+        self.net, self.images, self.train_images, self.options = net, images, train, options
+        self.curve: list[float] = []
+        self.seconds, self._start = 0.0, 0.0
+
+    def train_dataloader(self) -> Epoch:
+        """Return the batches of this epoch, the same whenever the run goes on."""
+        seed = 1000 * self.options.seed + self.trainer.current_epoch
+        return Epoch(*self.train_images, seed, self.options.batch)
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD with Nesterov's momentum, and one cycle."""
+        optimizer = torch.optim.SGD(self.parameters(), self.options.lr, 0.9, weight_decay=5e-4, nesterov=True)
+        steps = int(self.trainer.estimated_stepping_batches)
+        cycle = OneCycleLR(optimizer, self.options.lr, steps, pct_start=0.1, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.net(x.contiguous(memory_format=torch.channels_last))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
+        """Return the cross entropy."""
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def on_train_epoch_start(self) -> None:
+        """Start the clock."""
+        self._start = time.process_time()
+
+    def on_train_epoch_end(self) -> None:
+        """Test, outside of the time that counts."""
+        self.seconds += time.process_time() - self._start
+        self.net.eval()
+        self.curve.append(accuracy(self.net, self.images))
+        self.net.train()
+        print(f"epoch {len(self.curve)}: {self.curve[-1]:.2f} % after {self.seconds / 60:.0f} CPU minutes", flush=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what was measured."""
+        checkpoint["measured"] = {"curve": self.curve, "seconds": self.seconds}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on measuring."""
+        self.curve, self.seconds = checkpoint["measured"]["curve"], checkpoint["measured"]["seconds"]
+
+
+def compacted(dense: nn.Module, images: Images, options: argparse.Namespace, folder: Path) -> tuple[str, nn.Module]:
+    """Return who pruned the network, and the network; ours is read from its checkpoint, which is written once."""
+    amount, (batches, labels) = 1 - 1 / options.times, images.sample(options.seed, options.samples)
+    if options.peers:
+        pairs = list(zip(batches, labels, strict=True))
+        return max(_rivals(dense, images, options.peers, amount, pairs), key=lambda rival: accuracy(rival[1], images))
+    path = folder / "compacted.pt"
+    if not path.exists():
+        chosen: dict[str, Any] = {"criterion": "reconstruction", "scope": "global", "samples": options.samples}
+        small = prune(dense, batches[0][:2], amount, data=batches, **chosen)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(small.state_dict(), path)
+    fresh = engine.compactable(pretrained(options.network, options.weights))
+    fresh.load_state_dict(torch.load(path, weights_only=True))
+    return "lightning-compress", fresh
+
+
+def _rivals(
+    dense: nn.Module, images: Images, importances: Sequence[str], amount: float, pairs: list[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield Torch-Pruning's networks, with and without the residual stream in its groups, with batch norms anew."""
+    for importance in importances:
+        for stream in (True, False):
+            small = peer(dense, importance, amount, stream, pairs)
+            if small is not None:
+                engine.recalibrate_norms(small, [x for x, _ in pairs])
+                yield f"Torch-Pruning, {importance}{'' if stream else ', stream kept'}", small
+
+
+def trained(options: argparse.Namespace) -> Row:
+    """Train one network on, from where an earlier run of the same options was stopped.
+
+    Returns:
+        Who pruned it, what is left of the multiply-accumulates, the accuracies before training and after each epoch,
+        and the CPU seconds that training took.
+    """
+    seed_everything(options.seed)
+    images = Images.load(options.data, options.images)
+    dense = pretrained(options.network, options.weights)
+    folder = options.folder / "-".join((options.network, str(options.times), str(options.seed), *options.peers))
+    by, small = compacted(dense, images, options, folder)
+    x = images.test[:2]
+    row = {"by": by, "left": macs(small, x) / macs(dense, x), "before": accuracy(small, images)}
+    print(f"{by}: {row['left']:.3f} of the multiply-accumulates, {row['before']:.2f} %", flush=True)
+    with np.load(options.data) as arrays:
+        labels = arrays["y_train"].astype(np.int64).reshape(-1)
+        bordered = np.pad(arrays["x_train"], ((0, 0), (4, 4), (4, 4), (0, 0)))
+    module = Classifier(small.train().to(memory_format=torch.channels_last), images, (bordered, labels), options)
+    teacher = dense.to(memory_format=torch.channels_last)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=options.epochs, precision=options.precision, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, reload_dataloaders_every_n_epochs=1,
+        callbacks=[Distillation(teacher, weight=options.weight, model="net"),
+                   ModelCheckpoint(folder, save_last=True, save_top_k=0, save_on_train_epoch_end=True)],
+    )  # fmt: skip
+    last = folder / "last.ckpt"
+    trainer.fit(module, ckpt_path=last if last.exists() else None, weights_only=False)
+    about = {key: getattr(options, key) for key in KEYS}
+    return {**about, **row, "curve": module.curve, "seconds": module.seconds}
+
+
+def page(table: list[Row]) -> str:
+    """Return the section of the page that the rows make."""
+    first = table[0]
+    lines = [
+        START, "", f"Trained on for {first['epochs']} epochs with the dense network as the teacher (a cycle of the "
+        f"learning rate up to {first['lr']:g}, batches of {first['batch']}, {first['precision']} on the CPU): "
+        f"accuracy in % on {first['images']:,} test images, of the last epoch.", "",
+        "| network | times fewer | by | before | seeds | mean | CPU minutes |", "|---|---:|---|---:|---|---:|---:|",
+    ]  # fmt: skip
+    for key in dict.fromkeys((row["network"], row["times"], row["by"]) for row in table):
+        own = [row for row in table if (row["network"], row["times"], row["by"]) == key]
+        last, before = [row["curve"][-1] for row in own], statistics.mean(row["before"] for row in own)
+        spread = f" ± {statistics.stdev(last):.2f}" if len(last) > 1 else ""
+        minutes = statistics.mean(row["seconds"] for row in own) / 60
+        lines.append(
+            f"| {key[0]} | {key[1]:g} | {key[2]} | {before:.2f} | {', '.join(f'{value:.2f}' for value in last)} | "
+            f"{statistics.mean(last):.2f}{spread} | {minutes:.0f} |"
+        )
+    lines += ["", "After each epoch:", ""]
+    for row in table:
+        curve = ", ".join(f"{value:.2f}" for value in row["curve"])
+        lines.append(f"- {row['network']}, {row['times']:g} times fewer, {row['by']}, seed {row['seed']}: {curve}")
+    return "\n".join([*lines, "", END])
+
+
+def main() -> int:
+    """Train what the options say, and write the section of all finished rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="cifar10.npz: x_train, y_train, x_test, y_test")
+    parser.add_argument("--weights", type=Path, required=True, help="folder with resnet20-*.th and resnet56-*.th")
+    parser.add_argument("--network", default="resnet56")
+    parser.add_argument("--times", type=float, default=2.1, help="fewer multiply-accumulates")
+    parser.add_argument("--seed", type=int, default=0, help="of the calibration images and of the training")
+    parser.add_argument("--peers", nargs="*", default=[], choices=PEERS, help="the best of these, instead of ours")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--weight", type=float, default=1.0, help="of the teacher's term")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--samples", type=int, default=1024, help="images to calibrate on")
+    parser.add_argument("--images", type=int, default=10_000, help="test images")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "finetuning", help="checkpoints of the runs")
+    parser.add_argument("--keep", type=Path, default=ROOT / "build" / "finetuning.jsonl", help="finished rows")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md", help="the page to write into")
+    options = parser.parse_args()
+    table = [json.loads(line) for line in options.keep.read_text().splitlines()] if options.keep.exists() else []
+    job = [getattr(options, key) for key in KEYS]
+    if job not in [[row[key] for key in KEYS] for row in table]:
+        table.append(trained(options))
+        options.keep.parent.mkdir(parents=True, exist_ok=True)
+        with options.keep.open("a") as file:
+            file.write(json.dumps(table[-1]) + "\n")
+    write(page(table), options.out, "CIFAR-10, trained on")
+    print(f"Written: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Training a compacted network on, in its smallest form."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import finetuning
+from benchmarks.cifar_resnets import CifarResNet
+from benchmarks.finetuning import Classifier, Epoch
+from tests.benchmarks.test_accuracy import archive
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+    """Run the command for two epochs in a folder, and return the row."""
+    if not (folder / "resnet8-random.th").exists():
+        torch.manual_seed(0)
+        folder.mkdir(parents=True)
+        archive(folder)
+        torch.save({"state_dict": CifarResNet(1).state_dict()}, folder / "resnet8-random.th")
+    options = {"data": folder / "cifar10.npz", "weights": folder, "network": "resnet8", "epochs": 2, "batch": 16}
+    options |= {"samples": 32, "images": 16, "precision": "32-true", "folder": folder / "runs"}
+    options |= {"keep": folder / "rows.jsonl", "out": folder / "results.md"}
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["finetuning.py", *words, *more])
+    assert finetuning.main() == 0
+    row: dict[str, Any] = json.loads((folder / "rows.jsonl").read_text().splitlines()[-1])
+    return row
+
+
+def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts from the checkpoint of the compacted network, costs what was asked for, and is trained only once."""
+    whole = run(tmp_path / "whole", monkeypatch)
+    end = Classifier.on_train_epoch_end
+
+    def interrupted(module: Classifier) -> None:
+        if module.current_epoch:
+            raise RuntimeError("the power went out")
+        end(module)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "on_train_epoch_end", interrupted)
+        with pytest.raises(RuntimeError, match="the power went out"):
+            run(tmp_path / "parts", patch)
+    monkeypatch.setattr(finetuning, "prune", None)  # the compacted network comes out of its file
+    parts = run(tmp_path / "parts", monkeypatch)
+    states = [
+        torch.load(tmp_path / kind / "runs" / "resnet8-2.1-0" / "last.ckpt", weights_only=False)["state_dict"]
+        for kind in ("whole", "parts")
+    ]
+    assert states[0].keys() == states[1].keys() and all(
+        torch.equal(states[0][key], states[1][key]) for key in states[0]
+    )
+    assert {**whole, "seconds": 0} == {**parts, "seconds": 0} and len(whole["curve"]) == 2
+    assert whole["by"] == "lightning-compress" and 0.3 < whole["left"] <= 1 / 2.1
+    monkeypatch.setattr(finetuning, "trained", None)
+    assert run(tmp_path / "whole", monkeypatch) == whole
+    text = (tmp_path / "whole" / "results.md").read_text()
+    assert text.count(finetuning.START) == text.count(finetuning.END) == 1 and "| resnet8 | 2.1 | lightning" in text
+
+
+def test_the_best_of_the_rivals_trains_in_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row names the importance."""
+    pytest.importorskip("torch_pruning")
+    row = run(tmp_path / "peers", monkeypatch, "--peers", "magnitude")
+    assert row["by"].startswith("Torch-Pruning, magnitude") and len(row["curve"]) == 2 and row["left"] <= 1 / 2.1
+
+
+def test_an_epoch_shifts_and_mirrors() -> None:
+    """Each image once, with its label; another seed gives another order; the same seed the same batches."""
+    images = np.zeros((8, 40, 40, 3), np.uint8)
+    images[:, 20:, 20:] = np.arange(8, dtype=np.uint8)[:, None, None, None] + 1
+    labels = np.arange(8)
+    first, again, other = (list(Epoch(images, labels, seed, 4)) for seed in (0, 0, 1))
+    assert all(torch.equal(x, y) for one, two in zip(first, again, strict=True) for x, y in zip(one, two, strict=True))
+    assert sorted(int(y) for _, batch in first for y in batch) == list(range(8))
+    assert [list(y) for _, y in first] != [list(y) for _, y in other]
+    for x, y in first:
+        assert x.shape == (4, 3, 32, 32)
+        brightest = x[:, 0].flatten(1).max(1).values
+        assert torch.equal(brightest.argsort(), y.argsort())
+    assert len({tuple(x[i, 0].argmax(0).tolist()) for x, _ in first for i in range(4)}) > 1
