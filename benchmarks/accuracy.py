@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py --data data/cifar10.npz --weights FOLDER [--images 2000] [--out docs/results.md]
 
-Magnitude alone, with batch norms estimated anew, and with least squares, for several criteria; beside Torch-Pruning's
+Magnitude alone, with batch norms re-estimated, and with least squares, for several criteria; beside Torch-Pruning's
 pruners on the same weights, images and multiply-accumulates, where it is installed. Each network is compacted and
 counted before it is tested. Calibration images are training images without labels. Finished rows are kept in a file, so
 a run that was stopped goes on where it was.
@@ -275,7 +275,7 @@ def curves(table: list[Row], network: str) -> dict[str, list[tuple[float, float]
     peers = [row for row in own if row["by"] != "lightning-compress"]
     names = {
         "least squares, reconstruction": ("reconstruction", "least squares"),
-        "batch norms estimated anew, l2": ("l2", "norms"),
+        "batch norms re-estimated, l2": ("l2", "norms"),
         "masks alone, l2": ("l2", "none"),
     }
     drawn = {
@@ -318,7 +318,7 @@ def figure(table: list[Row], network: str, dense: float, path: Path) -> None:
 
 
 def write(section: str, path: Path, heading: str = "CIFAR-10, right after pruning") -> None:
-    """Put the section in the place of the one between the same marks, or at the end of the page, under the heading."""
+    """Put the section in place of the one between the same marks, or at the end of the page, under the heading."""
     text = path.read_text() if path.exists() else "# Results\n"
     start, *_, end = section.strip().splitlines()
     if start in text:

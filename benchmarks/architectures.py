@@ -146,7 +146,7 @@ class NotRun(Exception):
 
 
 class Headed(nn.Module):
-    """A model with a linear layer on its last hidden state, so that what flows through it is no output."""
+    """A model with a linear layer on its last hidden state, so that what flows through it is not an output."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()

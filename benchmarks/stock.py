@@ -101,7 +101,7 @@ def wide(group: engine.Group) -> bool:
 
 
 class Read(nn.Module):
-    """A model with a linear layer on each state that it returns, so that what flows through it is no output."""
+    """A model with a linear layer on each state that it returns, so that what flows through it is not an output."""
 
     def __init__(self, body: nn.Module, inputs: dict[str, Any]) -> None:
         super().__init__()

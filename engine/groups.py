@@ -149,7 +149,7 @@ def output_channels(structure: Structure, node: Node) -> list[tuple[Value, int]]
 def _by_number(numbered: Tensor) -> list[Tensor]:
     """Return the slots of each group, ascending, by group number."""
     order = numbered.argsort(stable=True)
-    counts = torch.bincount(numbered + 1)  # -1 is no group
+    counts = torch.bincount(numbered + 1)  # -1 is not a group
     return list(order.split(counts.tolist()))[1:]
 
 

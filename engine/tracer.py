@@ -347,7 +347,7 @@ def trace(
         The recorded program. Auxiliary branches that run in train mode only are part of it.
 
     Raises:
-        InputError: where the model is no module, or the example inputs hold no tensor, or have no such dimension.
+        InputError: where the model is not a module, or the example inputs hold no tensor, or have no such dimension.
         TraceError: where the model rejects the example inputs, or an entry cannot be recorded; it is named.
 
     Example:

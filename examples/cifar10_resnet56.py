@@ -183,7 +183,7 @@ class OutOfTime(Exception):
 class Pause(Callback):
     """Stops before an epoch that may not be done in time.
 
-    An exception, unlike ``max_time``, leaves the masked model alone: it is no end of the fit, and nothing is compacted.
+    An exception, unlike ``max_time``, leaves the masked model alone: it does not end the fit, and nothing is compacted.
     """
 
     def __init__(self, deadline: float) -> None:

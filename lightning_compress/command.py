@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_options(message: str) -> str:
-    """An error of the Python API, with the options of the command line in the place of arguments.
+    """An error of the Python API, with the options of the command line in place of arguments.
 
     Example:
         >>> as_options("Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`; name one, as in `model='net'`.")
@@ -231,7 +231,7 @@ def _summarize(options: argparse.Namespace) -> int:
             f"{options.cls} cannot be built: {error}. Give what it takes with --arg NAME=VALUE."
         ) from error
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{options.cls} is no module and returns none, but a {type(model).__name__}.")
+        raise InputError(f"{options.cls} is not a module and returns none, but a {type(model).__name__}.")
     summary = summarize(model, _example(options), amounts=options.amounts, path=options.model)
     _say(summary)
     if options.html:

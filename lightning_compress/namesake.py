@@ -10,7 +10,7 @@ __all__ = ["check_engine"]
 
 
 def check_engine() -> None:
-    """Refuse where `engine` is something else than the package that was installed along; it is not run for this.
+    """Refuse where `engine` is something other than the package that was installed along; it is not run for this.
 
     Raises:
         ImportError: naming the file, and what to do.

@@ -68,7 +68,7 @@ class Compaction(Change):
         with torch.no_grad():
             for name in sorted({*slices, *masks, *folded}):
                 if name not in self._stored:
-                    raise PlanError(f"The plan is of another model: this one has no parameter or buffer {name!r}.")
+                    raise PlanError(f"The plan belongs to another model: this one has no parameter or buffer {name!r}.")
                 self._prepare(name, self._stored[name], slices.get(name), masks.get(name), folded.get(name, []))
 
     def add_attributes(self, attributes: Mapping[str, Mapping[str, int]]) -> None:

@@ -144,7 +144,7 @@ def entries(content: Any) -> dict[str, Entry]:
 
 def _listed(items: Any) -> list[Any]:
     if not isinstance(items, (list, tuple)):  # such as a tensor of a billion entries
-        raise TypeError(f"a {type(items).__name__} in the place of a list")
+        raise TypeError(f"a {type(items).__name__} in place of a list")
     return list(items)
 
 
@@ -204,7 +204,7 @@ def reshape(
         undo()
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"The weights are of another model than {type(model).__name__}: {error}") from error
+        raise CheckpointError(f"The weights belong to another model than {type(model).__name__}: {error}") from error
     except BaseException:
         undo()
         raise
@@ -280,7 +280,7 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
     try:
         return model.get_submodule(path)
     except AttributeError as error:
-        raise PlanError(f"The plan is of another model: {type(model).__name__} has no module {path!r}.") from error
+        raise PlanError(f"The plan belongs to another model: {type(model).__name__} has no module {path!r}.") from error
 
 
 def _misfit(model: nn.Module, shapes: Shapes) -> str | None:

@@ -23,11 +23,11 @@ def upgraded(state: Any) -> dict[str, Any]:
     """Return the state of a plan in the present format, whichever it was written in.
 
     Raises:
-        PlanError: if it is no plan, or is of a newer format, or incomplete.
+        PlanError: if it is not a plan, or is of a newer format, or incomplete.
     """
     version = state.get("format") if isinstance(state, Mapping) else None
     if not isinstance(version, int) or version < 1:
-        raise PlanError("This is no compaction plan: it has no format number.")
+        raise PlanError("This is not a compaction plan: it has no format number.")
     if version > FORMAT:
         raise PlanError(f"The plan has format {version}; this version reads up to {FORMAT}. Update the package.")
     if version == FORMAT:

@@ -98,7 +98,7 @@ class _Counter:
 
 def _check_plain(key: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_meta:
-        raise PlanError(f"The plan is damaged: {key!r} is no plain tensor.")
+        raise PlanError(f"The plan is damaged: {key!r} is not a plain tensor.")
     expanded = key in _INDICES or key in _VALUES  # a mask may stay a repeated entry
     if expanded and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise PlanError(f"The plan is damaged: {key!r} claims {tensor.numel()} entries, and holds fewer.")

@@ -1,6 +1,6 @@
 """Apply a plan to a model whose parameters are spread over processes: gather one, cut it, spread it, drop it.
 
-Everything else (classes, attributes, buffers, history) changes as in any other model: the parts that are no sharded
+Everything else (classes, attributes, buffers, history) changes as in any other model: the parts that are not sharded
 parameters are left to `engine.compaction.compact`, which sees parameters without data meanwhile.
 """
 
@@ -149,7 +149,7 @@ def restore_sharded(model: nn.Module, wanted: Mapping[str, Entry], optimizers: S
         optimizers: optimizers whose state is cut along.
 
     Raises:
-        CheckpointError: where the checkpoint is of another model, or of before a compaction.
+        CheckpointError: where the checkpoint belongs to another model, or is from before a compaction.
     """
     done = {path: history(module) for path, module in model.named_modules() if history(module)}
     for path, steps in done.items():
@@ -168,4 +168,4 @@ def restore_sharded(model: nn.Module, wanted: Mapping[str, Entry], optimizers: S
                 if certificate is not None:
                     certify(compactable(module), certificate)
     except (EngineError, AttributeError) as error:
-        raise CheckpointError(f"The checkpoint is of another model: {error}") from error
+        raise CheckpointError(f"The checkpoint belongs to another model: {error}") from error

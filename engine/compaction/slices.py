@@ -315,5 +315,5 @@ def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:
     rows = mask.reshape(mask.size(0), -1) if set(sets) == {0, 1} else mask[:0].reshape(0, 1)
     counts = rows.sum(1)[rows.any(1)]
     if not len(counts) or int(counts.min()) != int(counts.max()):
-        raise PlanError(f"What stays of {what} is no rectangle; this is a defect of a rule, please report it.")
+        raise PlanError(f"What stays of {what} is not a rectangle; this is a defect of a rule, please report it.")
     return Slice(before, (Cut((0, 1), rows.reshape(-1).nonzero()[:, 0], (len(counts), int(counts[0]))),))

@@ -115,7 +115,7 @@ class Run:
         return [*written, *fresh]
 
     def arguments(self, node: Node) -> dict[str, Any]:
-        """Return the arguments of a node, tensors in the place of values, and sizes as this batch has them."""
+        """Return the arguments of a node, tensors in place of values, and sizes as this batch has them."""
         tree = {name: self._sized(node, name, argument) for name, argument in node.args.items()}
         return {name: _filled(argument, self) for name, argument in tree.items()}
 

@@ -1,4 +1,4 @@
-"""Batch norm statistics, estimated anew."""
+"""Batch norm statistics, re-estimated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, flo
     """Replace the statistics of batch norms by those of batches, each batch with the same weight.
 
     After pruning, the statistics are still those of the dense model. This is the cheap repair; where `compensate` was
-    used they belong to the fitted weights, and estimating them anew makes the model worse.
+    used they belong to the fitted weights, and re-estimating them makes the model worse.
 
     Args:
         model: its norms change in place; parameters, modes and all other buffers stay. Masked parameters have to be

@@ -56,7 +56,7 @@ class LatencyTable:
                 self._seconds = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
             except (ValueError, AttributeError, TypeError) as error:
                 raise InputError(
-                    f"{self.path} is no table of latencies: {error}. Remove it, or give another path."
+                    f"{self.path} is not a table of latencies: {error}. Remove it, or give another path."
                 ) from error
 
     def seconds(self, op: Callable[..., Any], args: Mapping[str, Any], device: torch.device) -> float:

@@ -97,7 +97,7 @@ def _read(file: BinaryIO, map_location: Any) -> Any:
     def load(key: str, claimed: int, location: str) -> torch.UntypedStorage:
         record = records.get(f"data/{key}")
         if record is None or record.size != claimed:
-            raise ValueError(f"its storage {key!r} has not the size of its record")
+            raise ValueError(f"its storage {key!r} does not have the size of its record")
         return _placed(_storage(file, record), location, map_location)
 
     return unpickled(read_record(file, pickled), load, _FREE + int(_OBJECTS * size), _FREE + _CLAIMS * size)

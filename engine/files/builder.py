@@ -103,13 +103,13 @@ class Builder:
 
     def _counter(self, counts: Any = None) -> Counter[Any]:
         if not isinstance(counts, (dict, type(None))):
-            raise ValueError("it counts something else than a dictionary")
+            raise ValueError("it counts something other than a dictionary")
         self.take(OBJECT * len(counts or ()))
         return Counter(counts)
 
     def _set_of(self, items: Any = ()) -> set[Any]:
         if not isinstance(items, (list, tuple)):
-            raise ValueError("it makes a set of something else than a list")
+            raise ValueError("it makes a set of something other than a list")
         self.take(OBJECT * len(items))
         return {self.key(item) for item in items}
 
@@ -118,7 +118,7 @@ class Builder:
 
     def _encoded(self, text: Any, encoding: Any) -> bytes:
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-            raise ValueError("it encodes what is no bytes")
+            raise ValueError("it encodes what is not bytes")
         self.take(len(text))
         return text.encode("latin-1")
 
@@ -139,7 +139,7 @@ class Builder:
     def storage(self, reference: tuple[Any, ...]) -> Storage:
         """Return what a reference to something outside of the pickle stands for."""
         if len(reference) != 5 or reference[0] != "storage" or not isinstance(reference[1], Name):
-            raise ValueError("it refers to something outside that is no storage")
+            raise ValueError("it refers to something outside that is not a storage")
         _, kind, key, location, count = reference
         if kind.name not in STORAGES or not isinstance(key, str) or not isinstance(location, str):
             raise ValueError("it refers to a storage of an unknown kind")
@@ -156,14 +156,14 @@ class Builder:
         """``torch._utils._rebuild_tensor_v2``: then whether it requires a gradient, its hooks, and metadata."""
         dtype = storage.dtype if isinstance(storage, Storage) else None
         if dtype is None or len(rest) > 3 or any(rest[1:]):
-            raise ValueError("it holds a tensor that is no plain one")
+            raise ValueError("it holds a tensor that is not a plain one")
         return self._view(storage, dtype, offset, sizes, strides, *rest[:1])
 
     def _typed_tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor:
         """``torch._utils._rebuild_tensor_v3``: then gradient, hooks, dtype and metadata."""
         plain = isinstance(storage, Storage) and 3 <= len(rest) <= 4 and isinstance(rest[2], torch.dtype)
         if not plain or rest[1] or any(rest[3:]):
-            raise ValueError("it holds a tensor that is no plain one")
+            raise ValueError("it holds a tensor that is not a plain one")
         return self._view(storage, rest[2], offset, sizes, strides, rest[0])
 
     def _view(
@@ -185,7 +185,7 @@ class Builder:
 
     def _parameter(self, data: Any, gradient: Any, hooks: Any, state: Any = None) -> nn.Parameter:
         if not isinstance(data, Tensor) or hooks:
-            raise ValueError("it holds a parameter that is no plain one")
+            raise ValueError("it holds a parameter that is not a plain one")
         self.take(_TENSOR)
         return nn.Parameter(data, bool(gradient))
 
@@ -193,9 +193,9 @@ class Builder:
         """``torch._tensor._rebuild_from_type_v2``: a tensor with attributes of its own, which are left out."""
         plain = isinstance(function, Name) and function.name.startswith("torch._utils._rebuild_")
         if not plain or not isinstance(kind, Name) or kind.name not in TENSOR_CLASSES:
-            raise ValueError("it holds a tensor that is no plain one")
+            raise ValueError("it holds a tensor that is not a plain one")
         if not isinstance(arguments, tuple) or function.name not in CALLS:
-            raise ValueError("it holds a tensor that is no plain one")
+            raise ValueError("it holds a tensor that is not a plain one")
         tensor: Tensor = CALLS[function.name](self, *arguments)
         return tensor
 

@@ -186,7 +186,7 @@ def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
         path: the file, ``*.safetensors``; written as a whole or not at all.
 
     Raises:
-        InputError: where the package is missing, or the state dict holds something else than tensors.
+        InputError: where the package is missing, or the state dict holds something other than tensors.
 
     Example:
         >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
@@ -270,7 +270,7 @@ def load_compacted_state(
         The model, small.
 
     Raises:
-        CheckpointError: if the file cannot be used, or is of another model; the model is then as it was.
+        CheckpointError: if the file cannot be used, or belongs to another model; the model is then as it was.
 
     Example:
         >>> torch.save(compacted.state_dict(), "small.pt")  # doctest: +SKIP
@@ -282,7 +282,7 @@ def load_compacted_state(
     prefix = _prefix(set(states), set(model.state_dict()), sorted(stored, key=len))
     if prefix is None:
         raise CheckpointError(
-            f"{os.fspath(path)} holds no weights under the names of {type(model).__name__}: it is of another model."
+            f"{os.fspath(path)} belongs to another model: it holds no weights of {type(model).__name__} by name."
         )
     try:
         load_state(compactable(model), _part(checkpoint["state_dict"], prefix), _within(stored, prefix), strict)

@@ -33,7 +33,7 @@ def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str
 
     Raises:
         CheckpointError: where it cannot be written.
-        InputError: where the package is missing, or the state dict holds something else than tensors.
+        InputError: where the package is missing, or the state dict holds something other than tensors.
     """
     weights = checkpoint["state_dict"]
     odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]

@@ -64,7 +64,7 @@ def records_of(file: BinaryIO) -> dict[str, Record]:
         file: opened for reading.
 
     Raises:
-        ValueError: where it is no such archive, or can be read in two ways.
+        ValueError: where it is not such an archive, or can be read in two ways.
     """
     size = file.seek(0, os.SEEK_END)
     count, start, end = _directory(file, size)
@@ -112,7 +112,7 @@ def _part(file: BinaryIO, start: int, size: int) -> bytes:
 def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
     """Return the number of records, and where the directory begins and ends."""
     if size < _END.size:
-        raise ValueError("it is no archive")
+        raise ValueError("it is not an archive")
     place = size - _END.size
     sign, disk, first, here, count, length, start, comment = _END.unpack(_part(file, place, _END.size))
     if sign != b"PK\5\6" or comment or disk or first or here != count:
@@ -124,7 +124,7 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
                 raise ValueError("it has two directories, which differ")
         count, length, start, place = wide
     if start + length != place or count > _MOST or count * _ENTRY.size > length:
-        raise ValueError("its directory has not the size that it says")
+        raise ValueError("its directory does not have the size that it says")
     return count, start, place
 
 

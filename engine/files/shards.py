@@ -78,7 +78,7 @@ def compact_shards(
         The plan.
 
     Raises:
-        CheckpointError: where the files are damaged, or are of another model.
+        CheckpointError: where the files are damaged, or belong to another model.
         InputError: where the model holds data, or nothing is masked that could go.
 
     Example:

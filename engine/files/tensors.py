@@ -87,10 +87,10 @@ def opened_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
         check_text(text, size)
         header = json.loads(text)
         if not isinstance(header, dict):
-            raise ValueError("its header is no mapping")
+            raise ValueError("its header is not a mapping")
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("its metadata is no text")
+            raise ValueError("its metadata is not text")
         places = {name: _place(name, entry, 8 + length) for name, entry in header.items()}
         end = 8 + length
         for _, _, first, last in sorted(places.values(), key=lambda place: place[2:]):
@@ -98,7 +98,7 @@ def opened_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
                 raise ValueError("its tensors overlap, or leave holes")
             end = last
         if end != size:
-            raise ValueError("it has not the size that its header says")
+            raise ValueError("it does not have the size that its header says")
         yield TensorFile(metadata, places, file)
 
 
@@ -107,7 +107,7 @@ def _place(name: str, entry: Any, base: int) -> tuple[torch.dtype, tuple[int, ..
     if not all(type(n) is int and 0 <= n < 2**62 for n in (*shape, start, end)):
         raise ValueError(f"its tensor {name!r} has an impossible shape")
     if end - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"its tensor {name!r} has not the size of its shape")
+        raise ValueError(f"its tensor {name!r} does not have the size of its shape")
     return dtype, shape, base + start, base + end
 
 

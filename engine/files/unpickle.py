@@ -41,7 +41,7 @@ def unpickled(data: bytes, load: Load, memory: int, claims: int) -> Any:
         claims: bytes that all different tensors may span together.
 
     Raises:
-        ValueError: where it holds something else than plain values and tensors, or more than it may.
+        ValueError: where it holds something other than plain values and tensors, or more than it may.
     """
     return _Reader(data, load, memory, claims).read()
 

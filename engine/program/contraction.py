@@ -64,7 +64,7 @@ class Contraction:
 
     @property
     def inner(self) -> bool:
-        """Whether the output is no value of its own, so that the weight stands for it."""
+        """Whether the output is not a value of its own, so that the weight stands for it."""
         return self.output is self.weight
 
     @property

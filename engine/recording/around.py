@@ -45,7 +45,7 @@ def around(entry: Entry, model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def modules_around(value: Any, model: nn.Module) -> list[nn.Module]:
-    """Return the modules that a callable and its arguments reach, and that are no part of the model: outermost ones.
+    """Return the modules that a callable and its arguments reach, and that are not part of the model: outermost ones.
 
     Looked into are owners of methods, closures, defaults, partial functions, names of modules in a function's globals,
     attributes of plain objects, and containers.

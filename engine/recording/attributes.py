@@ -237,7 +237,7 @@ def course(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
 
 
 def _switches(node: Node) -> tuple[Any, ...]:
-    """Return the arguments that are no amounts: truth values, text and dimensions."""
+    """Return the arguments that are not amounts: truth values, text and dimensions."""
     args = {name: value for name, value in node.args.items() if not isinstance(value, Value)}
     plain = tuple((name, repr(v)) for name, v in args.items() if isinstance(v, str) or v is None or "dim" in name)
     return *plain, *truths_in(args)

@@ -37,7 +37,7 @@ class Axis:
 
 
 def larger(size: int) -> int:
-    """Return a larger size, one that is no odd multiple: many models want multiples of 32, or of a small number."""
+    """Return a larger size, one that is not an odd multiple: many models want multiples of 32, or of a small number."""
     return size + 32 if size >= 64 else 2 * size
 
 
@@ -47,7 +47,7 @@ def odd(size: int, place: int = 0) -> int:
 
 
 def smaller(size: int) -> int:
-    """Return a smaller size that is no half of the other; 1 stays."""
+    """Return a smaller size that is not half of the other; 1 stays."""
     return max(size * 5 // 8, 1)
 
 
@@ -61,7 +61,7 @@ def axes_of(args: Any, kwargs: Any, dynamic_dims: Any = None) -> list[Axis]:
             channels of pictures; whether a model accepts other sizes there is found out by running it.
 
     Raises:
-        InputError: for a dimension that an input does not have, or for what is no set of dimensions.
+        InputError: for a dimension that an input does not have, or for what is not a set of dimensions.
 
     Example:
         >>> [(sorted(axis.places), axis.size) for axis in axes_of((torch.zeros(2, 3, 8, 6),), {})]

@@ -1,9 +1,9 @@
 """Which buffers and other tensors that a model holds may be others at its next call: these are inputs, not constants.
 
-A tensor's numbers are constant where no code writes to it, and nothing suggests that somebody outside sets it: a single
-number is a coefficient, a flag or a counter, one number throughout waits for others, and zeros and ones open and close
-paths. Tables of indices, statistics of batch norms and masks of `torch.nn.utils.prune` are what they are taken for, and
-parameters are the masks' and the optimizer's matter.
+A tensor's numbers are constant where no code writes to it, and nothing suggests that code outside the model sets it: a
+single number is a coefficient, a flag or a counter, one number throughout waits for others, and zeros and ones open and
+close paths. Tables of indices, statistics of batch norms and masks of `torch.nn.utils.prune` are what they look like,
+and parameters are left to the masks and the optimizer.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleT
 def _is_understood(module: nn.Module, name: str, written: Collection[str], by_modules: Collection[str]) -> bool:
     """Whether a buffer is a statistic of a batch norm, or a mask of `torch.nn.utils.prune`.
 
-    Statistics are estimated anew by code beside a model, in a callback say, as they are by training; what the model's
+    Statistics are re-estimated by code beside a model, in a callback say, as they are by training; what the model's
     own modules write there comes back in its next call.
     """
     if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in module._parameters:
@@ -162,7 +162,7 @@ def _is_understood(module: nn.Module, name: str, written: Collection[str], by_mo
 
 
 def _suggests_change(tensor: Tensor, derived: bool) -> bool:
-    """Whether somebody outside may set it, as far as its numbers show; ``derived``: whether no checkpoint holds it."""
+    """Whether its numbers suggest that code outside the model sets it; ``derived``: whether no checkpoint holds it."""
     if tensor.numel() <= 1:
         return True
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
@@ -175,7 +175,7 @@ def _suggests_change(tensor: Tensor, derived: bool) -> bool:
 
 
 def _held(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors that lie in values: in containers, and in objects that are no modules."""
+    """Yield the tensors that lie in values: in containers, and in objects that are not modules."""
     seen: set[int] = set()
     waiting = deque(values.values() if isinstance(values, dict) else values)
     while waiting and len(seen) < _MOST:

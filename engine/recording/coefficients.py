@@ -18,7 +18,7 @@ _OTHERS = (0.25, 1.0, 0.0)
 
 
 class Coefficients:
-    """The floats of zero or one that somebody outside of a model may set.
+    """The floats of zero or one that code outside of a model may set.
 
     Example:
         >>> layer = nn.Module()

@@ -79,7 +79,7 @@ class Contents:
         classes = classes_of(model)
         names = [*map(vars, classes), *spaces_of(model)]
         shared = [value for table in names for value in list(table.values()) if _may_hold(value)]
-        # what a Python module holds of other packages (loggers, registries) is no state of a model
+        # what a Python module holds of other packages (loggers, registries) is not a state of a model
         packages = {cls.__module__.partition(".")[0] for cls in classes}
         self._shared = Snapshot(shared, model, skip=(*stored.values(), *modules), packages=packages)
 

@@ -50,7 +50,7 @@ def resolve_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no module whose Python code runs.
+    """Refuse what is not a module whose Python code runs.
 
     Raises:
         InputError: for a class in place of an instance, for TorchScript, for parameters that are spread over processes,

@@ -50,7 +50,7 @@ def forgetting(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sizes_anew(model: nn.Module) -> Iterator[None]:
-    """Compute anew what functions that remember make of sizes, while these remember where they come from.
+    """Compute again what functions that remember make of sizes, while these remember where they come from.
 
     What was remembered of an equal shape are plain numbers, and to look it up compares sizes as the model's code would.
     Known are functions in the Python modules of the model's classes, and einops.

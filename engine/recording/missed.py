@@ -1,4 +1,4 @@
-"""A part of a function that no recording reached: what it reads, calls, gives back and puts in the place of others."""
+"""A part of a function that no recording reached: what it reads, calls, gives back and puts in place of others."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Missed:
         return result
 
     def replacing(self) -> set[str]:
-        """Return the variables that it gives back, keeps, or puts in the place of others, as they are."""
+        """Return the variables that it gives back, keeps, or puts in place of others, as they are."""
         results = [n.value for n in self.part.syntax if isinstance(n, (ast.Return, ast.Assign)) and n.value is not None]
         if isinstance(self.part.nodes[0], ast.expr):
             results.append(self.part.nodes[0])

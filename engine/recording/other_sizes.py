@@ -1,4 +1,4 @@
-"""What a model does with inputs of other sizes: recorded wherever its code reads a size that is no channel.
+"""What a model does with inputs of other sizes: recorded wherever its code reads a size that is not a channel.
 
 Code that decides by a size (``if pad > 0``, ``window >= size``), or passes one on in a form that remembers nothing
 (``int(size / 2)``), may go another way for other inputs. So it is run at other sizes until each decision has come out

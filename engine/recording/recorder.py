@@ -115,7 +115,7 @@ class Recorder(Versions, TorchDispatchMode):
 
     @property
     def coefficients(self) -> Coefficients:
-        """The floats in attributes that somebody outside may set."""
+        """The floats in attributes that code outside the model may set."""
         return Coefficients({} if self._changing is None else self._changing.coefficients)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -125,7 +125,7 @@ class Recorder(Versions, TorchDispatchMode):
         return self._inside is None and any(key in table for table in tables)
 
     def read(self, tensor: Tensor) -> None:
-        """Note that Python gets at the numbers in a tensor: all of it counts, and what follows is no constant."""
+        """Note that Python gets at the numbers in a tensor: all of it counts, and what follows is not a constant."""
         site = self._provenance.site
         self._provenance.reads = True
         self._decisions.setdefault(site, None)
@@ -241,7 +241,7 @@ class Recorder(Versions, TorchDispatchMode):
         if inside is None or not inside.left(module):
             return
         self._inside, self._provenance.numbers = None, []
-        with _disable_current_modes(), torch._C.DisableTorchFunction():  # what follows is no part of the program
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # what follows is not part of the program
             self._whole(inside, module, args, kwargs, out)
 
     def _whole(self, inside: Inside, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
@@ -272,7 +272,7 @@ class Recorder(Versions, TorchDispatchMode):
         return out
 
     def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
-        """Return what an op gives that is no part of the program; what it makes of what may change may change too."""
+        """Return what an op gives that is not part of the program; what it makes of what may change may change too."""
         if self._changing is not None and any(map(self._may_change, tensors_in((args, kwargs)))):
             self._changing.follow(tensors_in(out))
         return out

@@ -2,7 +2,7 @@
 
 A stochastic depth or a noise layer asks for its mode and then only multiplies or adds, entry by entry, what it draws.
 To record the whole model again for that would double the work, and show nothing of which channels are coupled. A module
-that reads other parameters, or does anything else, is no such layer.
+that reads other parameters, or does anything else, is not such a layer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["StandIn"]
 
 
 class StandIn(Tensor):
-    """Stands for a tensor that is made anew whenever an op reads it.
+    """Stands for a tensor that is made again whenever an op reads it.
 
     It is made once, and kept until `forget` is called, where many calls read it, and where a call writes into it or
     gives out a view of it, through which a later one may write.

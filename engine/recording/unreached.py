@@ -1,7 +1,7 @@
 """What code that no recording reached could touch: it stays whole, or is named.
 
 A branch that the example does not take, and what follows an early return, may read whatever its variables hold there.
-What it hands to a module that never ran, gives back, puts in the place of something else, or gives a size that stands
+What it hands to a module that never ran, gives back, puts in place of something else, or gives a size that stands
 in the code counts as used; what it only scales or shifts varies. Of what else it does, the notes name the line.
 """
 

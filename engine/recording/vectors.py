@@ -1,8 +1,8 @@
 """Vectors that code makes of buffers alone, as a frozen batch norm makes its scale of its statistics.
 
-Ops on buffers are no part of the program as such: most make tables, whose numbers matter and whose sizes do not follow.
-Where a vector with an entry per channel meets the program entry by entry, the ops that produce it are recorded too,
-so that the buffers lose the entries of channels that go.
+Ops on buffers as such are not part of the program: most make tables, whose numbers matter and whose sizes do not
+follow. Where a vector with an entry per channel meets the program entry by entry, the ops that produce it are recorded
+too, so that the buffers lose the entries of channels that go.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _structure(graph: Graph, rules: Registry) -> Structure:
     asked = asked_numbers(structure)
     if asked or graph.guards:
         equal = tuple(Equal(rows) for rows in one_number(structure, asked))
-        if equal:  # a copy computes cached properties anew
+        if equal:  # a copy computes cached properties again
             structure = replace(structure, constraints=structure.constraints + equal)
         _freeze(structure, _without_sizes)
     if any(True for _ in readers_of_zeros(structure)):

@@ -307,7 +307,8 @@ class SensitivityAnalysis:
         metrics = self._journal.metrics
         if metrics and not any(key.setting == (self._fingerprint, self.prune_type, self.group) for key in metrics):
             warnings.warn(
-                f"The results in {str(self._journal.path)!r} are of other weights or settings; all is evaluated anew.",
+                f"The results in {str(self._journal.path)!r} come from other weights or settings; everything is "
+                "evaluated again.",
                 stacklevel=3,
             )
 

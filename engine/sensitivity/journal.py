@@ -79,7 +79,7 @@ class Journal:
                 if number > len(complete) and _torn(line):
                     break
                 raise InputError(
-                    f"Line {number} of {str(path)!r} is no result of a sensitivity analysis; give `results_path` a "
+                    f"Line {number} of {str(path)!r} is not a result of a sensitivity analysis; give `results_path` a "
                     "file of its own."
                 ) from error
         self.metrics.update(metrics)

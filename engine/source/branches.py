@@ -88,7 +88,7 @@ class Branching:
         parts: what it may pass over, but for what is silent.
         points: lines where parts are decided, with these.
         late: parts that no single condition decides.
-        shared: lines on which a part begins that shares them with what is no part of it.
+        shared: lines on which a part begins that shares them with what is not part of it.
     """
 
     def __init__(self, code: CodeType, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:

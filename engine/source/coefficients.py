@@ -1,4 +1,4 @@
-"""Floats of zero or one in attributes: gates, scales and probabilities that somebody outside may set.
+"""Floats of zero or one in attributes: gates, scales and probabilities that code outside the model may set.
 
 While recording they are handed out as numbers that remember where they are from. What an op is given of one may be
 another number at the next call, and a comparison of one is recorded with the other outcome as well.

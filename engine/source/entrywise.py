@@ -83,7 +83,7 @@ def _exchanged(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:
 
 
 def _effect(expr: ast.expr, name: str) -> Effect | None:
-    """Return what an expression does to a variable's entries; None where it is no tensor of such entries."""
+    """Return what an expression does to a variable's entries; None where it is not a tensor of such entries."""
     if isinstance(expr, ast.Name):
         return Effect.KEEPS if expr.id == name else None
     if isinstance(expr, ast.BinOp):

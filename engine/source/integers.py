@@ -135,7 +135,7 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
         elif not position and isinstance(old, int):
             attributes[name] = value
         else:
-            raise PlanError(f"The plan is of another model: {path!r} ({type(module).__name__}) has no {key!r}.")
+            raise PlanError(f"The plan belongs to another model: {path!r} ({type(module).__name__}) has no {key!r}.")
     return attributes
 
 

@@ -277,7 +277,7 @@ class Provenance(TorchFunctionMode):
             self.guards.setdefault(expr, Guard(expr, True, str(user_site("len"))))
 
     def _leave(self, numbers: Iterable[int | float]) -> None:
-        """Note numbers that torch took and that no op was given: a slice that covers a whole tensor is no op."""
+        """Note numbers that torch took and that no op was given: a slice that covers a whole tensor is not an op."""
         for number in numbers:
             if is_tagged(number):
                 expr = Apply("for", expression(number), 0)

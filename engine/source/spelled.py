@@ -30,7 +30,7 @@ def spelled_out(function: Hashable) -> FunctionType | None:
         function: any function.
 
     Returns:
-        The same code; None for what is no such function.
+        The same code; None for what is not such a function.
 
     Example:
         >>> spelled_out(F.multi_head_attention_forward).__name__, spelled_out(F.linear)

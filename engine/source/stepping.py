@@ -24,7 +24,7 @@ _ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _foreign(file: str) -> bool:
-    """Whether a file is no part of the user's project: torch's, Python's, the engine's, or a package's."""
+    """Whether a file is not part of the user's project: torch's, Python's, the engine's, or a package's."""
     return is_library(file) or file.startswith((_ENGINE, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
 
 

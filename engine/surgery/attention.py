@@ -174,7 +174,7 @@ class Headwise(Exchange):
         module = change.module(self.module)
         if not shape_free(module):
             kind = type(module).__name__
-            raise PlanError(f"The plan is of another model: {self.module!r} ({kind}) is no multi-head attention.")
+            raise PlanError(f"The plan belongs to another model: {self.module!r} ({kind}) is not multi-head attention.")
         # An encoder layer's fused path would use its own sizes where keys and values are of the queries' width.
         change.become(module, HeadwiseAttention, {"scale": _scale(module), "_qkv_same_embed_dim": False})
         change.add(functools.partial(_resize, module))

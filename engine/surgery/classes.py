@@ -31,7 +31,7 @@ def derived(
         members: what the subclass has of its own.
         maker: a function of a Python module that returns the subclass, given ``cls`` and the recipe.
         recipe: further arguments of ``maker``, which can be pickled.
-        beside: a class that ``super()`` means in the forward of ``cls``, in the place of what it is derived from.
+        beside: a class that ``super()`` means in the forward of ``cls``, in place of what it is derived from.
     """
     own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_made_by": (maker, (cls, *recipe))}
     bases = (cls,) if beside is None else (cls, beside)

@@ -29,7 +29,7 @@ __all__ = ["DIVISOR", "MEAN", "SCALE", "Pin", "edited", "original", "place_of", 
 _SIZES_AT = {"view": 0, "reshape": 0, "expand": 0, "unflatten": 1, "split": 0, "mul": 0, "div": 0}
 
 DIVISOR = ("divisor", 0)
-"""The demand for what a mean divides by, which is no argument."""
+"""The demand for what a mean divides by, which is not an argument."""
 SCALE = ("scale", 0)
 """The demand for what attention multiplies its scores by, which is an argument that most leave out."""
 MEAN, _SCALE, _PART = "mean", "scale", "Subscript"
@@ -86,7 +86,7 @@ class Pin:
 
 
 def place_of(site: Site, argument: tuple[str, int], op: str) -> tuple[str, int] | None:
-    """Return the operator and the position of a `Pin` for a number that is no argument of a plain call; None if it is.
+    """Return the operator and the position of a `Pin` for a number, None where it is an argument of a plain call.
 
     Args:
         site: the call or operator in the source.

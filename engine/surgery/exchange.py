@@ -106,7 +106,7 @@ class Change:
             PlanError: if there is none.
         """
         if name not in self.modules:
-            raise PlanError(f"The plan is of another model: this one has no module {name!r}.")
+            raise PlanError(f"The plan belongs to another model: this one has no module {name!r}.")
         return self.modules[name]
 
     def class_of(self, module: nn.Module) -> type[nn.Module]:

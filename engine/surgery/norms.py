@@ -307,7 +307,7 @@ class NarrowedNorm(Exchange):
         module = change.module(self.module)
         own = change.class_of(module)
         if not can_narrow(own) or not self._fits(module):
-            raise PlanError(f"{self.module!r} ({own.__name__}) is no norm over {self.size} channels.")
+            raise PlanError(f"{self.module!r} ({own.__name__}) is not a norm over {self.size} channels.")
         if self.fill is not None and self.fill.shape != (self.size - self.kept,):
             raise PlanError(f"The constants of {self.module!r} do not fit: {tuple(self.fill.shape)}.")
         earlier = _earlier(module, own)

@@ -2,7 +2,7 @@
 
 Equal numbers, rounded differently, may be decided differently where they are close: two boxes with the same score
 change places, and nothing behind them can be compared. So the second of two runs is given the decisions of the first,
-as long as it decides on the same numbers. That hides nothing: numbers that differ are decided anew.
+as long as it decides on the same numbers. That hides nothing: numbers that differ are decided again.
 """
 
 from __future__ import annotations

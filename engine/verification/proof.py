@@ -99,7 +99,7 @@ class Proof:
         own = _own_dtype(model)
         for dtype in (torch.float64, *([torch.float32] if own.itemsize < torch.float32.itemsize else []), None):
             tensors = run_tensors(model, self._graph, self._masked, dtype)
-            # a list of pictures is no batch: it runs as it is, if not with more of them
+            # a list of pictures is not a batch: it runs as it is, if not with more of them
             self._dtype = dtype
             if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
                 break

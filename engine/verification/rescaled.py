@@ -134,7 +134,7 @@ def _agree(wide: nn.Module, plain: nn.Module, kept: int, eps: float) -> bool:
         try:
             with torch.no_grad(), Unrounded():  # type: ignore[no-untyped-call]
                 one, other = wide(x * scale), plain(x * scale)
-        except (RuntimeError, TypeError, AttributeError):  # it is no norm of one tensor
+        except (RuntimeError, TypeError, AttributeError):  # it is not a norm of one tensor
             return False
         if not float((one - other).abs().max()) <= _TOLERANCE * float(one.abs().max()):
             return False

@@ -32,7 +32,7 @@ def results_of(
         out: what the call returned.
         model: as the call left it.
         before: what `attributes` gave before the call.
-        weights: module and name of attributes that hold what is made of parameters alone, which is no result.
+        weights: module and name of attributes that hold what is made of parameters alone, which is not a result.
 
     Example:
         >>> net = nn.Identity()

@@ -138,7 +138,7 @@ class CompressionCallback(Callback):
         return f"`{type(self).__name__}` does not work on sharded parameters."
 
     def target(self, pl_module: LightningModule) -> tuple[str, nn.Module]:
-        """Path and module of the model, looked up anew: modules may be exchanged between the hooks."""
+        """Path and module of the model, looked up again: modules may be exchanged between the hooks."""
         return find_model(pl_module, self.model)
 
     def example(self, trainer: Trainer, pl_module: LightningModule) -> Any:

@@ -221,7 +221,7 @@ class Distillation(CompressionCallback):
     # ------------------------------------------------------------------ the training step
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put a step that adds to the loss in the place of the LightningModule's own."""
+        """Put a step that adds to the loss in place of the LightningModule's own."""
         step = pl_module.training_step
 
         @functools.wraps(step)

@@ -213,7 +213,7 @@ class MaskingCallback(CompressionCallback):
         self._disarm()
 
     def _disarm(self) -> None:
-        # What holds parameters is looked up anew: they are others in the next fit, in another process, in a copy.
+        # What holds parameters is looked up again: they are others in the next fit, in another process, in a copy.
         self._zeroings: list[Zeroing] = []
         self._hooks: list[RemovableHandle] = []
 

@@ -59,7 +59,7 @@ def group_lasso(
         group: the dependency group; a unit's :math:`n_u` weights are those of all its layers together.
         parameter: gives a parameter by its full name.
         strength: λ of each unit, shape ``(size,)``.
-        alive: what is not masked: weights that read masked channels only are no part of a unit; all by default.
+        alive: what is not masked: weights that read masked channels only are not part of a unit; all by default.
 
     Returns:
         By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0

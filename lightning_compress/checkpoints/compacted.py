@@ -67,7 +67,7 @@ def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
     if not lost:
         return checkpoint
     rank_zero_warn(
-        f"The hyper-parameters {', '.join(map(repr, lost))} are no plain values and are left out of the compacted "
+        f"The hyper-parameters {', '.join(map(repr, lost))} are not plain values and are left out of the compacted "
         "checkpoint. Pass them to `load_compacted` by name, or use `self.save_hyperparameters(ignore=...)`."
     )
     return {**checkpoint, "hyper_parameters": kept}
@@ -216,7 +216,7 @@ def load_compacted(
         load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), strict)
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(
-            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it is of another model, or of one "
+            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "
             f"built with other arguments. {error}"
         ) from error
     return module.to(device)

@@ -278,7 +278,7 @@ def exported_program(
 
 
 def _leaves(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Containers with each tensor passed through a function, and None for what is no tensor."""
+    """Containers with each tensor passed through a function, and None for what is not a tensor."""
     if isinstance(value, Mapping):
         return {name: _leaves(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -24,10 +24,10 @@ def read_folder(folder: Path, map_location: Any = "cpu") -> dict[str, Any]:
         map_location: as in ``torch.load``.
 
     Raises:
-        CheckpointError: where it is no such folder.
+        CheckpointError: where it is not such a folder.
     """
     if not (folder / ".metadata").is_file() or not (folder / "meta.pt").is_file():
-        raise CheckpointError(f"{folder} is no folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
+        raise CheckpointError(f"{folder} is not a folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
     with tempfile.TemporaryDirectory() as whole:
         dcp_to_torch_save(folder, Path(whole, "whole.pt"))
         content = torch.load(Path(whole, "whole.pt"), map_location=map_location, weights_only=True)

@@ -107,7 +107,7 @@ def load_masked(
         load_state(module, weights, {} if content is None else entries(content))
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(
-            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it is of another model, or of one "
+            f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "
             f"built with other arguments. {error}"
         ) from error
     return module.to(next((v.device for v in weights.values()), module.device)).eval(), checkpoint

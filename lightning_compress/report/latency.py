@@ -237,7 +237,7 @@ def replica(model: nn.Module) -> tuple[nn.Module | None, str]:
 
 
 def check_runs(runs: int) -> None:
-    """Refuse what is no number of timed runs.
+    """Refuse what is not a number of timed runs.
 
     Raises:
         MisconfigurationException: unless it is an integer from 0 on.

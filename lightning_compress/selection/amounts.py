@@ -15,7 +15,7 @@ Masks = dict[str, dict[str, Tensor]]
 
 
 def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> None:
-    """Refuse amounts that are no fraction.
+    """Refuse amounts that are not fractions.
 
     Raises:
         MisconfigurationException: if an amount is outside [0, 1].

@@ -91,7 +91,7 @@ def l2(group: Group, evidence: Evidence) -> Tensor | None:
 
 
 def fpgm(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Distance to the other units, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`; masked ones are no neighbours.
+    r"""Distance to the other units, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`; masked ones are not neighbours.
 
     Args:
         group: the dependency group.
@@ -307,7 +307,7 @@ def product(*criteria: Criterion) -> Criterion:
     return _combined(criteria, math.prod)
 
 
-# What puts criteria together is no closure: strategies that spawn processes pickle it.
+# What puts criteria together is not a closure: strategies that spawn processes pickle it.
 def _combined(criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Any]) -> Criterion:
     marked: Criterion = gathering(*frozenset().union(*map(needs, criteria)))(
         partial(_together, criteria=tuple(criteria), combine=combine)

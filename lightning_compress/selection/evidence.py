@@ -259,7 +259,7 @@ class Gatherer:
             gathered[name] = value + DECAY * before.to(value.device) if fits and before is not None else value
 
     def cut(self, kept: Mapping[str, Tensor]) -> None:
-        """Keep the statistics of the units that a compaction leaves; the model has to be watched anew."""
+        """Keep the statistics of the units that a compaction leaves; the model has to be watched again."""
         for kind, statistics in self.gathered.items():
             fits = {name: value for name, value in statistics.items() if len(kept.get(name, value)) == len(value)}
             self.gathered[kind] = {n: v[kept[n].to(v.device)] if n in kept else v for n, v in fits.items()}

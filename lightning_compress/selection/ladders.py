@@ -289,7 +289,7 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
 
 
 def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Refuse widths that are no numbers from 1 on.
+    """Refuse widths that are not numbers from 1 on.
 
     Raises:
         MisconfigurationException: names the argument.

@@ -64,7 +64,7 @@ def fitted(
         model: the narrowed network.
         form: how its class is built.
         values: the numbers of the configuration that change.
-        norms: what ordinary norms need in the place of the narrowed ones.
+        norms: what ordinary norms need in place of the narrowed ones.
         differing: the numbers of modules that differ under the configuration, as in memory and as under it.
         example: what the model takes.
     """

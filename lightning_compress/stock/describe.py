@@ -173,7 +173,7 @@ class Search:
         return sum(_distance(*pair[1:]) for pair in self.target.misfits(look)), self.target.strays(look)
 
     def _effect(self, path: Path, base: Look) -> Look | None:
-        """Return the sizes with another number in a field; None where the field is no size."""
+        """Return the sizes with another number in a field; None where the field is not a size."""
         for number in _others(self._value(path)):
             look = self.look({**self._start, path: number})
             if look is None:
@@ -218,7 +218,7 @@ class Search:
 
 
 def _others(value: Number | None) -> list[Number]:
-    """Return other numbers for a field, of which a class accepts one, or it is no size."""
+    """Return other numbers for a field, of which a class accepts one, or it is not a size."""
     if isinstance(value, float):
         return [value * 1.25 if value else 0.5]
     if value is None or value <= 0:

@@ -80,7 +80,7 @@ def source_of(program: torch.export.ExportedProgram, kind: str) -> tuple[str, di
         kind: name of the network's class.
 
     Raises:
-        InputError: where the program calls something that is no op of torch, or returns something else than tensors.
+        InputError: where the program calls anything but ops of torch, or returns anything but tensors.
 
     Example:
         >>> program = torch.export.export(torch.nn.Linear(2, 3), (torch.zeros(4, 2),))

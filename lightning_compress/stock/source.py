@@ -116,7 +116,7 @@ def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches:
         if len(expected) != len(actual) or not all(map(_same, expected, actual)):
             shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
             raise VerificationError(
-                f"The source of {type(model).__name__} computes something else than the model on inputs of {shapes}. "
+                f"The source of {type(model).__name__} computes something other than the model on inputs of {shapes}. "
                 "Does its forward decide on numbers, or draw random ones?"
             )
 

@@ -42,5 +42,5 @@ def imported(path: Any, argument: str, choices: Iterable[str]) -> Any:
             f"('package.module:function'){f'. Did you mean {near[0]!r}?' if near else why}"
         ) from error
     if not callable(target):
-        raise MisconfigurationException(f"`{argument}={path!r}` is no function but {type(target).__name__}.")
+        raise MisconfigurationException(f"`{argument}={path!r}` is not a function but {type(target).__name__}.")
     return target

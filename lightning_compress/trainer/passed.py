@@ -1,6 +1,6 @@
 """What a training step passes to the model: seen at its first call, with a Trainer that does nothing.
 
-Batches are often mappings whose keys are no arguments of the model; what is taken out of them, and how, is written in
+Batches are often mappings whose keys are not arguments of the model; what is taken out of them, and how, is written in
 `training_step` alone.
 """
 

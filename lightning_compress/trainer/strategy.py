@@ -170,7 +170,7 @@ class Copied(Whole):
         return plan, certificate
 
     def follow(self) -> None:
-        """Build DDP's reducer anew: it has buckets of the old sizes, and hooks on the old accumulators."""
+        """Rebuild DDP's reducer: it has buckets of the old sizes, and hooks on the old accumulators."""
         strategy: Any = self.trainer.strategy
         if not isinstance(strategy.model, DistributedDataParallel):
             return

@@ -70,7 +70,7 @@ def _submodule(pl_module: nn.Module, path: str) -> nn.Module:
     except AttributeError as error:
         names = ", ".join(name for name, _ in pl_module.named_children())
         raise MisconfigurationException(
-            f"`model={path!r}` is no module of `{type(pl_module).__name__}`, whose children are: {names}."
+            f"`model={path!r}` is not a module of `{type(pl_module).__name__}`, whose children are: {names}."
         ) from error
 
 

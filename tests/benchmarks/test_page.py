@@ -49,7 +49,7 @@ def test_latency_against_a_network_built_by_hand() -> None:
 
 
 def test_why_groups_of_a_language_model_stay() -> None:
-    """Each reason once, without layers and folders; that the vocabulary stays is no loss."""
+    """Each reason once, without layers and folders; that the vocabulary stays is not a loss."""
     stays = [
         "is an output of the model",
         "softmax in 'layers.0.gate' (/some/where/modeling.py:106) sums over it",

@@ -124,7 +124,7 @@ def relative_error(reference: list[Tensor], found: list[Tensor]) -> float:
         scale = float(old.abs().max())
         difference = float((old - new).abs().max())
         error = difference / scale if scale else difference
-        worst = max(worst, error if math.isfinite(error) else math.inf)  # NaN is no agreement
+        worst = max(worst, error if math.isfinite(error) else math.inf)  # NaN is not agreement
     return worst
 
 

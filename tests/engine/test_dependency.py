@@ -46,7 +46,7 @@ def test_the_twelve_sets_of_resnet18(tmp_path: Path) -> None:
 
 
 def test_what_is_concatenated_is_not_coupled() -> None:
-    """Side by side is no dependency; a gate or an addition is."""
+    """Side by side is not a dependency; a gate or an addition is."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         a = m.one(x)

@@ -89,7 +89,7 @@ def test_a_directory_is_no_mask_file(tmp_path: Path) -> None:
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    """A tensor is no mapping."""
+    """A tensor is not a mapping."""
     torch.save(FULL, tmp_path / "masks.pt")
     with pytest.raises(MaskError, match="got Tensor"):
         load_masks(str(tmp_path / "masks.pt"))

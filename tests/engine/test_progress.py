@@ -28,7 +28,7 @@ def test_a_log_file_gets_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 @pytest.mark.parametrize("place", ["terminal", "notebook", "colab"])
 def test_terminals_and_notebooks_get_a_bar(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's stderr is no terminal, and shows a bar all the same."""
+    """A notebook's stderr is not a terminal, and shows a bar all the same."""
     pytest.importorskip("tqdm")
     kernel = type("ZMQInteractiveShell", (), {})()
     if place == "notebook":

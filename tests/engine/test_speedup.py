@@ -441,7 +441,7 @@ def test_a_function_that_does_wrong_is_noticed(function: Any, message: str) -> N
 
 
 def test_an_optimizer_cannot_follow_a_function() -> None:
-    """It would go on with the parameters of the old module; where nothing is replaced it is no hindrance."""
+    """It would go on with the parameters of the old module; where nothing is replaced it is not a hindrance."""
     model = with_own("shifted")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     state, masks = snapshot(model), own_masks(model, "shifted")

@@ -74,7 +74,7 @@ def test_results_are_shown_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_make_lists_the_examples_alone() -> None:
-    """Helpers beside them are no examples; a name that is none gets the list."""
+    """Helpers beside them are not examples; a name that is none gets the list."""
     command = ["make", "--old-file=.venv/.stamp-demo", "example", "NAME=fitting"]
     # a make around this one (`make test`) hands its options on, and this one then reports the folders that it enters
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

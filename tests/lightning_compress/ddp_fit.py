@@ -47,7 +47,7 @@ class SyncedNorm(nn.BatchNorm2d):
 
 
 class Synced(LayerSync):
-    """Puts synchronised norms in the place of batch norms, and plain ones back at the end, as Lightning does."""
+    """Puts synchronised norms in place of batch norms, and plain ones back at the end, as Lightning does."""
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Other modules, with the same parameters and buffers."""

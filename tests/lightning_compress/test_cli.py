@@ -22,7 +22,7 @@ CALLBACKS = {
     if inspect.isclass(cls) and issubclass(cls, Callback) and name in lightning_compress.__all__
 }
 
-# Values that are no defaults, as YAML has them, in each form that an argument takes.
+# Values that are not defaults, as YAML has them, in each form that an argument takes.
 VALUES: dict[str, list[dict[str, Any]]] = {
     "ChannelPruning": [
         {

@@ -129,7 +129,7 @@ def test_errors_speak_of_options(
 def test_errors_of_lightning_are_sentences(masked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that is raised for a choice among models has no traceback, and names the option."""
     code, shown = run(f"export {masked} {CLASS} --model nothing --example {SHAPE} --onnx x.onnx", capsys)
-    assert code == 2 and "`--model nothing` is no module of `Wrapped`" in shown
+    assert code == 2 and "`--model nothing` is not a module of `Wrapped`" in shown
 
 
 def test_a_checkpoint_that_is_not_compacted(masked: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_summarize(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("command", "message"),
     [
         ("summarize torch.nn:Linear --example 1,3", "Give what it takes with --arg"),
-        ("summarize builtins:dict --example 1,3", "is no module"),
+        ("summarize builtins:dict --example 1,3", "is not a module"),
         (f"summarize {CLASS}", "`--example 1,3,32,32`"),
     ],
 )

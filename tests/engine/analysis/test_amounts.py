@@ -1,4 +1,4 @@
-"""Tests of the numbers that follow a size which is no channel."""
+"""Tests of the numbers that follow a size which is not a channel."""
 
 from __future__ import annotations
 

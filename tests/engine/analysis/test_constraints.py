@@ -110,7 +110,7 @@ def test_fewer_of_some_than_of_others() -> None:
 
 
 def test_a_multiple_is_kept() -> None:
-    """The best of what would go fill the last step up; channels may share a slot; nothing at all is no multiple."""
+    """The best of what would go fill the last step up; channels may share a slot; nothing at all is not a multiple."""
     score = torch.tensor([0.0, 5, 1, 3, 2, 4, 0, 0, 0])
     multiple = Multiple(torch.arange(1, 9), 4)
     keep = torch.zeros(9, dtype=torch.bool)

@@ -28,7 +28,7 @@ def test_one_look_counts_what_each_layer_keeps() -> None:
 
 
 def test_dimensions_that_hang_together_have_no_rows() -> None:
-    """A layer over two dimensions, or two layers over one, are no product of index sets."""
+    """A layer over two dimensions, or two layers over one, are not a product of index sets."""
     joint, row = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6]])
     layers = Layers({0: (joint,), 1: (row, row.clone()), 2: (row,)})
     assert layers.of(0) is None and layers.of(1) is None and layers.of(2) == ((1, 1),)

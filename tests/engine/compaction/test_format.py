@@ -49,7 +49,7 @@ def test_an_incomplete_old_plan_is_refused(missing: str) -> None:
 
 
 def test_a_damaged_old_pin_is_refused() -> None:
-    """Whatever stands in the place of one."""
+    """Whatever stands in place of one."""
     state = {**engine.Plan().state_dict(), "format": 1, "widened": [], "headwise": [], "replaced": []}
     for pins in (3, [3], [{}], torch.ones(2)):
         with pytest.raises(PlanError, match="damaged"):

@@ -26,7 +26,7 @@ def compacted(*closed: int) -> nn.Module:
 
 
 def test_each_compaction_is_a_step() -> None:
-    """The model keeps the structure of each plan, without values, and its certificate; nothing removed is no step."""
+    """The model keeps the structure of each plan, without values, and its certificate; removing nothing is no step."""
     model = compacted(0, 0)
     assert [list(step.plan["slices"]["0.bias"]["before"]) for step in history(model)] == [[6], [5]]
     assert all(step.certificate["verified"] and not step.plan["folds"] for step in history(model))

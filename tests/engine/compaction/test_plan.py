@@ -94,7 +94,7 @@ def test_an_empty_plan_changes_nothing() -> None:
 @pytest.mark.parametrize("state", [{}, {"format": "1"}, {"format": 0}, {"format": None}, [], None, "plan", 3])
 def test_what_is_no_plan_is_refused(state: object) -> None:
     """Without a format number it is something else."""
-    with pytest.raises(PlanError, match="no compaction plan"):
+    with pytest.raises(PlanError, match="not a compaction plan"):
         engine.Plan.from_state_dict(state)
 
 
@@ -112,7 +112,7 @@ DAMAGES = {
     "an index out of range": lambda s: s["slices"]["0.weight"]["cuts"][0]["index"].add_(100),
     "an index of floats": lambda s: s["slices"]["0.weight"].update(cuts=[{"dims": [0], "index": 3, "sizes": [1]}]),
     "a mask of floats": lambda s: s["masks"].update({"0.weight": torch.ones(2)}),
-    "an attribute that is no number": lambda s: s["attributes"].update({"0": {"out_channels": "many"}}),
+    "an attribute that is not a number": lambda s: s["attributes"].update({"0": {"out_channels": "many"}}),
     "a fold without a delta": lambda s: s["folds"][0].pop("delta"),
     "notes": lambda s: s.update(notes=3),
 }

@@ -1,4 +1,4 @@
-"""Batch norm statistics, estimated anew."""
+"""Batch norm statistics, re-estimated."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_file_that_is_no_table(tmp_path: Path, text: str) -> None:
     """Refused, with its name."""
     path = tmp_path / "table.json"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"table\.json is no table of latencies"):
+    with pytest.raises(InputError, match=r"table\.json is not a table of latencies"):
         engine.LatencyTable(path)
 
 

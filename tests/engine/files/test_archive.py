@@ -51,7 +51,7 @@ def claim(numel: int) -> Any:
 def test_a_storage_larger_than_its_record(archive: Path, numel: int) -> None:
     """Refused: nothing is read from memory behind it, and nothing is allocated for it."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CheckpointError, match="has not the size of its record"):
+    with pytest.raises(CheckpointError, match="does not have the size of its record"):
         read_archive(rewritten(archive, claim(numel)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 

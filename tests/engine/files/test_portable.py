@@ -88,7 +88,7 @@ def test_damaged(tmp_path: Path, compacted: tuple[str, nn.Module], share: float)
 
 
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extra state that is no tensor, and a missing package, are clear errors; no file is left."""
+    """Extra state that is not a tensor, and a missing package, are clear errors; no file is left."""
 
     class Extra(nn.Linear):
         def get_extra_state(self) -> str:

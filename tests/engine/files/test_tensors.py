@@ -51,7 +51,7 @@ def test_it_reads_what_the_package_writes(tmp_path: Path) -> None:
     ],
 )
 def test_refused(tmp_path: Path, header: Any, data: bytes, length: int | None) -> None:
-    """Shapes, offsets and lengths that do not fit, and headers that are no such."""
+    """Shapes, offsets and lengths that do not fit, and headers that are none."""
     path = written(tmp_path / "a.safetensors", header, data, length)
     with pytest.raises((ValueError, TypeError, AttributeError)), opened_tensors(path) as file:
         file.read("a")

@@ -364,7 +364,7 @@ def test_attention_of_torch_stays_whole(fast: bool) -> None:
 
 
 def test_vectors_are_frozen() -> None:
-    """A product with a vector is no attention: what goes in stays whole, and the result is exact."""
+    """A product with a vector is not attention: what goes in stays whole, and the result is exact."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         x = m.stem(x)

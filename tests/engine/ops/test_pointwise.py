@@ -233,7 +233,7 @@ def test_glu_ties_a_gate_and_what_it_gates() -> None:
 
 
 def test_glu_of_a_dead_pair_is_zero_and_compacts() -> None:
-    """What is gated decides: zero whatever the gate; a pair that is masked goes, a dead gate alone is no reason."""
+    """What is gated decides: zero whatever the gate; a pair that is masked goes, a dead gate alone is not a reason."""
     model = randomised(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GLU(1), nn.Conv2d(4, 2, 1)))
     assert (
         engine.count_flops_params(model, image(), verbose=False, masks=dead(model, {"0": [1, 5]}))[1] == 3 * 6 + 6 + 8

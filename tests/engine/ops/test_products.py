@@ -245,7 +245,7 @@ def test_the_rule_of_a_grouped_product_holds_by_brute_force() -> None:
 
 
 def test_matrices_that_are_computed_stay() -> None:
-    """A stack that is no parameter says of no entry whether it matters."""
+    """A stack that is not a parameter says of no entry whether it matters."""
     pytest.importorskip("transformers.integrations.moe")
     model = Sorted(False)
     model.forward = lambda x: model.last(_sorted(model.first(x), model.weight * 2))  # type: ignore[method-assign]

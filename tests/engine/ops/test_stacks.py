@@ -29,7 +29,7 @@ READS: dict[str, tuple[Read, tuple[int | None, ...] | None]] = {
 
 @pytest.mark.parametrize("name", READS)
 def test_where_dimensions_come_from(name: str) -> None:
-    """Dimensions of the stored value, None for those of an index; what computes is no matrix that is stored."""
+    """Dimensions of the stored value, None for those of an index; what computes is not a matrix that is stored."""
     read, dims = READS[name]
 
     class Reader(nn.Module):

@@ -64,7 +64,7 @@ def test_half_of_all_channels(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETS)
 def test_any_masks(name: str) -> None:
-    """Single entries of directions, whole scales, units of layers that are no part of it."""
+    """Single entries of directions, whole scales, units of layers that are not part of it."""
     model, generator = NETS[name](), torch.Generator().manual_seed(3)
     masks: Masks = {}
     for full, parameter in model.named_parameters():

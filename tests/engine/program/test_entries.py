@@ -37,7 +37,7 @@ def test_what_is_none(entries: Any, message: str) -> None:
 
 
 def test_a_method_follows_the_class_of_its_module() -> None:
-    """A bound method is looked up anew: a compaction may have exchanged the class."""
+    """A bound method is looked up again: a compaction may have exchanged the class."""
 
     class Net(nn.Linear):
         def step(self) -> int:

@@ -21,5 +21,5 @@ def test_arguments_by_name_with_defaults() -> None:
 
 
 def test_device_queries_are_not_recorded() -> None:
-    """They are no part of a program."""
+    """They are not part of a program."""
     assert not signature(torch.ops.prim.device.default).recorded

@@ -32,7 +32,7 @@ def test_tensors_are_found_in_order() -> None:
 
 
 def test_tensors_are_replaced() -> None:
-    """Containers keep their kind, and what is no tensor stays the same object."""
+    """Containers keep their kind, and what is not a tensor stays the same object."""
     marker = object()
     found = map_tensors({"a": [ONE, marker], "b": Pair(TWO, (THREE,))}, lambda t: t * 10)
     assert found["a"][1] is marker and isinstance(found["b"], Pair) and isinstance(found["b"].right, tuple)

@@ -28,7 +28,7 @@ Use = Callable[[nn.Module], Any]
 """Runs a network as a user would, and returns all that is observed of it."""
 
 LEVEL = 1e-2
-"""Entries smaller than that are compared as if they were this large: what cancels out is no size to compare with."""
+"""Entries smaller than that are compared as if they were this large: what cancels out is not a size to compare with."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _buffers(model: nn.Module) -> Sized:
 # ---------------------------------------------------------------- what is observed
 
 _OWN = frozenset(vars(nn.Module())) | {"_compactions", "_compacted_part"}
-"""What is no result: torch's tables, and the engine's list of what was compacted."""
+"""What is not a result: torch's tables, and the engine's list of what was compacted."""
 
 
 def _left_by(model: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Blocks that leave something behind, or find what somebody outside has set."""
+"""Blocks that leave something behind, or find what code outside the model has set."""
 
 from __future__ import annotations
 

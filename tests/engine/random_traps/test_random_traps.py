@@ -30,7 +30,7 @@ def test_a_random_network_is_exact_or_refused(seed: int) -> None:
 
 
 def test_most_networks_lose_parameters() -> None:
-    """Keeping everything whole is no success."""
+    """Keeping everything whole is not a success."""
     results: list[Result] = [examined(seed) for seed in SEEDS]
     assert sum(result.shrunk for result in results) >= SHARE * len(results)
 

@@ -29,7 +29,7 @@ class Owner(nn.Module):
         self.calls = 0
 
     def step(self, x: Tensor) -> Tensor:
-        """Change state that is no tensor, a buffer, and a weight."""
+        """Change state that is not a tensor, a buffer, and a weight."""
         self.calls += 1
         with torch.no_grad():
             self.hidden[0].weight.mul_(0.5)

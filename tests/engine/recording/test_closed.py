@@ -17,7 +17,7 @@ def values(call: object, *args: Tensor) -> dict[str, list[bool]]:
 
 
 def test_tensors_from_outside_vary() -> None:
-    """A tensor that was there before is no constant; one that is made of numbers in the code is."""
+    """A tensor that was there before is not a constant; one that is made of numbers in the code is."""
     outside = torch.zeros(4)
     assert values(lambda net: net.weight * outside)["mul"] == [False, False]
     assert values(lambda net: net.weight * (outside + 1))["mul"] == [False]
@@ -26,7 +26,7 @@ def test_tensors_from_outside_vary() -> None:
 
 
 def test_random_numbers_vary() -> None:
-    """They are made of no tensor, and are no constant."""
+    """They are made of no tensor, and are not constant."""
     assert values(lambda net: net.weight * torch.bernoulli(torch.zeros(4)))["mul"] == [False]
     assert values(lambda net: net.weight + torch.rand(4))["add"] == [False]
 

@@ -61,7 +61,7 @@ def test_what_goes_to_idle_modules_stays_also_through_methods() -> None:
 
 
 def test_descriptions_cost_nothing() -> None:
-    """Shapes, dtypes and lengths are no use of entries."""
+    """Shapes, dtypes and lengths are not uses of entries."""
     graph = engine.trace(Plain(), torch.zeros(1, 3))
     assert not graph.exits and not graph.unsettled
 

@@ -152,7 +152,7 @@ def test_threads_trace_at_once() -> None:
 
 
 def test_a_thread_that_runs_the_model_is_not_recorded() -> None:
-    """It runs as ever, and its calls are no part of the program."""
+    """It runs as ever, and its calls are not part of the program."""
     model = _network(0)
     images = torch.zeros(2, 3, 6, 6)
     model(images)

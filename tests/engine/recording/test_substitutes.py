@@ -32,7 +32,7 @@ class Split(nn.Module):
         return self.cv2(torch.cat([*y, self.inner(y[-1])], 1))  # type: ignore[no-any-return]
 
     def features(self, x: Tensor) -> Tensor:
-        """Return less than forward does, so that it is no substitute."""
+        """Return less than forward does, so that it is not a substitute."""
         return self.cv1(x)[:, : self.c]  # type: ignore[no-any-return]
 
 

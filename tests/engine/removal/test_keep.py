@@ -176,7 +176,7 @@ def test_norms_inside_are_the_same_too() -> None:
 
 
 def test_norms_of_several_sizes_in_one_module() -> None:
-    """A forward that calls ``F.layer_norm`` itself, over channels that stay whole: they are no calls of one norm."""
+    """A forward that calls ``F.layer_norm`` itself, over channels that stay whole: they are not calls of one norm."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         x = F.layer_norm(m.first(x), [6])

@@ -43,7 +43,7 @@ def test_functional_calls_and_several_readers() -> None:
 
 
 def test_heads_are_measured_inside_attention() -> None:
-    """The heads of `nn.MultiheadAttention` are read by its output projection, which is no module call of its own."""
+    """The heads of `nn.MultiheadAttention` are read by its output projection, which is not a module call of its own."""
     net = Net(lambda net, x: net.attention(x, x, x)[0], attention=nn.MultiheadAttention(8, 2, batch_first=True))
     x = torch.randn(2, 5, 8)
     measure = meter(net, x)

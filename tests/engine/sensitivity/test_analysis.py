@@ -351,7 +351,7 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
 
 
 def test_results_of_other_weights_are_not_taken(tmp_path: Path) -> None:
-    """After a change of the weights all is evaluated anew, with a warning; the old results stay in the file."""
+    """After a change of the weights everything is evaluated again, with a warning; the old results stay in the file."""
     net = plain()
     arguments: dict[str, Any] = {"sparsities": [0.5], "results_path": tmp_path / "results.jsonl"}
     first = engine.SensitivityAnalysis(net, response, **arguments).analysis([net])

@@ -49,13 +49,13 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: bytes) -> Non
     """With the line, and it is left alone."""
     path = tmp_path / "model.pt"
     path.write_bytes(text)
-    with pytest.raises(InputError, match="Line 1 of .*model.pt.* is no result"):
+    with pytest.raises(InputError, match="Line 1 of .*model.pt.* is not a result"):
         Journal(path)
     assert path.read_bytes() == text
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """It is no file."""
+    """It is not a file."""
     with pytest.raises(InputError, match="is the name of a file"):
         Journal(tmp_path)
 

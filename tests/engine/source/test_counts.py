@@ -76,6 +76,6 @@ def test_layers_of_torch_agree_with_their_weights(layer: nn.Module, groups: int)
 
 
 def test_other_modules() -> None:
-    """Nothing follows for modules of the user's, or where the weight is no tensor of the layer's own."""
+    """Nothing follows for modules of the user's, or where the weight is not a tensor of the layer's own."""
     assert not sizes_of(nn.Sequential(), {}) and not sizes_of(nn.BatchNorm1d(2, False, track_running_stats=False), {})
     assert not sizes_of(nn.Linear(1, 1), {"original0": (1, 1)})

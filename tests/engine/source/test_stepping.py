@@ -43,7 +43,7 @@ def test_what_runs_and_what_variables_hold() -> None:
 
 
 def test_a_run_that_raises_leaves_nothing() -> None:
-    """It is no recording."""
+    """It is not a recording."""
     steps = _steps()
     with pytest.raises(TypeError), steps.watching():
         choose(True, None)  # type: ignore[arg-type]

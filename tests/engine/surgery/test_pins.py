@@ -199,7 +199,7 @@ def test_an_attribute_is_pinned() -> None:
 
 @pytest.mark.parametrize("widths", [[2, 6], (2, 6)])
 def test_widths_that_were_computed_beforehand(widths: list[int] | tuple[int, ...]) -> None:
-    """`torch.split(x, self.widths)`: the list is no number that could be pinned, but its numbers can be set."""
+    """`torch.split(x, self.widths)`: the list is not a number that could be pinned, but its numbers can be set."""
     model = randomised(Pieces(widths))
     assert engine.not_safe_to_prune(model, image()) == []
     masks = dead(model, {"stem": [0, 2, 5, 6]}, bias=True)

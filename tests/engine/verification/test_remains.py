@@ -34,7 +34,7 @@ def _nothing(model: Any) -> None:
     ("change", "differs"), [(_attribute, True), (_nested, True), (_table, True), (_nothing, False)]
 )
 def test_what_differs(change: Any, differs: bool) -> None:
-    """Attributes, tables of modules, and what lies in containers; the same value again is no change."""
+    """Attributes, tables of modules, and what lies in containers; the same value again is not a change."""
     model: Any = nn.ReLU()
     model.flag, model.items = False, {"a": []}
     with evaluating(model) as state:
@@ -44,7 +44,7 @@ def test_what_differs(change: Any, differs: bool) -> None:
 
 
 def test_what_the_recording_says() -> None:
-    """A buffer that is written in place is no other object."""
+    """A buffer that is written in place is not another object."""
     model = Net(lambda m, x: m.total.add_(m.stem(x).sum()), stem=nn.Linear(3, 4))
     model.register_buffer("total", torch.zeros(()))
     assert writes(engine.trace(model, torch.zeros(2, 3)))

@@ -72,7 +72,7 @@ def test_an_rms_norm_becomes_an_ordinary_one(size: int, kept: int, eps: float) -
 
 
 def test_a_norm_that_computes_in_float32_is_compared_in_float64() -> None:
-    """Its own rounding is no difference."""
+    """Its own rounding is not a difference."""
     small = narrowed(Composed(8, 1e-6), 8, 2)
     rescaled = rescaled_norms(small)["1"]
     assert rescaled.is_plain and rescaled.numbers == {"variance_epsilon": pytest.approx(4e-6)}

@@ -86,7 +86,7 @@ def test_the_certificate_keeps_to_them(dims: Any, shapes: tuple[tuple[int, ...],
 
 
 def test_what_is_not_finite_at_another_size_is_said() -> None:
-    """A mean over no tokens is no reason to refuse."""
+    """A mean over no tokens is not a reason to refuse."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         y = m.stem(x).relu()

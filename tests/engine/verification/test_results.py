@@ -32,7 +32,7 @@ class Keeps(nn.Module):
 
 
 def test_returned_and_kept() -> None:
-    """In this order; a parameter under another name is no result."""
+    """In this order; a parameter under another name is not a result."""
     net, x = Keeps(), torch.ones(1, 2)
     before = attributes(net)
     found = results_of(net(x), net, before)

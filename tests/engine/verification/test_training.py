@@ -226,7 +226,7 @@ class RoundsOff(nn.Module):
 
 
 def test_a_step_in_float64_is_not_rounded_off() -> None:
-    """Where the code converts to float32, rounding is no difference between masked and compacted."""
+    """Where the code converts to float32, rounding is not a difference between masked and compacted."""
     kept = (torch.arange(96) % 3 > 0).float()
     rows = {"0": {"weight": kept.view(-1, 1).expand(96, 3), "bias": kept}}
     net = randomised(nn.Sequential(nn.Linear(3, 96), RoundsOff(96), nn.Linear(96, 4))).float()

@@ -98,7 +98,7 @@ def test_a_model_without_either_has_nothing_to_look_at() -> None:
 
 
 def test_a_linear_layer_over_positions() -> None:
-    """Its output loses channels along another dimension than its own: that is no difference."""
+    """Its output loses channels along another dimension than its own: that is not a difference."""
 
     def forward(m: Net, x: Tensor) -> Tensor:
         x = m.stem(x)

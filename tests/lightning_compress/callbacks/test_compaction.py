@@ -324,7 +324,7 @@ def test_example_input_from_anywhere(tmp_path: Path, source: str) -> None:
 def test_a_network_that_became_slower_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float, warns: bool
 ) -> None:
-    """Timed in turns right after; what is within the noise is no loss."""
+    """Timed in turns right after; what is within the noise is not a loss."""
 
     def times(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) -> Comparison:
         return Comparison(Spread(1.0, 1.0, 1.0), Spread(after, after, after), runs, "[2, 3, 8, 8]", "CPU, 1 thread")

@@ -193,7 +193,7 @@ def test_arguments_that_cannot_be(arguments: dict[str, Any], message: str) -> No
 
 
 class Flat(Wrapped):
-    """The model takes something else than the loader gives."""
+    """The model takes something other than the loader gives."""
 
     def logits(self, x: Tensor) -> Tensor:
         """Output of the model, whose call no hook sees."""

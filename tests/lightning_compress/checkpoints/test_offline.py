@@ -97,7 +97,7 @@ def test_a_sharded_checkpoint(tmp_path: Path, key: str) -> None:
     torch.save(checkpoint, folder / "meta.pt")
     small = compact_checkpoint(folder, Wrapped, tmp_path / "small.ckpt", SHAPE)
     assert difference(module, small) <= 1e-5 and small.net.wide.out_channels == 8
-    with pytest.raises(CheckpointError, match="no folder of a sharded checkpoint"):
+    with pytest.raises(CheckpointError, match="not a folder of a sharded checkpoint"):
         compact_checkpoint(tmp_path, Wrapped, tmp_path / "small.ckpt", SHAPE)
 
 

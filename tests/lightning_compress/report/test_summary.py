@@ -103,7 +103,7 @@ def test_the_configuration_is_spoken_of_where_there_is_one() -> None:
 
 
 def test_what_is_wrong_is_named() -> None:
-    """No example, and amounts that are no fractions."""
+    """No example, and amounts that are not fractions."""
     with pytest.raises(MisconfigurationException, match="no `example_input_array`"):
         summarize(Wrapped())
     with pytest.raises(MisconfigurationException, match="fractions in \\[0, 1\\], got 50"):

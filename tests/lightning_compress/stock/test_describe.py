@@ -35,7 +35,7 @@ def search(**fields: Any) -> Search:
 
 
 def test_the_configuration_is_found() -> None:
-    """Sizes, what divides them, and eps; what is no size keeps its value."""
+    """Sizes, what divides them, and eps; what is not a size keeps its value."""
     found = search(width=8, heads=2, inner=10, eps=1e-3).solve()
     assert found[0] == {("width",): 8, ("heads",): 2, ("inner",): 10, ("eps",): 1e-3}
 

@@ -8,7 +8,7 @@ CONFIG = {"width": 8, "flag": True, "name": "a", "_hidden": 1, "parts": [{"size"
 
 
 def test_numbers_have_paths() -> None:
-    """Flags, texts and private fields are no numbers; a field without a value may take one."""
+    """Flags, texts and private fields are not numbers; a field without a value may take one."""
     expected = {("width",): 8, ("parts", 0, "size"): 2, ("sizes", 0): 3, ("sizes", 1): 4, ("none",): None}
     assert numbers(CONFIG) == expected
 

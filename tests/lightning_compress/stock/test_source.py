@@ -103,7 +103,7 @@ class Branches(nn.Module):
 
 
 def test_structures_and_constants(tmp_path: Path) -> None:
-    """What it takes and returns has the same form; a tensor that is no parameter is saved as a buffer."""
+    """What it takes and returns has the same form; a tensor that is not a parameter is saved as a buffer."""
     example = (torch.randn(3, 4), torch.randn(3, 1))
     path = save_stock(Branches(), tmp_path / "small", example_input=example)
     network = imported(path).Network()

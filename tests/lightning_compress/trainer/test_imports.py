@@ -28,5 +28,5 @@ def test_a_slip_of_the_pen() -> None:
 @pytest.mark.parametrize("path", ["l3", "no.such:thing", "math:", ":floor", "math.nothing", 3, "math:pi"])
 def test_what_is_none_is_an_error(path: object) -> None:
     """The error names the argument, the path, and what else may stand there."""
-    with pytest.raises(MisconfigurationException, match="`criterion=.*(l1, l2|no function)"):
+    with pytest.raises(MisconfigurationException, match="`criterion=.*(l1, l2|not a function)"):
         imported(path, "criterion", ["l2", "l1"])

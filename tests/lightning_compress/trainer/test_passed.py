@@ -24,7 +24,7 @@ def _mappings() -> DataLoader:
 
 
 class Keys(Wrapped):
-    """Batches are mappings whose keys are no arguments, and pictures are scaled before the model sees them."""
+    """Batches are mappings whose keys are not arguments, and pictures are scaled before the model sees them."""
 
     steps = 0
 
