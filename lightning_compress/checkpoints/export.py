@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.errors import EngineError, InputError, VerificationError
 from engine.program import tensors_in
-from engine.recording import call_model
+from engine.recording import call_model, evaluating
 
 __all__ = [
     "another_batch",
@@ -181,7 +181,7 @@ def another_batch(example_input: Any) -> Any:
     )
 
 
-def another_size(example_input: Any) -> Any:
+def another_size(example_input: Any, times: int = 2) -> Any:
     """An example of twice the size along each dimension from the third on: a multiple of whatever the model divides by.
 
     Example:
@@ -189,12 +189,22 @@ def another_size(example_input: Any) -> Any:
         torch.Size([2, 3, 8, 10])
     """
 
-    def doubled(tensor: Tensor) -> Tensor:
+    def larger(tensor: Tensor) -> Tensor:
         for dim in range(2, tensor.ndim):
-            tensor = torch.cat([tensor, tensor], dim)
+            tensor = torch.cat([tensor] * times, dim)
         return tensor
 
-    return apply_to_collection(example_input, Tensor, doubled)
+    return apply_to_collection(example_input, Tensor, larger)
+
+
+def _elsewhere(example: Any, dynamic: Sequence[str]) -> Any:
+    """The example in a shape that differs in all that is dynamic, and that no comparison runs: one sample, three times as
+    large. Exporters take it for certain that a dynamic dimension is no one, so that no guard remains of the former.
+    """
+    first = next((t.shape[0] for t in tensors_in(example) if t.ndim), 0)
+    if "batch" in dynamic:
+        example = apply_to_collection(example, Tensor, lambda t: t[:1] if t.ndim and t.shape[0] == first else t)
+    return another_size(example, 3) if "size" in dynamic else example
 
 
 def _exported(
@@ -209,19 +219,20 @@ def _exported(
     if unknown:
         raise InputError(f"`dynamic` names 'batch' and 'size', not {unknown[0]!r}.")
     # A batch of one would become part of the program.
-    example = another_batch(example_input)
-    batches = [example, another_batch(example), *([another_size(example)] if "size" in dynamic else [])]
-    target, training = Path(path), [module for module in model.modules() if module.training]
+    example = another_batch(example_input) if "batch" in dynamic else example_input
+    batches = [example, *([another_batch(example)] if "batch" in dynamic else [])]
+    batches += [another_size(example)] if "size" in dynamic else []
+    target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Under its own name: a large ONNX file refers to a second one with the weights by name.
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
-        try:
-            model.eval()
-            run = _written(what, write, Path(folder, target.name), *arguments_of(example))
+        with evaluating(model, arguments=example):
+            # A model may keep what belongs to the shape of its last input (detectors keep a grid). It would become part of
+            # the program if it fitted the example; and the exporter leaves tensors without data in its place.
+            _run(model, _elsewhere(example, dynamic))
+            with evaluating(model, arguments=example):
+                run = _written(what, write, Path(folder, target.name), *arguments_of(example))
             error = max(_compared(what, model, run, batch) for batch in batches)
-        finally:
-            for module in training:
-                module.training = True
         if not error <= TOLERANCE:
             raise VerificationError(f"{what} puts out other numbers than the model: they differ by {error:.1e}.")
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
@@ -230,21 +241,26 @@ def _exported(
 
 
 def _compared(what: str, model: nn.Module, run: Callable[..., Any], batch: Any) -> float:
-    args, kwargs = arguments_of(batch)
-    shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
-    try:
-        with torch.no_grad():
-            call_model(model, args, kwargs)
-    except Exception as error:  # of any kind: it is the model's own code
-        raise InputError(
-            f"The model itself does not take inputs of {shapes}: give `dynamic` what it takes only. {error}"
-        ) from error
+    shapes = _run(model, batch)
     try:
         return difference(model, run, [batch])
     except EngineError:
         raise
     except Exception as error:  # of any kind: each runtime has its own
         raise InputError(f"{what} runs at the size of the example, and not at {shapes}: {error}") from error
+
+
+def _run(model: nn.Module, batch: Any) -> list[list[int]]:
+    """Run the model on a batch, and return the shapes of the tensors in the batch."""
+    shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
+    try:
+        with torch.no_grad():
+            call_model(model, *arguments_of(batch))
+    except Exception as error:  # of any kind: it is the model's own code
+        raise InputError(
+            f"The model itself does not take inputs of {shapes}: give `dynamic` what it takes only. {error}"
+        ) from error
+    return shapes
 
 
 def _written(

@@ -16,7 +16,8 @@ def log_figure(logger: Logger, tag: str, figure: Any, step: int) -> bool:
     """Show a matplotlib figure in a logger.
 
     Args:
-        logger: TensorBoard's, or any whose ``experiment`` has ``add_figure``; or one with ``log_image``, as W&B's has.
+        logger: TensorBoard's, or any whose ``experiment`` has ``add_figure``; one with ``log_image``, as W&B's has; or
+            MLflow's, which keeps it as an artifact.
         tag: its name there.
         figure: the figure.
         step: the optimizer step that it belongs to.
@@ -34,14 +35,16 @@ def log_figure(logger: Logger, tag: str, figure: Any, step: int) -> bool:
         add(tag, figure, global_step=step, close=False)
     elif hasattr(logger, "log_image"):
         logger.log_image(key=tag, images=[figure], step=step)
-    return add is not None or hasattr(logger, "log_image")
+    elif _is_mlflow(logger):
+        logger.experiment.log_figure(logger.run_id, figure, f"{tag}.png")  # type: ignore[attr-defined]
+    return add is not None or hasattr(logger, "log_image") or _is_mlflow(logger)
 
 
 def log_text(logger: Logger, tag: str, markdown: str, step: int) -> bool:
     """Show a text in a logger.
 
     Args:
-        logger: TensorBoard's, or any whose ``experiment`` has ``add_text``.
+        logger: TensorBoard's, or any whose ``experiment`` has ``add_text``; or MLflow's, which keeps it as an artifact.
         tag: its name there.
         markdown: the text.
         step: the optimizer step that it belongs to.
@@ -52,7 +55,9 @@ def log_text(logger: Logger, tag: str, markdown: str, step: int) -> bool:
     add = _writer(logger, "add_text")
     if add is not None:
         add(tag, markdown, global_step=step)
-    return add is not None
+    elif _is_mlflow(logger):
+        logger.experiment.log_text(logger.run_id, markdown, f"{tag}.md")  # type: ignore[attr-defined]
+    return add is not None or _is_mlflow(logger)
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -98,7 +103,7 @@ def log_summary(logger: Logger, numbers: Mapping[str, float]) -> bool:
     if callable(update):
         update(dict(numbers))
         return True
-    if "MLFlowLogger" in [cls.__name__ for cls in type(logger).__mro__]:
+    if _is_mlflow(logger):
         logger.log_metrics(dict(numbers))
         return True
     return False
@@ -138,6 +143,11 @@ def log_layout(logger: Logger, category: str, charts: Mapping[str, str]) -> bool
     if add is not None:
         add({category: {title: ["Multiline", [tags]] for title, tags in charts.items()}})
     return add is not None
+
+
+def _is_mlflow(logger: Logger) -> bool:
+    """By the name of its class, which either namespace of Lightning may define."""
+    return "MLFlowLogger" in [cls.__name__ for cls in type(logger).__mro__]
 
 
 def _writer(logger: Logger, method: str) -> Any:

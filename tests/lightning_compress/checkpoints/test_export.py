@@ -93,6 +93,42 @@ def test_a_size_that_the_model_does_not_take(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Detector(nn.Module):
+    """Keeps a grid for the shape of its last input, as the heads of YOLO do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.shape, self.grid = nn.Conv2d(3, 4, 3, padding=1), None, torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return boxes: offsets from the points of the grid."""
+        x = self.layer(x)
+        if self.shape != x.shape:
+            height, width = x.shape[2:]
+            self.grid = torch.arange(height)[:, None] * 100.0 + torch.arange(width)
+            self.shape = x.shape
+        return x + self.grid
+
+
+@ONNX
+@pytest.mark.filterwarnings("ignore:The tensor attributes? self.grid w:UserWarning")  # torch's, of what is put back
+@pytest.mark.parametrize("dynamic", [(), ("batch",), ("batch", "size")])
+@pytest.mark.parametrize("ran_before", [True, False])
+@pytest.mark.parametrize("export", [export_program, export_onnx])
+def test_what_a_model_keeps_of_its_last_input(tmp_path: Path, export: Any, ran_before: bool, dynamic: Any) -> None:
+    """It is no part of the file, and the model keeps what it had: numbers, not what an exporter put there."""
+    if export is export_onnx:
+        pytest.importorskip("onnxscript")
+    model, x = Detector(), torch.rand(2, 3, 8, 8)
+    if ran_before:
+        model(x)
+    grid = model.grid
+    suffix = {export_program: "pt2", export_onnx: "onnx"}[export]
+    assert export(model, tmp_path / f"m.{suffix}", x, dynamic=dynamic) <= 1e-5
+    assert model.grid is grid and model.shape == ((2, 4, 8, 8) if ran_before else None)
+    assert model(torch.rand(5, 3, 9, 7)).shape == (5, 4, 9, 7)
+
+
 HUGGING = {
     "bert": ("BertConfig", "BertModel", {}),
     "gpt2": ("GPT2Config", "GPT2Model", {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 16}),

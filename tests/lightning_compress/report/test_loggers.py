@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytorch_lightning import loggers
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.plots import channels_figure
+from lightning_compress import ChannelPruning, ComplexityMonitor, CompressionReport, ModelCompaction
+from lightning_compress.report.content import gains
 from lightning_compress.report.loggers import (
     log_distribution,
     log_figure,
@@ -19,6 +22,7 @@ from lightning_compress.report.loggers import (
     log_summary,
     log_text,
 )
+from tests.lightning_compress.models import Wrapped, fit, seeded
 
 SETTINGS = {"ChannelPruning/amount": 0.5, "layers": ["a", "b"]}
 
@@ -110,6 +114,29 @@ def test_a_summary_says_what_was_gained(tmp_path: Path) -> None:
     assert log_summary(wandb, numbers) and wandb.run.summary == {"other": 1, **numbers}
     assert log_summary(mlflow, numbers) and mlflow.last == numbers
     assert not log_summary(TensorBoardLogger(tmp_path), numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # MLflow's own, and its database's
+def test_mlflow_keeps_what_was_gained(tmp_path: Path) -> None:
+    """Of a real fit, read back from MLflow's database: the summary, the settings, the pictures and the texts."""
+    pytest.importorskip("matplotlib")
+    client = pytest.importorskip("mlflow").tracking.MlflowClient(f"sqlite:///{tmp_path}/runs.db")
+    client.create_experiment("pruning", f"file:{tmp_path}/artifacts")
+    logger = loggers.MLFlowLogger("pruning", tracking_uri=f"sqlite:///{tmp_path}/runs.db")
+    report = CompressionReport(terminal="none", latency_runs=1, dirpath=tmp_path)
+    pruning, monitor = ChannelPruning(amount=0.5), ComplexityMonitor(latency_runs=0)
+    fit(seeded(Wrapped), tmp_path, pruning, monitor, ModelCompaction(confidence=1), report, logger=logger)
+    run = client.get_run(logger.run_id)
+    gained = gains(report.report)
+    assert gained["compression/verified"] == 1 and 0 < gained["compression/macs_left"] < 1
+    assert gained.items() <= run.data.metrics.items()
+    assert run.data.metrics["complexity/macs"] == gained["compression/macs"]
+    assert run.data.params["ChannelPruning/amount"] == "0.5" and run.info.status == "FINISHED"
+    artifacts = {artifact.path: artifact for artifact in client.list_artifacts(logger.run_id, "compression")}
+    names = ("channels.png", "dependency.png", "report.md", "plan.md", "certificate.md")
+    assert set(artifacts) >= {f"compression/{name}" for name in names}
+    assert "same random inputs" in Path(tmp_path, "artifacts", logger.run_id, "artifacts/compression/certificate.md").read_text()
 
 
 def test_tensorboard_has_distributions_and_several_lines_in_a_chart(tmp_path: Path) -> None:
