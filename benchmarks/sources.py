@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("networks", nargs="*", metavar="network", help=", ".join(NETWORKS))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| network | pixels | parameters, M | lines | bits elsewhere | ruff | ONNX, error |")
+    print("| network | pixels | parameters, M | lines | other process | ruff | ONNX, error |")
     print("|---|---:|---:|---:|---|---|---:|")
     for name in args.networks or NETWORKS:
         with tempfile.TemporaryDirectory() as folder:

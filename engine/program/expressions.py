@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.program.graph import Value
+from engine.program.places import shown_place
 
 __all__ = [
     "ARITHMETIC",
@@ -81,7 +82,7 @@ class Guard:
     decides: bool = True
 
     def __str__(self) -> str:
-        return f"{describe(self.expr)} ({self.place})"
+        return f"{describe(self.expr)} ({shown_place(self.place)})"
 
 
 COMPARISONS = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}

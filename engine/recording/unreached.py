@@ -17,6 +17,7 @@ from torch import nn
 
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
+from engine.program.places import shown_place
 from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
 from engine.source.entrywise import Effect
@@ -102,8 +103,9 @@ class Unreached:
                 "are called from outside as `entries`."
             )
         if self._frozen:
-            reach.notes.append(f"Code that did not run, and whose reads stay whole: {_listed(self._frozen)}. {_ADVICE}")
-        if named := [place for place in self._named if place not in self._frozen]:
+            places = _listed(map(shown_place, self._frozen))
+            reach.notes.append(f"Code that did not run, and whose reads stay whole: {places}. {_ADVICE}")
+        if named := [shown_place(place) for place in self._named if place not in self._frozen]:
             reach.notes.append(f"Code that did not run, and was not looked at: {_listed(named)}. {_ADVICE}")
         return reach
 
@@ -191,7 +193,7 @@ class Unreached:
     def _touch(self, values: Iterable[Value], effect: Effect, where: str, reach: Reach) -> None:
         for value in values:
             if effect is Effect.USES:
-                reason = f"could be read by the code at {where}, which did not run"
+                reason = f"could be read by the code at {shown_place(where)}, which did not run"
                 reach.whole.setdefault(value.index, (value, reason))
             else:
                 zeros_stay = effect is Effect.KEEPS_ZERO and reach.varying.get(value.index, (value, True))[1]

@@ -274,14 +274,15 @@ class Provenance(TorchFunctionMode):
         value = self._value_of(tensor)
         if value is not None:
             expr = Apply("==", ShapeOf(value, 0), length)
-            self.guards.setdefault(expr, Guard(expr, True, str(user_site("len"))))
+            self.guards.setdefault(expr, Guard(expr, True, user_site("len").place))
 
     def _leave(self, numbers: Iterable[int | float]) -> None:
         """Note numbers that torch took and that no op was given: a slice that covers a whole tensor is not an op."""
         for number in numbers:
             if is_tagged(number):
                 expr = Apply("for", expression(number), 0)
-                self.guards.setdefault(expr, Guard(expr, True, str(self.site), decides=False))
+                place = "" if self.site is None else self.site.place
+                self.guards.setdefault(expr, Guard(expr, True, place, decides=False))
 
     def taken(self) -> list[Guard]:
         """Return the decisions of the run, and forget them."""

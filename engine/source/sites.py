@@ -10,6 +10,8 @@ from types import CodeType
 
 import torch
 
+from engine.program.places import shown_place
+
 __all__ = ["Site", "is_library", "user_site"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -40,8 +42,13 @@ class Site:
     end: tuple[int, int] | None
     reflected: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """File and line."""
         return f"{self.code.co_filename}:{self.line}"
+
+    def __str__(self) -> str:
+        return shown_place(self.place)
 
 
 @functools.cache

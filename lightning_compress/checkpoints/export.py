@@ -198,8 +198,9 @@ def another_size(example_input: Any, times: int = 2) -> Any:
 
 
 def _elsewhere(example: Any, dynamic: Sequence[str]) -> Any:
-    """The example in a shape that differs in all that is dynamic, and that no comparison runs: one sample, three times as
-    large. Exporters take it for certain that a dynamic dimension is no one, so that no guard remains of the former.
+    """The example with other sizes in all that is dynamic, which no comparison runs: one sample, three times as large.
+
+    A batch of one leaves no guard in a program: exporters assume that a dynamic dimension is larger.
     """
     first = next((t.shape[0] for t in tensors_in(example) if t.ndim), 0)
     if "batch" in dynamic:
@@ -227,8 +228,8 @@ def _exported(
     # Under its own name: a large ONNX file refers to a second one with the weights by name.
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         with evaluating(model, arguments=example):
-            # A model may keep what belongs to the shape of its last input (detectors keep a grid). It would become part of
-            # the program if it fitted the example; and the exporter leaves tensors without data in its place.
+            # A model may keep what belongs to the shape of its last input (detectors keep a grid). If it fitted the
+            # example it would become part of the program; and the exporter leaves tensors without data in its place.
             _run(model, _elsewhere(example, dynamic))
             with evaluating(model, arguments=example):
                 run = _written(what, write, Path(folder, target.name), *arguments_of(example))

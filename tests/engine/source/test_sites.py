@@ -12,7 +12,8 @@ from engine.source.sites import is_library, user_site
 
 def test_the_line_of_the_user() -> None:
     """The innermost frame outside of torch and the engine."""
-    assert str(user_site("f")).startswith(__file__)
+    assert user_site("f").place.startswith(__file__)
+    assert str(user_site("f")).startswith("tests/engine/source/test_sites.py:")
 
 
 def test_what_is_a_library() -> None:

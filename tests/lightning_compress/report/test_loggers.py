@@ -136,7 +136,8 @@ def test_mlflow_keeps_what_was_gained(tmp_path: Path) -> None:
     artifacts = {artifact.path: artifact for artifact in client.list_artifacts(logger.run_id, "compression")}
     names = ("channels.png", "dependency.png", "report.md", "plan.md", "certificate.md")
     assert set(artifacts) >= {f"compression/{name}" for name in names}
-    assert "same random inputs" in Path(tmp_path, "artifacts", logger.run_id, "artifacts/compression/certificate.md").read_text()
+    folder = tmp_path / "artifacts" / logger.run_id / "artifacts" / "compression"
+    assert "same random inputs" in (folder / "certificate.md").read_text()
 
 
 def test_tensorboard_has_distributions_and_several_lines_in_a_chart(tmp_path: Path) -> None:

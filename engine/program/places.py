@@ -1,0 +1,26 @@
+"""Files and lines as readers know them: ``ultralytics/nn/tasks.py:162``, whichever folder packages are installed in."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["shown_place"]
+
+
+def shown_place(place: str) -> str:
+    """A file, or a file and a line, relative to the folder that Python imports it from; others as they are.
+
+    Args:
+        place: path of a file, with anything behind it.
+
+    Example:
+        >>> import json.decoder
+        >>> shown_place(f"{json.decoder.__file__}:33")
+        'json/decoder.py:33'
+        >>> shown_place("<stdin>:1")
+        '<stdin>:1'
+    """
+    folders = (os.path.join(os.path.abspath(entry), "") for entry in sys.path)  # "" is the current folder
+    inside = [folder for folder in folders if place.startswith(folder)]
+    return place.removeprefix(max(inside, key=len, default="")).replace(os.sep, "/") if inside else place
