@@ -1,6 +1,6 @@
 """Compacted weights on disk."""
 
-from engine.files.archive import read_archive, read_bytes
+from engine.files.archive import read_archive, read_bytes, read_part
 from engine.files.atomic import check_writable, next_version, replacing, save, unwritable
 from engine.files.checkpoint import (
     UNREADABLE,
@@ -15,10 +15,13 @@ from engine.files.checkpoint import (
     stored_content,
     with_metadata,
 )
+from engine.files.folders import Chunk, FolderIndex, read_folder_index
 from engine.files.portable import write_tensors
 
 __all__ = [
     "UNREADABLE",
+    "Chunk",
+    "FolderIndex",
     "check_writable",
     "checked",
     "content_of",
@@ -30,6 +33,8 @@ __all__ = [
     "read_archive",
     "read_bytes",
     "read_checkpoint",
+    "read_folder_index",
+    "read_part",
     "replacing",
     "save",
     "seal",

@@ -22,7 +22,7 @@ from engine.errors import CheckpointError
 from engine.files.records import Record, read_record, records_of
 from engine.files.unpickle import unpickled
 
-__all__ = ["read_archive", "read_bytes"]
+__all__ = ["placed", "read_archive", "read_bytes", "read_part"]
 
 # What the objects of a file may take, and what its tensors may claim: a few views that repeat entries are common.
 _FREE = 20 * 2**20
@@ -73,6 +73,25 @@ def read_bytes(path: str | os.PathLike[str]) -> tuple[Any, BinaryIO]:
     return content, file
 
 
+def read_part(path: str | os.PathLike[str], start: int, size: int) -> Any:
+    """Read what `torch.save` wrote into a part of a file, which is copied into memory first.
+
+    Args:
+        path: the file.
+        start: the first byte.
+        size: number of bytes.
+
+    Returns:
+        What `read_archive` gives of a file of its own.
+
+    Raises:
+        CheckpointError: as `read_archive` does.
+    """
+    with _explained(path), open(path, "rb") as file:
+        file.seek(start)
+        return _read(io.BytesIO(file.read(size)), "cpu")
+
+
 @contextlib.contextmanager
 def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
@@ -98,7 +117,7 @@ def _read(file: BinaryIO, map_location: Any) -> Any:
         record = records.get(f"data/{key}")
         if record is None or record.size != claimed:
             raise ValueError(f"its storage {key!r} does not have the size of its record")
-        return _placed(_storage(file, record), location, map_location)
+        return placed(_storage(file, record), location, map_location)
 
     return unpickled(read_record(file, pickled), load, _FREE + int(_OBJECTS * size), _FREE + _CLAIMS * size)
 
@@ -111,8 +130,8 @@ def _storage(file: BinaryIO, record: Record) -> torch.UntypedStorage:
     return data.untyped_storage()
 
 
-def _placed(storage: torch.UntypedStorage, location: str, map_location: Any) -> torch.UntypedStorage:
-    """Return a storage where it is to be; ``location`` says where it was."""
+def placed(storage: torch.UntypedStorage, location: str, map_location: Any) -> torch.UntypedStorage:
+    """Return a storage where ``map_location`` of ``torch.load`` wants it; ``location`` says where it was."""
     if callable(map_location) and not isinstance(map_location, torch.device):
         chosen = map_location(storage, location)
         return storage.to(device=torch.device(location)) if chosen is None else chosen

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from engine.files.builder import CALLS, DTYPES, ITEM, OBJECT, STORAGES, TENSOR_CLASSES, Builder, Load, Name
 from engine.files.nesting import check_nesting
 
-__all__ = ["unpickled"]
+__all__ = ["Reader", "unpickled"]
 
 _LONGEST = 64  # bytes of an integer
 
@@ -43,11 +43,17 @@ def unpickled(data: bytes, load: Load, memory: int, claims: int) -> Any:
     Raises:
         ValueError: where it holds something other than plain values and tensors, or more than it may.
     """
-    return _Reader(data, load, memory, claims).read()
+    return Reader(data, load, memory, claims).read()
 
 
-class _Reader:
-    """The machine that the instructions of a pickle are for: a stack, marks on it, and a memo."""
+class Reader:
+    """The machine that the instructions of a pickle are for: a stack, marks on it, and a memo.
+
+    For the arguments see `unpickled`.
+    """
+
+    instructions: Mapping[bytes, Callable[[Any], None]]
+    protocols: Collection[int] = (2,)
 
     def __init__(self, data: bytes, load: Load, memory: int, claims: int) -> None:
         self._data, self._place = data, 0
@@ -59,11 +65,12 @@ class _Reader:
         self._vouched = _vouched()
 
     def read(self) -> Any:
+        """Return what the pickle stands for."""
         while True:
             instruction = self._bytes(1)
             if instruction == b".":
                 return self._finished()
-            run = _INSTRUCTIONS.get(instruction)
+            run = self.instructions.get(instruction)
             if run is None:
                 raise ValueError(f"it holds the instruction {instruction!r}, which torch does not write")
             run(self)
@@ -124,8 +131,8 @@ class _Reader:
         self._push(int.from_bytes(self._bytes(size), "little", signed=True))
 
     def _protocol(self) -> None:
-        if self._bytes(1)[0] != 2:
-            raise ValueError("its pickle has another protocol than 2, which `torch.save` writes")
+        if self._bytes(1)[0] not in self.protocols:
+            raise ValueError(f"its pickle has another protocol than {min(self.protocols)}, which torch writes")
 
     # ------------------------------------------------------------ memo and containers
 
@@ -180,23 +187,28 @@ class _Reader:
         target = self._top(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             self._take(OBJECT)
-            target[self._builder.key(key)] = value
+            target[self._key(key)] = value
+
+    def _key(self, key: Any) -> Any:
+        return self._builder.key(key)
 
     # ------------------------------------------------------------ classes, functions and calls
 
     def _global(self) -> None:
-        name = f"{self._line()}.{self._line()}".replace("__builtin__.", "builtins.")
+        self._push(self._named(f"{self._line()}.{self._line()}".replace("__builtin__.", "builtins.")))
+
+    def _named(self, name: str) -> Any:
+        """Return what stands for a class or function here."""
         if name in DTYPES:
-            self._push(DTYPES[name])
-        elif name in CALLS or name in STORAGES or name in TENSOR_CLASSES:
-            self._push(Name(name))
-        elif name in self._vouched:
-            self._push(_Vouched(self._vouched[name]))
-        else:
-            raise ValueError(
-                f"it holds {name}, which is neither a plain value nor a tensor; declare it with "
-                "`torch.serialization.add_safe_globals` where you trust the file"
-            )
+            return DTYPES[name]
+        if name in CALLS or name in STORAGES or name in TENSOR_CLASSES:
+            return Name(name)
+        if name in self._vouched:
+            return _Vouched(self._vouched[name])
+        raise ValueError(
+            f"it holds {name}, which is neither a plain value nor a tensor; declare it with "
+            "`torch.serialization.add_safe_globals` where you trust the file"
+        )
 
     def _call(self) -> None:
         arguments = self._pop(tuple)
@@ -240,15 +252,15 @@ def _vouched() -> dict[str, Any]:
 
 
 # The instructions of protocol 2 that a pickler writes: https://github.com/python/cpython/blob/main/Lib/pickletools.py
-_INSTRUCTIONS: Mapping[bytes, Callable[[_Reader], None]] = {
-    b"\x80": _Reader._protocol,
+Reader.instructions = {
+    b"\x80": Reader._protocol,
     b"N": lambda reader: reader._push(None, ITEM),
     b"\x88": lambda reader: reader._push(True, ITEM),
     b"\x89": lambda reader: reader._push(False, ITEM),
     b"J": lambda reader: reader._push(reader._number("<i")),
     b"K": lambda reader: reader._push(reader._bytes(1)[0], ITEM),
     b"M": lambda reader: reader._push(reader._number("<H")),
-    b"\x8a": _Reader._long,
+    b"\x8a": Reader._long,
     b"G": lambda reader: reader._push(reader._number(">d")),
     b"X": lambda reader: reader._text(reader._number("<I")),
     b"U": lambda reader: reader._text(reader._bytes(1)[0], "latin-1"),
@@ -256,22 +268,22 @@ _INSTRUCTIONS: Mapping[bytes, Callable[[_Reader], None]] = {
     b")": lambda reader: reader._push((), ITEM),
     b"]": lambda reader: reader._push([]),
     b"}": lambda reader: reader._push({}),
-    b"(": _Reader._mark,
-    b"t": _Reader._marked_tuple,
+    b"(": Reader._mark,
+    b"t": Reader._marked_tuple,
     b"\x85": lambda reader: reader._tuple(1),
     b"\x86": lambda reader: reader._tuple(2),
     b"\x87": lambda reader: reader._tuple(3),
-    b"a": _Reader._append,
-    b"e": _Reader._appends,
-    b"s": _Reader._set_item,
-    b"u": _Reader._set_items,
+    b"a": Reader._append,
+    b"e": Reader._appends,
+    b"s": Reader._set_item,
+    b"u": Reader._set_items,
     b"q": lambda reader: reader._put(reader._bytes(1)[0]),
     b"r": lambda reader: reader._put(reader._number("<I")),
     b"h": lambda reader: reader._get(reader._bytes(1)[0]),
     b"j": lambda reader: reader._get(reader._number("<I")),
-    b"c": _Reader._global,
-    b"R": _Reader._call,
-    b"\x81": _Reader._new,
-    b"b": _Reader._build,
-    b"Q": _Reader._persistent,
+    b"c": Reader._global,
+    b"R": Reader._call,
+    b"\x81": Reader._new,
+    b"b": Reader._build,
+    b"Q": Reader._persistent,
 }

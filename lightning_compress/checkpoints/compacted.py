@@ -190,7 +190,7 @@ def load_compacted(
 
     Args:
         path: the checkpoint, ``ModelCompaction.checkpoint_path``, or a folder of shards that a Trainer wrote after the
-            compaction (its index is a pickle: only from people whom you trust).
+            compaction.
         LightningModuleClass: the class that was trained.
         map_location: as in ``torch.load``.
         strict: whether the names of the weights must agree exactly.

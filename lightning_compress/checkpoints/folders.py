@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
 from engine.errors import CheckpointError
-from engine.files import read_archive
+from engine.files import read_archive, read_folder_index
 
 __all__ = ["read_folder"]
+
+# `FSDPStrategy` keeps the weights under the one name, `ModelParallelStrategy` under the other.
+_WEIGHTS = ("model", "state_dict")
 
 
 def read_folder(folder: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """Read a folder that Lightning's `FSDPStrategy` or `ModelParallelStrategy` wrote, with whole weights.
 
     Args:
-        folder: the folder; its index is a pickle: only from people whom you trust.
+        folder: the folder.
         map_location: as in ``torch.load``.
 
     Raises:
-        CheckpointError: where it is not such a folder.
+        CheckpointError: where it is not such a folder, or it is damaged.
     """
-    if not (folder / ".metadata").is_file() or not (folder / "meta.pt").is_file():
+    if not (folder / "meta.pt").is_file():
         raise CheckpointError(f"{folder} is not a folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
-    with tempfile.TemporaryDirectory() as whole:
-        dcp_to_torch_save(folder, Path(whole, "whole.pt"))
-        content = torch.load(Path(whole, "whole.pt"), map_location=map_location, weights_only=True)
-    # `FSDPStrategy` keeps the weights under the one name, `ModelParallelStrategy` under the other.
-    weights = next((content[key] for key in ("model", "state_dict") if isinstance(content.get(key), Mapping)), None)
-    if weights is None:
+    index = read_folder_index(folder)
+    key = next((key for key in _WEIGHTS if key in index.keys()), None)
+    weights = None if key is None else index.state(key, map_location)
+    if not isinstance(weights, dict):
         raise CheckpointError(
             f"{folder} holds no weights of a Lightning module under `model` or `state_dict`, but: "
-            f"{', '.join(map(repr, list(content)[:4]))}. Save it with a Trainer."
+            f"{', '.join(repr(key)[:100] for key in index.keys()[:4])}. Save it with a Trainer."
         )
     return {**read_archive(folder / "meta.pt", map_location), "state_dict": weights}

@@ -44,7 +44,7 @@ def compact_checkpoint(
     Args:
         path_in: a checkpoint of Lightning: masked by our callbacks, by `torch.nn.utils.prune` or `ModelPruning`, or
             with zeros for whatever reason; a compacted one, to remove more; or the folder that FSDP writes when it
-            saves sharded (its index is a pickle: only from people whom you trust).
+            saves sharded.
         LightningModuleClass: the class that was trained.
         path_out: the compacted checkpoint; written atomically, may be ``path_in``. Without what is needed to train on:
             states of optimizers, schedulers and callbacks.

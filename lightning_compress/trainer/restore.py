@@ -24,6 +24,7 @@ from engine.files import (
     stored_content,
     with_metadata,
 )
+from lightning_compress.trainer.folders import checked_folders
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, classes
 from lightning_compress.trainer.strategy import parallel, shards
 
@@ -133,9 +134,11 @@ def _check_first(connector: Any) -> None:
     def resume_start(self: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
         vouched_for = False in (*args[:1], kwargs.get("weights_only"))
         if checkpoint_path and shards(self.trainer) and _follows(self.trainer.lightning_module):
-            content = stored_content(_rest_of(checkpoint_path, vouched_for))
-            parallel(self.trainer).restore_shapes(content)  # type: ignore[attr-defined]
-            start(self, checkpoint_path, *args, **kwargs)
+            rest = _rest_of(checkpoint_path, vouched_for)
+            parallel(self.trainer).restore_shapes(stored_content(rest))  # type: ignore[attr-defined]
+            checked = Path(checkpoint_path).is_dir() and not vouched_for
+            with _loading_folder(self.trainer.strategy, rest) if checked else contextlib.nullcontext():
+                start(self, checkpoint_path, *args, **kwargs)
             return
         if checkpoint_path and not vouched_for and _follows(self.trainer.lightning_module):
             if Path(checkpoint_path).is_file():
@@ -167,6 +170,23 @@ def _checked(path: str | os.PathLike[str]) -> Any:
 def _loading(strategy: Any, content: Any) -> Iterator[None]:
     """Let a strategy take what was read already, so that there is one reading of the file."""
     strategy.load_checkpoint = lambda *args, **kwargs: content
+    try:
+        yield
+    finally:
+        del strategy.load_checkpoint
+
+
+@contextlib.contextmanager
+def _loading_folder(strategy: Any, rest: Any) -> Iterator[None]:
+    """Let a strategy read the shards of a folder by a list, and take what was read already of what is beside them."""
+    load_checkpoint = strategy.load_checkpoint
+
+    def loaded(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        with checked_folders():
+            load_checkpoint(*args, **kwargs)
+        return dict(rest)
+
+    strategy.load_checkpoint = loaded
     try:
         yield
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_compress import load_compacted
+from tests.engine.files.test_folders import Code
 from tests.lightning_compress import sharded_fit
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +116,16 @@ def test_folders_load_and_resume_on_other_processes(
     for here, there in zip(resumed["steps"], whole["steps"][9:], strict=True):
         assert difference(here, there) < LIMIT
     assert difference(resumed["weights"], whole["weights"]) < LIMIT
+
+
+@pytest.mark.slow
+def test_a_folder_that_runs_code(sharded: Callable[[str, str, str], Path], tmp_path: Path) -> None:
+    """Neither its index nor its values are unpickled when a fit resumes from it: all ranks end with the reason."""
+    shutil.copytree(sharded(*FITS[0]) / "middle.ckpt", tmp_path / "evil.ckpt")
+    (tmp_path / "evil.ckpt" / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
+    ended = launch(tmp_path, *FITS[0][:2], "1x1", str(tmp_path / "evil.ckpt"), check=False)
+    assert "CheckpointError" in ended.stderr and "mkdir, which no index does" in ended.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow

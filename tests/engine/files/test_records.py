@@ -46,7 +46,7 @@ def test_what_torch_and_zipfile_write() -> None:
         (archive({"a/data.pkl": b"x", "b/data.pkl": b"y"}), "several folders"),
         (archive({"a/data.pkl": b"x", "a/DATA.PKL": b"y"}), "two records of one name"),
         (archive({"data.pkl": b"x"}), "in no folder"),
-        (b"", "no archive"),
+        (b"", "not an archive"),
         (archive({"a/data.pkl": b"x"}, front=old_file()), "something in front of its record 'a/data.pkl'"),
         (archive({"a/data.pkl": b"x", "a/constants.pkl": b"x"}), "'a/constants.pkl', which `torch.save` does not"),
     ],
