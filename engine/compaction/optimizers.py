@@ -8,7 +8,7 @@ Names are no evidence, and options matter; so the optimizer is tested on a small
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ from engine.errors import PlanError
 __all__ = ["check_entrywise", "check_follows", "follows", "small_state"]
 
 _STEPS, _CUT_AT = 6, 3
+_FAR, _FAR_STEPS = (
+    1_386_000,
+    3,
+)  # a number of steps after which what begins late has begun, and that most periods divide
+_SCALES = (1.0, 1e3)  # of weights and gradients: what is done above a limit is done at one of them
 _TOLERANCE = 1e-9
 # Options of the implementation, which do not affect results; and keys that belong to a group's parameters.
 _MEANS: dict[str, Any] = {"fused": False, "foreach": False, "capturable": False, "differentiable": False}
@@ -48,7 +53,7 @@ def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, n
     kind = type(optimizer).__name__
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            error = _difference(type(optimizer), group, ndim)
+            error = max(_difference(type(optimizer), group, ndim, scale) for scale in _SCALES)
         except Exception as failure:  # of any kind: it is the optimizer's own code
             raise PlanError(
                 f"{kind} cannot be tried on a small parameter ({type(failure).__name__}: {failure}), so nobody knows "
@@ -63,8 +68,11 @@ def check_entrywise(optimizer: Optimizer, group: Mapping[str, Any], ndim: int, n
         )
 
 
-def _difference(kind: Any, group: Mapping[str, Any], ndim: int) -> float:
-    """Return the final difference between a parameter that is narrowed midway and one that is masked."""
+def _difference(kind: Any, group: Mapping[str, Any], ndim: int, scale: float) -> float:
+    """Return the final difference between a parameter that is narrowed midway and one that is masked, per ``scale``.
+
+    The last steps are far ahead: updates that begin after a while, or come every so often, are among them.
+    """
     generator = torch.Generator().manual_seed(0)
     shape = (6, 4, *[2] * (ndim - 2))[:ndim]
     # Removed entries have no gradient; weights of the layer's own channels are zero, those of its consumers are not.
@@ -73,24 +81,47 @@ def _difference(kind: Any, group: Mapping[str, Any], ndim: int) -> float:
     if ndim > 1:
         cut = cut.then(Slice.along(1, columns, cut.shape))
     alive = cut.expand(torch.ones(cut.shape, dtype=torch.float64))
-    start = torch.randn(shape, generator=generator, dtype=torch.float64)
+    start = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     if ndim > 1:
         start = start * alive.any(1, keepdim=True)
     whole = nn.Parameter(start)
     optimizer = _optimizer_of(kind, group, whole)
     small, other = whole, optimizer
-    for step in range(_STEPS):
+    for step in range(_STEPS + _FAR_STEPS):
+        before = _scalars(optimizer)
         if step == _CUT_AT:
             small = nn.Parameter(cut.apply(whole.detach()))
             other = _optimizer_of(kind, group, small)
             other.state[small] = {k: _cut_entry(v, cut) for k, v in optimizer.state.get(whole, {}).items()}
             _take_counts(optimizer, other)
-        gradient = torch.randn(shape, generator=generator, dtype=torch.float64) * alive
+        gradient = scale * torch.randn(shape, generator=generator, dtype=torch.float64) * alive
         whole.grad, small.grad = gradient, gradient if small is whole else cut.apply(gradient)
         optimizer.step()
         if other is not optimizer:
             other.step()
-    return float((cut.apply(whole.detach()) - small.detach()).abs().max())
+        if step == _STEPS - 1:
+            counters = [place for place, value in _scalars(optimizer).items() if value - before.get(place, value) == 1]
+            _set_counters(optimizer, counters)
+            _set_counters(other, counters)
+    return float((cut.apply(whole.detach()) - small.detach()).abs().max()) / scale
+
+
+def _scalars(optimizer: Optimizer) -> dict[tuple[bool, str], float]:
+    """Return the numbers in the state of an optimizer of one parameter, and in its group."""
+    state = next(iter(optimizer.state.values()), {})
+    return {
+        (in_state, key): float(value)
+        for in_state, entries in ((True, state), (False, optimizer.param_groups[0]))
+        for key, value in entries.items()
+        if (isinstance(value, Tensor) and value.ndim == 0) or type(value) in (int, float)
+    }
+
+
+def _set_counters(optimizer: Optimizer, counters: Iterable[tuple[bool, str]]) -> None:
+    """Let an optimizer of one parameter believe that it is far ahead."""
+    for in_state, key in counters:
+        entries = next(iter(optimizer.state.values())) if in_state else optimizer.param_groups[0]
+        entries[key] = torch.full_like(entries[key], _FAR - 1) if isinstance(entries[key], Tensor) else _FAR - 1
 
 
 def _optimizer_of(kind: Any, group: Mapping[str, Any], parameter: nn.Parameter) -> Optimizer:

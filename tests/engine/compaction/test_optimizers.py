@@ -108,6 +108,36 @@ class Needing(torch.optim.SGD):
         super().__init__(parameters, lr=0.1)
 
 
+class Sometimes(torch.optim.SGD):
+    """SGD that scales by the norm of the parameter, from a step on, every so many steps, or beyond a limit."""
+
+    def __init__(self, *args: Any, start: int = 0, every: int = 1, limit: float = 0.0, shared: bool = False, **kw: Any):
+        super().__init__(*args, **kw)
+        for group in self.param_groups:
+            group |= {"start": start, "every": every, "limit": limit, "shared": shared, "k": group.get("k", 0)}
+
+    def step(self, closure: Any = None) -> None:
+        """A step, counted in the group or in the state of the parameter."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                counter = group if group["shared"] else self.state[parameter]
+                counter["k"] = counter.get("k", 0) + 1
+                if counter["k"] > group["start"] and counter["k"] % group["every"] == 0:
+                    norm = parameter.detach().norm()
+                    if norm > group["limit"]:
+                        parameter.grad.div_(norm)
+        super().step()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("options", [{"start": 10}, {"start": 10**6}, {"every": 100}, {"every": 16}, {"limit": 500.0}])
+def test_what_happens_now_and_then(options: dict[str, Any], shared: bool) -> None:
+    """An update that looks at other entries late, seldom, or only of large weights."""
+    optimizer = Sometimes(network().parameters(), lr=0.1, shared=shared, **options)
+    with pytest.raises(PlanError, match="what the others are"):
+        check_entrywise(optimizer, optimizer.param_groups[0], 2, "weight")
+
+
 def test_by_what_it_does_and_not_by_name() -> None:
     """A subclass of SGD that looks at the whole parameter; and one that cannot be tried."""
     check(lambda parameters: ByNorm(parameters, lr=0.01), "what the others are")
