@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,19 +14,22 @@ from engine.analysis.use import Use
 from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.fit import Correction, correction, squared_error
-from engine.compensation.interpreter import Run, check_program, first_path
+from engine.compensation.interpreter import Run, advance, check_program, first_path
 from engine.compensation.readers import Reader, obstacle, slope_of, sum_of
 from engine.compensation.report import Compensated, CompensationReport
+from engine.compensation.weights import Alone, Processes, Weights
 from engine.errors import EngineError, InputError
 from engine.groups import groups_of
 from engine.masks import Masks, canonical_masks, load_masks
 from engine.ops.columns import columns, columns_at
+from engine.program.dtensors import has_shards, local, placeholders, resharded
 from engine.program.graph import Graph, Node
-from engine.recording.evaluation import evaluating
+from engine.program.trees import tensors_in
 from engine.recording.inputs import check_model
 from engine.removal.keep import consumers
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
+from engine.surgery.norms import wide_norms
 from engine.tracer import trace
 
 __all__ = ["compensate"]
@@ -45,6 +49,7 @@ def compensate(
     samples: int = 1024,
     ridge: float = 1e-3,
     graph: Graph | None = None,
+    processes: Processes | None = None,
 ) -> CompensationReport:
     r"""Change the weights that read masked channels so that the masked model stays close to the dense one.
 
@@ -67,7 +72,9 @@ def compensate(
             model takes one.
         samples: how many entries of the batches are used, along their first dimension.
         ridge: weight of the penalty, relative to the mean square of the inputs.
-        graph: a graph of this model, to save recording it.
+        graph: a graph of this model, to save recording it; of one whose parameters are sharded there is none to save.
+        processes: those that fit the model together, each on batches of its own; every process has to call this, and
+            all get the same weights. Needed where parameters are sharded: one at a time is whole.
 
     Returns:
         The squared errors by group, before and after, relative to the squared targets, on the held-out samples.
@@ -88,21 +95,23 @@ def compensate(
 
     Source: He et al., Channel Pruning for Accelerating Very Deep Neural Networks, ICCV 2017 (arXiv 1707.06168).
     """
-    check_model(model)
+    if processes is None:
+        check_model(model)
     if samples < 2 or ridge < 0:
         raise InputError(f"`samples` is 2 or more and `ridge` is not negative; got {samples!r} and {ridge!r}.")
-    graph = trace(model, dummy_input) if graph is None else graph
-    graph.check_fresh(model)
+    graph = _program(model, dummy_input, graph)
     canonical = canonical_masks(load_masks(masks), model)
     if graph.decided:
         raise InputError(
             f"{type(model).__name__} decides by its data which code runs, so its program fits no other data."
         )
-    inputs = inputs_of(batches, graph, samples)
-    with torch.no_grad(), evaluating(model):
-        fitting = _Fitting(model, graph, canonical, inputs, ridge)
+    processes = Alone() if processes is None else processes
+    inputs = processes.together(lambda: inputs_of(batches, graph, samples))
+    with torch.no_grad(), processes.running(model):
+        fitting = _Fitting(model, graph, canonical, inputs, ridge, processes)
         try:
             check_program(model, graph, fitting.dense, inputs[0])
+            resharded(model)
             fitting.run()
             fitting.withdraw_unless_better()
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -114,18 +123,34 @@ def compensate(
     return fitting.report
 
 
+def _program(model: nn.Module, dummy_input: Any, graph: Graph | None) -> Graph:
+    if has_shards(model):  # a graph that was recorded without data has none of the numbers that the code makes
+        device = next((tensor.device for tensor in tensors_in(dummy_input)), None)
+        with placeholders(model, device=device):
+            return trace(model, dummy_input)
+    graph = trace(model, dummy_input) if graph is None else graph
+    graph.check_fresh(model)
+    return graph
+
+
 class _Fitting:
     """The dense and the masked run, and the weights that are fitted in between."""
 
     def __init__(
-        self, model: nn.Module, graph: Graph, masks: Mapping[str, Tensor], inputs: list[list[Tensor]], ridge: float
+        self,
+        model: nn.Module,
+        graph: Graph,
+        masks: Mapping[str, Tensor],
+        inputs: list[list[Tensor]],
+        ridge: float,
+        processes: Processes,
     ) -> None:
         self._model, self._graph, self._inputs, self._ridge = model, graph, inputs, ridge
-        self._masks = masks
-        self.dense = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
-        self._masked = {n: t * masks[n].to(t.device, t.dtype) if n in masks else t for n, t in self.dense.items()}
-        self._alone = dict(self._masked)
+        self._masks, self._processes = masks, processes
+        stored = canonical_tensors(model, graph)
         self._changed: dict[str, Tensor] = {}
+        self.dense, self._alone = Weights(stored), Weights(stored, masks)
+        self._fitted, self._masked = Weights(stored, None, self._changed), Weights(stored, masks, self._changed)
         self._skipped: dict[str, dict[str, str]] = {}
         self._rows: list[tuple[Reader, float, float, float, bool]] = []
         self._withdrawn = False
@@ -138,7 +163,7 @@ class _Fitting:
 
     def _find_readers(self) -> Iterator[Reader]:
         structure = structure_of(self._graph)
-        constants = Constants(self._graph, structure.rules, self._masked, self._masks)
+        constants = Constants(self._graph, structure.rules, self._masked.outline(), self._masks)
         group_of = _group_names(structure, self._model)
         users = structure.graph.users()
         for consumer in consumers(structure, constants, Use(structure, constants)):
@@ -162,35 +187,46 @@ class _Fitting:
         """Run the dense model for the targets, then the masked one, fitting each reader as it is reached."""
         if not self._readers:
             return
-        for number, tensors in enumerate(self._inputs):
-            self._run_dense(number, tensors)
-        runs = [Run(self._graph, self._masked, tensors) for tensors in self._inputs]
+        self._run_dense()
+        runs = self._runs(self._masked, self._inputs)
         last, by_node = max(self._readers)[0], self._by_node(lambda reader: reader.node)
         for node in self._nodes[: next(n for n, node in enumerate(self._nodes) if node.index == last) + 1]:
             for reader in by_node.get(node.index, ()):
-                self._fit(reader, runs)
-            for run in runs:
-                run.step(node)
+                with self._masked.at(node):
+                    self._fit(reader, runs)
+            advance(runs, [node], self._masked)
 
-    def _run_dense(self, number: int, tensors: list[Tensor]) -> None:
+    def _runs(
+        self, stored: Weights, inputs: Sequence[list[Tensor]], held: Mapping[int, int] | None = None
+    ) -> list[Run]:
+        norms = wide_norms(self._model)
+        return [Run(self._graph, stored, tensors, held, norms) for tensors in inputs]
+
+    def _run_dense(self) -> None:
         ends = self._by_node(lambda reader: reader.node if reader.sum is None else reader.sum.node)
         held = {node.output.index: 1 for node in self._nodes if node.index in ends}
-        run = Run(self._graph, self.dense, tensors, held)
+        runs = self._runs(self.dense, self._inputs, held)
         waiting = len(self._readers)
-        sizes = [len(batch[0]) for batch in self._inputs]
         for node in self._nodes:
-            inside = {r.key: self._inner_output(r, run) for r in ends.get(node.index, ()) if r.contraction.inner}
-            run.step(node)
-            for reader in ends.get(node.index, ()):
-                rows = inside[reader.key] if reader.key in inside else _rows(run[node.output], reader)
-                places = drawn_rows(reader.node, reader.contraction, len(rows), sizes, number)
-                self._places[reader.key].append(places)
-                self._targets[reader.key].append(rows[places])
-                waiting -= 1
-            if node.index in ends:
-                run.release(node.output)
+            with self.dense.at(node):
+                for number, run in enumerate(runs):
+                    self._step(number, run, node, ends.get(node.index, ()))
+            waiting -= len(ends.get(node.index, ()))
             if not waiting:
                 return
+
+    def _step(self, number: int, run: Run, node: Node, readers: Sequence[Reader]) -> None:
+        """Run a node of the dense model, and keep what the readers that end there should put out."""
+        sizes = [len(batch[0]) for batch in self._inputs]
+        inside = {r.key: self._inner_output(r, run) for r in readers if r.contraction.inner}
+        run.step(node)
+        for reader in readers:
+            rows = inside[reader.key] if reader.key in inside else _rows(run[node.output], reader)
+            places = drawn_rows(reader.node, reader.contraction, len(rows), sizes, number)
+            self._places[reader.key].append(places)
+            self._targets[reader.key].append(rows[places])
+        if readers:
+            run.release(node.output)
 
     def _by_node(self, place: Callable[[Reader], Node]) -> dict[int, list[Reader]]:
         readers: dict[int, list[Reader]] = {}
@@ -214,17 +250,17 @@ class _Fitting:
         weight = c.canonical(self._masked[c.weight.name or ""].double()).flatten(2)
         phi, residual, target = self._system(reader, runs, weight)
         held = self._held_out(reader)
-        support = self._support(reader)
-        scale = float(target[held].square().sum())
-        before = float(residual[held].square().sum())
+        support, summed = self._support(reader), self._processes.summed
+        scale, before = summed(torch.stack([side[held].square().sum() for side in (target, residual)])).tolist()
         if before <= _NOTHING * max(scale, 1e-300):
             return
         shifts = reader.consumer.sink is not None
         changes = [
-            correction(phi[~held, g], residual[~held, g], support[g], self._ridge, shifts, reader.node.module)
+            correction(phi[~held, g], residual[~held, g], support[g], self._ridge, shifts, reader.node.module, summed)
             for g in range(c.groups)
         ]
-        after = sum(squared_error(phi[held, g], residual[held, g], change) for g, change in enumerate(changes))
+        errors = [squared_error(phi[held, g], residual[held, g], change) for g, change in enumerate(changes)]
+        after = float(summed(torch.tensor(errors, dtype=torch.float64, device=phi.device).sum()))
         self._rows.append((reader, before, after, scale, after < before))
         if after < before:
             self._change(reader, changes)
@@ -233,15 +269,18 @@ class _Fitting:
     def _system(self, reader: Reader, runs: list[Run], weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the weight is multiplied with, the residual and the target, float64, (rows, groups, ...)."""
         c, key = reader.contraction, reader.key
-        slope, shift = slope_of(reader.sum, reader.node.output, c.output_dim, self._masked)
+        slope, shift = (t.to(weight) for t in slope_of(reader.sum, reader.node.output, c.output_dim, self._masked))
+        ahead: Sequence[Run] = runs
+        if reader.sum is not None:
+            # not in these runs: what makes the other summand may be fitted itself, once it is reached
+            ahead = [copy.copy(run) for run in runs]
+            advance(ahead, reader.sum.before, self._masked)
         parts: list[tuple[Tensor, Tensor]] = []
-        for run, places, target in zip(runs, self._places[key], self._targets[key], strict=True):
+        for run, other, places, target in zip(runs, ahead, self._places[key], self._targets[key], strict=True):
             phi = columns_at(reader.node, c, run.arguments(reader.node), places)
             target = target.double()
             if reader.sum is not None:
-                # not in this run: what makes the other summand may be fitted itself, once it is reached
-                other = _rows(run.ahead(reader.sum.before)[reader.sum.other], reader)[places].double()
-                target = (target - other - shift) / slope
+                target = (target - _rows(other[reader.sum.other], reader)[places].double() - shift) / slope
             parts.append((phi.double(), target))
         phi, target = (torch.cat(column) for column in zip(*parts, strict=True))
         target = target.unflatten(1, (c.groups, c.outputs))
@@ -269,22 +308,18 @@ class _Fitting:
     def _change(self, reader: Reader, changes: list[Correction]) -> None:
         c = reader.contraction
         name = c.weight.name or ""
-        weight = self._masked[name]
         step = torch.stack([change.weight for change in changes]).view(c.groups, c.outputs, c.inputs, -1)
         if c.transposed:
             step = step.transpose(1, 2)
-        step = step.reshape(weight.shape)
-        self._masked[name] = (weight.double() + step).to(weight.dtype)
-        self._changed[name] = (self.dense[name].double() + step).to(weight.dtype)
+        weight = self._fitted[name]
+        self._fitted.put(name, (weight.double() + step.reshape(weight.shape)).to(weight.dtype))
         sink = reader.consumer.sink
         if sink is not None and sink.name is not None:
             shift = torch.cat([change.shift for change in changes])
+            alive = self._masks[sink.name].to(shift.device) if sink.name in self._masks else 1.0
+            value = self._fitted[sink.name]
             sign = 1.0 if sink is c.bias else -1.0
-            alive = self._masks[sink.name] if sink.name in self._masks else torch.ones(1, dtype=torch.bool)
-            alive = alive.to(shift.device)
-            value = (self._masked[sink.name].double() + sign * shift * alive).to(self._masked[sink.name].dtype)
-            self._masked[sink.name] = value
-            self._changed[sink.name] = torch.where(alive, value, self.dense[sink.name])
+            self._fitted.put(sink.name, (value.double() + sign * shift * alive).to(value.dtype))
 
     # ------------------------------------------------------------------ the result
 
@@ -293,31 +328,28 @@ class _Fitting:
         if not self._changed:
             return
         dense, alone, fitted = (self._outputs(stored) for stored in (self.dense, self._alone, self._masked))
-        before, after = (
-            sum(float((one - other).square().nansum()) for one, other in zip(dense, outputs, strict=True))
+        sums = [
+            sum(((one - other).square().nansum() for one, other in zip(dense, outputs, strict=True)), torch.zeros(()))
             for outputs in (alone, fitted)
-        )
+        ]
+        before, after = self._processes.summed(torch.stack(sums)).tolist()
         if not after <= before:
             self._changed.clear()
             self._withdrawn = True
 
-    def _outputs(self, stored: Mapping[str, Tensor]) -> list[Tensor]:
+    def _outputs(self, stored: Weights) -> list[Tensor]:
         """Return the outputs of the program on the held-out samples, float64."""
-        outputs = []
-        for tensors in self._inputs:
-            run = Run(self._graph, stored, [tensor[::_HELD_OUT] for tensor in tensors])
-            for node in self._nodes:
-                run.step(node)
-            values = [run[value] for value in self._graph.outputs if value in run]
-            outputs += [value.double() for value in values if value.is_floating_point()]
-        return outputs
+        runs = self._runs(stored, [[tensor[::_HELD_OUT] for tensor in tensors] for tensors in self._inputs])
+        advance(runs, self._nodes, stored)
+        values = [run[value] for run in runs for value in self._graph.outputs if value in run]
+        return [value.double() for value in values if value.is_floating_point()]
 
     def commit(self) -> None:
         """Write the new weights into the model."""
         own = canonical_tensors(self._model, self._graph)
         with torch.no_grad():
             for name, value in self._changed.items():
-                own[name].copy_(value)
+                local(own[name]).copy_(local(value))
 
     @property
     def report(self) -> CompensationReport:

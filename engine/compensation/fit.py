@@ -12,12 +12,13 @@ leave nothing but rounding, so their mean diagonal counts as :math:`10^{-9}` of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.compensation.weights import Alone
 from engine.errors import InputError
 
 __all__ = ["Correction", "correction", "squared_error"]
@@ -38,7 +39,15 @@ class Correction:
     shift: Tensor
 
 
-def correction(rows: Tensor, residual: Tensor, support: Tensor, ridge: float, shifts: bool, name: str) -> Correction:
+def correction(
+    rows: Tensor,
+    residual: Tensor,
+    support: Tensor,
+    ridge: float,
+    shifts: bool,
+    name: str,
+    summed: Callable[[Tensor], Tensor] = Alone().summed,
+) -> Correction:
     """Return the change of a weight that brings what it puts out closest to a target.
 
     Args:
@@ -48,6 +57,7 @@ def correction(rows: Tensor, residual: Tensor, support: Tensor, ridge: float, sh
         ridge: weight of the penalty on the change, relative to the mean diagonal of the Gram matrix.
         shifts: whether there is a bias, or something in its place, that takes up a shift.
         name: of the layer, for the error.
+        summed: sums a tensor over processes that hold other rows of the same system.
 
     Raises:
         InputError: where the system is singular, which only ``ridge=0`` allows.
@@ -58,14 +68,13 @@ def correction(rows: Tensor, residual: Tensor, support: Tensor, ridge: float, sh
         >>> bool(torch.allclose(change.weight, torch.ones(2, 3).double()))
         True
     """
-    means = (
-        (rows.mean(0), residual.mean(0))
-        if shifts
-        else (rows.new_zeros(rows.size(1)), residual.new_zeros(residual.size(1)))
-    )
-    squares = rows.square().sum(0)
+    means = [side.new_zeros(side.size(1)) for side in (rows, residual)]
+    if shifts:
+        count = summed(rows.new_tensor(len(rows)))
+        means = [summed(side.sum(0)) / count for side in (rows, residual)]
+    squares = summed(rows.square().sum(0))
     rows, residual = rows - means[0], residual - means[1]
-    gram, cross = rows.T @ rows, rows.T @ residual
+    gram, cross = summed(rows.T @ rows), summed(rows.T @ residual)
     weight = rows.new_zeros(residual.size(1), rows.size(1))
     for outputs, columns in _patterns(support):
         if ridge and not squares[columns].any():

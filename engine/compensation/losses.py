@@ -20,6 +20,7 @@ from engine.compaction.build import canonical_tensors
 from engine.compensation.batches import drawn_rows, inputs_of
 from engine.compensation.interpreter import Run, check_program, first_path
 from engine.compensation.readers import Sum, obstacle, slope_of, sum_of
+from engine.compensation.weights import Weights
 from engine.errors import InputError
 from engine.groups import Group, units_at
 from engine.ops.columns import columns, columns_at
@@ -28,6 +29,7 @@ from engine.recording.evaluation import evaluating
 from engine.recording.inputs import check_model
 from engine.removal.keep import Consumer, consumers
 from engine.removal.structure import structure_of
+from engine.surgery.norms import WideNorm, wide_norms
 from engine.tracer import trace
 
 __all__ = ["reconstruction_losses"]
@@ -85,9 +87,9 @@ def reconstruction_losses(
     inputs = inputs_of(batches, graph, samples)
     stored = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
     with torch.no_grad(), evaluating(model):
-        check_program(model, graph, stored, inputs[0])
+        check_program(model, graph, Weights(stored), inputs[0])
         losses: dict[str, Tensor] = {}
-        for name, loss in _Losses(graph, stored, inputs, groups, ridge).run():
+        for name, loss in _Losses(graph, stored, inputs, groups, ridge, wide_norms(model)).run():
             losses[name] = losses[name] + loss if name in losses else loss
     return losses
 
@@ -102,7 +104,9 @@ class _Losses:
         inputs: list[list[Tensor]],
         groups: Sequence[Group],
         ridge: float,
+        norms: Mapping[str, WideNorm],
     ) -> None:
+        self._norms = norms
         self._graph, self._stored, self._inputs, self._ridge = graph, stored, inputs, ridge
         self._groups = groups
         self._sums: dict[tuple[int, int], Sum | None] = {}
@@ -126,7 +130,7 @@ class _Losses:
         """Yield losses by group name, reader by reader."""
         ends = {at.node.index for at in self._sums.values() if at is not None}
         held = {self._graph.nodes[index].output.index: 1 for index in ends}
-        runs = [Run(self._graph, self._stored, tensors, held) for tensors in self._inputs]
+        runs = [Run(self._graph, self._stored, tensors, held, self._norms) for tensors in self._inputs]
         waiting: dict[int, list[tuple[int, dict[str, Tensor]]]] = {}
         last = max([*ends, *self._consumers], default=-1)
         for node in first_path(self._graph):
@@ -155,7 +159,7 @@ class _Losses:
         mean = phi.mean(0)
         slope, _ = slope_of(self._sums[key], consumer.node.output, c.output_dim, self._stored)
         weight = c.canonical(self._stored[c.weight.name or ""].double())
-        weight = weight * torch.as_tensor(slope).to(weight).expand(c.groups * c.outputs).view(c.groups, -1, 1, 1)
+        weight = weight * slope.to(weight).expand(c.groups * c.outputs).view(c.groups, -1, 1, 1)
         sizes_of = {group.name: group.size for group in self._groups}
         losses = {name: torch.zeros(sizes_of[name], dtype=torch.float64) for name in self._units[key]}
         scale = 0.0

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.compensation.weights import Processes
 from engine.errors import InputError
 from engine.program.stored import distinct_modules
 from engine.recording.inputs import call_model, check_model
@@ -19,7 +20,9 @@ __all__ = ["recalibrate_norms"]
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+def recalibrate_norms(
+    model: nn.Module, batches: Iterable[Any], *, processes: Processes | None = None
+) -> dict[str, float]:
     """Replace the statistics of batch norms by those of batches, each batch with the same weight.
 
     After pruning, the statistics are still those of the dense model. This is the cheap repair; where `compensate` was
@@ -30,6 +33,8 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, flo
             zero in it.
         batches: inputs as the model takes them: a tensor, a tuple of positional arguments, a mapping of keyword
             arguments; of a pair of inputs and targets the inputs, where the model can be called with one argument.
+        processes: those that run the model together, each on as many batches of its own; every process has to call
+            this, and all get the same statistics. Needed where parameters are sharded.
 
     Returns:
         By the norm's name, how far its mean moved, in standard deviations (root mean square over channels).
@@ -44,7 +49,8 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, flo
         >>> net[0].running_mean, list(moved)
         (tensor([2., 4.]), ['0'])
     """
-    check_model(model)
+    if processes is None:
+        check_model(model)
     norms = {name: m for name, m in distinct_modules(model).items() if _has_statistics(m)}
     alone = _takes_one(model)
     before = {name: {key: t.clone() for key, t in _statistics(norm).items()} for name, norm in norms.items()}
@@ -54,6 +60,8 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> dict[str, flo
             for batch in batches:
                 call_model(model, *_arguments(batch, alone))
                 count += 1
+            if processes is not None:
+                _average(norms, processes)
         _check(count, norms)
     except BaseException:
         for name, norm in norms.items():
@@ -107,6 +115,14 @@ def _estimating(model: nn.Module, norms: Mapping[str, nn.Module]) -> Iterator[No
             module.training = mode
         for norm, momentum in momenta:
             norm.momentum = momentum
+
+
+def _average(norms: Mapping[str, nn.Module], processes: Processes) -> None:
+    number = float(processes.summed(torch.ones(())))
+    for norm in norms.values():
+        for key in ("running_mean", "running_var"):
+            statistic = _statistics(norm)[key]
+            statistic.copy_(processes.summed(statistic.clone()) / number)
 
 
 def _check(count: int, norms: Mapping[str, nn.Module]) -> None:

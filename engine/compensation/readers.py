@@ -189,11 +189,10 @@ def is_affine(chain: Sequence[Node], value: Value, dim: int, stored: Mapping[str
     return max(float(error), float((rows - rows[:, :1]).abs().max())) <= 1e-9 * max(float(mapped.abs().max()), 1.0)
 
 
-def slope_of(at: Sum | None, value: Value, dim: int, stored: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    """Return factor and shift of each channel on the way to the sum."""
+def slope_of(at: Sum | None, value: Value, dim: int, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return factor and shift of each channel on the way to the sum, on the CPU."""
     if at is None or not at.chain:
-        return 1.0, 0.0
+        return torch.ones(()), torch.zeros(())
     zero = torch.zeros(value.shape, dtype=torch.float64)
     shift, one = (_through(at.chain, value, t, stored).movedim(dim, -1).flatten(0, -2)[0] for t in (zero, zero + 1))
-    device = next((t.device for t in stored.values()), one.device)
-    return (one - shift).to(device), shift.to(device)
+    return one - shift, shift

@@ -26,12 +26,15 @@ __all__ = [
     "Resized",
     "gathered_from",
     "has_shards",
+    "is_spread",
     "local",
     "owners",
     "parts",
     "placeholders",
+    "precision",
     "resharded",
     "spread",
+    "stand_in",
     "whole",
 ]
 
@@ -48,7 +51,17 @@ def has_shards(model: nn.Module) -> bool:
         >>> has_shards(nn.Linear(2, 2))
         False
     """
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return any(map(is_spread, model.parameters()))
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether processes hold a tensor together.
+
+    Example:
+        >>> is_spread(torch.ones(2))
+        False
+    """
+    return isinstance(tensor, DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -108,7 +121,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def placeholders(model: nn.Module, runs: bool = True) -> Iterator[None]:
+def placeholders(model: nn.Module, runs: bool = True, device: torch.device | None = None) -> Iterator[None]:
     """Let a model be whole and without data for a while: on the meta device, of its plain classes, without FSDP.
 
     Parameters and hooks that are registered inside are dropped at the end; changes of classes and attributes stay.
@@ -117,6 +130,7 @@ def placeholders(model: nn.Module, runs: bool = True) -> Iterator[None]:
         model: a model, some of whose parameters are spread over processes.
         runs: whether it can run inside: its buffers and other tensors are without data as well, and nothing gathers
             parameters. Else it is parameters alone that have no data, and buffers and hooks may change for good.
+        device: where parameters that are spread are zeros without memory, and everything else has its data.
     """
     modules = list(distinct_modules(model).values())
     resharded(model)
@@ -125,7 +139,7 @@ def placeholders(model: nn.Module, runs: bool = True) -> Iterator[None]:
     try:
         for module in modules:
             saved.append((module, type(module), _set_aside(module, runs)))
-            _empty(module, saved[-1][2], metas)
+            _empty(module, saved[-1][2], metas, device)
         yield
     finally:
         for module, kind, tables in saved:
@@ -144,17 +158,17 @@ def _set_aside(module: nn.Module, runs: bool) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name in names}
 
 
-def _empty(module: nn.Module, tables: Mapping[str, Any], metas: dict[int, Any]) -> None:
+def _empty(module: nn.Module, tables: Mapping[str, Any], metas: dict[int, Any], device: torch.device | None) -> None:
     own = vars(module)
     for name, table in tables.items():
         if name in ("_parameters", "_buffers"):
-            own[name] = {key: _meta(tensor, metas) for key, tensor in table.items()}
+            own[name] = {key: _empty_once(tensor, metas, device) for key, tensor in table.items()}
         elif name.endswith("_hooks"):
             own[name] = OrderedDict((key, hook) for key, hook in table.items() if not _of_torch(hook))
         elif name == "_device":
-            own[name] = torch.device("meta")
+            own[name] = device or torch.device("meta")
         elif isinstance(table, Tensor):
-            own[name] = _meta(table, metas)
+            own[name] = _empty_once(table, metas, device)
         else:
             del own[name]
     module.__class__ = _plain(type(module))
@@ -166,13 +180,23 @@ def _is_state(value: Any) -> bool:
     return any(type(item).__module__.startswith("torch.distributed.") for item in values)
 
 
-def _meta(tensor: Tensor | None, metas: dict[int, Any]) -> Any:
-    if tensor is None:
-        return None
+def _empty_once(tensor: Tensor | None, metas: dict[int, Any], device: torch.device | None) -> Any:
+    if tensor is None or (device is not None and not is_spread(tensor)):
+        return tensor
     if id(tensor) not in metas:
-        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        metas[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        metas[id(tensor)] = stand_in(tensor, device or torch.device("meta"))
     return metas[id(tensor)]
+
+
+def stand_in(tensor: Tensor, device: torch.device = torch.device("meta")) -> Tensor:
+    """Return a tensor, or a parameter, of the same shape without memory: on the meta device, or of zeros.
+
+    Example:
+        >>> stand_in(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    empty = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def _of_torch(hook: Any) -> bool:
@@ -247,6 +271,18 @@ def parts(parameter: Tensor, shard_owners: Owners) -> dict[int, int]:
         if placement.is_shard() and size > 1:
             sizes[placement.dim] = sizes.get(placement.dim, 1) * size
     return sizes
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    """Return the narrowest floating dtype of parameters as they are computed with, which FSDP2 may round.
+
+    Example:
+        >>> precision(nn.Linear(2, 2))
+        torch.float32
+    """
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    kinds |= {group.fsdp_params[number].mp_policy.param_dtype for group, number in owners(model).values()} - {None}
+    return min(kinds, key=lambda kind: torch.finfo(kind).bits)
 
 
 def _split(shard: Any) -> Any:

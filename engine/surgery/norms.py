@@ -23,7 +23,16 @@ from engine.program.stored import distinct_modules, modules_of
 from engine.surgery.classes import derived, moved
 from engine.surgery.exchange import Change, Decision, Exchange
 
-__all__ = ["NarrowedNorm", "can_narrow", "filled_squares", "is_root_mean_square", "plain_norms", "spans_of"]
+__all__ = [
+    "NarrowedNorm",
+    "WideNorm",
+    "can_narrow",
+    "filled_squares",
+    "is_root_mean_square",
+    "plain_norms",
+    "spans_of",
+    "wide_norms",
+]
 
 
 class FullWidth(tuple[int, ...]):
@@ -219,6 +228,37 @@ def is_root_mean_square(cls: Any) -> bool:
 def spans_of(model: nn.Module) -> dict[str, int]:
     """Return the number of channels that the statistics of each narrowed norm span, by name."""
     return {name: vars(type(m))["_size"] for name, m in distinct_modules(model).items() if "_plain" in vars(type(m))}
+
+
+@dataclass(frozen=True)
+class WideNorm:
+    """A narrowed norm as it really runs, for programs that were recorded with plain ones.
+
+    Attributes:
+        functional: `torch.nn.functional` with its norms.
+        span: its normalized shape or number of groups.
+    """
+
+    functional: ModuleType
+    span: Any
+
+    def run(self, op: str, arguments: Mapping[str, Any]) -> Tensor | None:
+        """Return the result of an op with the arguments of the plain norm; None for other ops of the module."""
+        norm = getattr(self.functional, op, None)
+        if norm is getattr(F, op, None):
+            return None
+        x, _, *others = (value for name, value in arguments.items() if not name.startswith("cudnn"))
+        result: Tensor = norm(x, self.span, *others)  # type: ignore[misc]
+        return result
+
+
+def wide_norms(model: nn.Module) -> dict[str, WideNorm]:
+    """Return the narrowed norms of a model by name."""
+    norms: dict[str, WideNorm] = {}
+    for name, size in spans_of(model).items():
+        span = getattr(model.get_submodule(name), _attribute(model.get_submodule(name)))
+        norms[name] = WideNorm(_functional(size, getattr(span, "fill", None) is not None), span)
+    return norms
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from lightning_compress.trainer.averages import averages
 from lightning_compress.trainer.calibration import train_batches
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import alone, from_rank_zero
+from lightning_compress.trainer.strategy import parallel
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -38,10 +40,12 @@ class Compensation(CompressionCallback):
 
     The inputs are taken from the train dataloader, without labels: neither its order nor a random state advances.
     Weights change in place and optimizers keep their states. Copies that averaging callbacks hold change by as much.
-    With several processes the first one fits, on its part of the data, and the others take over its weights.
+    With several processes the first one fits, on its part of the data, and the others take over its weights. Where
+    parameters are sharded, all fit together, each on its part: they add up what the fit needs, and no process holds more
+    than one whole parameter at a time.
 
     Args:
-        samples: how many are used at each pruning.
+        samples: how many are used at each pruning; where parameters are sharded, by each process.
         method: ``"least_squares"``: the weights that read masked channels, see `engine.compensate`; ``"norms"``: the
             statistics of batch norms, see `engine.recalibrate_norms`, which is faster and recovers less.
         ridge: weight of the penalty of least squares.
@@ -96,8 +100,17 @@ class Compensation(CompressionCallback):
             raise MisconfigurationException(
                 f"`Compensation` waits for a `ChannelPruning` of the model {path!r}, and the Trainer has none."
             )
-        graph = self.trace(trainer, pl_module)
-        from_rank_zero(trainer, lambda: self._check(trainer, pl_module, graph))
+        graph, spread = self.trace(trainer, pl_module), parallel(trainer)
+        if spread.shards and averages(trainer.callbacks, pl_module, path):  # type: ignore[attr-defined]
+            raise MisconfigurationException(
+                "`Compensation` cannot change averaged copies of a model whose parameters are sharded. Average without "
+                "it, or train with `strategy='ddp'`."
+            )
+        spread.decided(lambda: self._check(trainer, pl_module, graph))
+
+    @override
+    def why_not_sharded(self) -> str | None:
+        return None
 
     def _check(self, trainer: Trainer, pl_module: LightningModule, graph: engine.Graph) -> None:
         if graph.decided and self.method == "least_squares":
@@ -125,11 +138,12 @@ class Compensation(CompressionCallback):
         if self._due and self.method == "least_squares":
 
             def fit() -> CompensationReport:
-                batches = self._batches(trainer, pl_module, self.samples)
+                batches, spread = self._batches(trainer, pl_module, self.samples), parallel(trainer)
+                example = self.example(trainer, pl_module) if spread.shards else graph.kwargs or graph.args
                 with trainer.precision_plugin.forward_context():
                     return engine.compensate(
-                        model, graph.kwargs or graph.args, after, batches,
-                        samples=self.samples, ridge=self.ridge, graph=graph,
+                        model, example, after, batches, samples=self.samples, ridge=self.ridge,
+                        graph=graph, processes=spread.processes,
                     )  # fmt: skip
 
             self.report = self._on_all_ranks(trainer, pl_module, fit)
@@ -142,15 +156,19 @@ class Compensation(CompressionCallback):
             return
 
         def estimate() -> None:
-            batches = self._batches(trainer, pl_module, self.samples)
-            with trainer.precision_plugin.forward_context(), alone():
-                engine.recalibrate_norms(model, batches)
+            batches, processes = self._batches(trainer, pl_module, self.samples), parallel(trainer).processes
+            if processes is not None:
+                del batches[min(processes.gathered(len(batches))) :]
+            with trainer.precision_plugin.forward_context(), alone() if processes is None else nullcontext():
+                engine.recalibrate_norms(model, batches, processes=processes)
 
         self._on_all_ranks(trainer, pl_module, estimate)
 
     def _on_all_ranks(self, trainer: Trainer, pl_module: LightningModule, change: Any) -> Any:
         """Change the model on rank 0, and take the change over on the others and in averaged copies."""
-        model = self.target(pl_module)[1]
+        spread, model = parallel(trainer), self.target(pl_module)[1]
+        if spread.shards:
+            return spread.decided(change)
         stored = stored_tensors(model)
         before = {name: tensor.detach().clone() for name, tensor in stored.items()}
 

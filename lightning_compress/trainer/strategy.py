@@ -92,6 +92,11 @@ class Whole:
         """Let a model run in eval mode, leaving no trace on it."""
         return evaluating(model)
 
+    @property
+    def processes(self) -> Any:
+        """The processes that have to run a model together (`engine.compensate`); None where each has all of it."""
+        return self if self.shards else None
+
     def at_rest(self, pl_module: LightningModule) -> None:
         """Let the LightningModule hold the parameters that the optimizers train."""
 
@@ -205,7 +210,7 @@ class Sharded(Whole):
 
     def decided(self, function: Callable[[], T]) -> T:
         """What a function returns on rank 0; it runs on all ranks, which gather parameters together."""
-        return self.trainer.strategy.broadcast(self._together(function))  # type: ignore[return-value]
+        return self.trainer.strategy.broadcast(self.together(function))  # type: ignore[return-value]
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
         """Rank 0 plans without data; all ranks gather and cut one parameter at a time, and verify together."""
@@ -240,11 +245,11 @@ class Sharded(Whole):
         self, sharding: Sharding, plan: engine.Plan, job: Job, certificate: engine.Certificate
     ) -> engine.Certificate:
         example, confidence = job.example, job.confidence
-        before = self._together(lambda: sharding.outputs(example, confidence))
-        change = self._together(lambda: sharding.prepared(plan, self.trainer.optimizers))
+        before = self.together(lambda: sharding.outputs(example, confidence))
+        change = self.together(lambda: sharding.prepared(plan, self.trainer.optimizers))
         try:
-            self._together(change.commit, change.rollback, undoes_itself=True)
-            verdict = self._together(
+            self.together(change.commit, change.rollback, undoes_itself=True)
+            verdict = self.together(
                 lambda: sharding.compared(before, example, confidence, certificate), change.rollback
             )
         finally:
@@ -252,7 +257,7 @@ class Sharded(Whole):
         self._check_agreement(sharding.digest())
         return verdict
 
-    def _together(
+    def together(
         self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
     ) -> T:
         """What a function returns; where it fails on one rank, it is undone and an error on all."""
@@ -266,7 +271,7 @@ class Sharded(Whole):
 
     def _check_all(self, failure: Exception | None, undo: Callable[[], None] | None = None) -> None:
         """Let all ranks fail where one did, instead of waiting for it."""
-        messages = self._gathered(None if failure is None else str(failure))
+        messages = self.gathered(None if failure is None else str(failure))
         failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
         if failed and undo is not None:
             undo()
@@ -276,14 +281,15 @@ class Sharded(Whole):
             raise VerificationError(f"On rank {failed[0][0]}: {failed[0][1]}")
 
     def _check_agreement(self, digest: str) -> None:
-        digests = self._gathered(digest)
+        digests = self.gathered(digest)
         if len(set(digests)) > 1:
             raise MisconfigurationException(
                 f"The ranks hold different models after a compaction ({', '.join(digests)}), so the fit cannot go on. "
                 "Restart from the last checkpoint."
             )
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
+        """What all ranks pass, by rank."""
         values: list[Any] = [None] * self.trainer.world_size
         torch.distributed.all_gather_object(values, value)
         return values

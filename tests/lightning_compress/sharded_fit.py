@@ -36,11 +36,11 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.data import DataLoader, TensorDataset
 
 from engine.program.dtensors import Resized
-from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
+from lightning_compress import ChannelPruning, Compensation, ComplexityMonitor, MaskConflictRepair, ModelCompaction
 from tests.lightning_compress.ddp_fit import Smooth
 from tests.lightning_compress.models import seeded, trainer
 
-WORDS, LENGTH = 12, 6
+WORDS, LENGTH = 12, 8
 
 
 class Attention(nn.Module):
@@ -139,10 +139,11 @@ def split(net: Decoder, mesh: DeviceMesh) -> None:
 
 
 # Tensor parallelism wants multiples of its number of processes, times the size of a head.
-ROUND_TO = {"heads": 4}
+ROUND_TO = {"heads": 4, "many heads": 8}
 MODELS = {
     "decoder": Decoder,
     "heads": partial(Decoder, width=16, heads=8, hidden=16),
+    "many heads": partial(Decoder, width=32, heads=16, hidden=32),
     "encoder": Encoder,
     "cnn": Smooth,
 }
@@ -156,7 +157,9 @@ OPTIMIZERS = {
 class Spread(LightningModule):
     """Eight samples a step, on however many processes; images are the same on all, as batch norms look at them."""
 
-    def __init__(self, model: str = "decoder", optimizer: str = "sgd", spread: bool = True) -> None:
+    def __init__(
+        self, model: str = "decoder", optimizer: str = "sgd", spread: bool = True, same_data: bool = False
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
         torch.manual_seed(0)
@@ -184,7 +187,7 @@ class Spread(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """By its name."""
-        return OPTIMIZERS[self.hparams.optimizer](self.parameters())
+        return OPTIMIZERS[self.hparams.optimizer.removesuffix("+")](self.parameters())
 
     def train_dataloader(self) -> DataLoader:
         """Random samples in their order."""
@@ -195,7 +198,7 @@ class Spread(LightningModule):
         else:
             x = torch.randint(WORDS, (24, LENGTH), generator=generator)
             y = x.roll(-1, 1)
-            if torch.distributed.is_initialized() and self.device_mesh is not None:
+            if torch.distributed.is_initialized() and self.device_mesh is not None and not self.hparams.same_data:
                 mesh = self.device_mesh["data_parallel"]
                 ranks, rank = mesh.size(), mesh.get_local_rank()
         return DataLoader(TensorDataset(x[rank::ranks], y[rank::ranks]), batch_size=8 // ranks)
@@ -213,6 +216,7 @@ class Record(Callback):
 
     def __init__(self, folder: Path, pruning: ChannelPruning, compaction: ModelCompaction) -> None:
         self.folder, self.pruning, self.compaction = folder, pruning, compaction
+        self.others: list[Compensation] = []
         self.steps: list[dict[str, Tensor]] = []
         self.notes: dict[str, Any] = {}
 
@@ -250,27 +254,39 @@ class Record(Callback):
             "path": self.compaction.checkpoint_path,
             "certificate": self.compaction.certificate.state_dict(),
             "kept": {name: cut.shape for name, cut in self.compaction.plan.slices.items()},
+            "fitted": [name for other in self.others for row in (other.report or {}).values() for name in row.layers],
         }
         torch.save(result, self.folder / f"rank{trainer.global_rank}.pt")
 
 
 def run(folder: Path, model: str, optimizer: str, mesh: str = "1", checkpoint: str | None = None) -> None:
-    """Fit, pruning in three epochs, compacting in the third and at the end; with Adam, accumulating and clipping."""
+    """Fit, pruning in three epochs, compacting in the third and at the end.
+
+    Args:
+        folder: where each process writes.
+        model: one of `MODELS`; with ``, norms`` or ``, least_squares`` behind it with `Compensation`, on the same data.
+        optimizer: one of `OPTIMIZERS`; ``sgd+`` accumulates and clips.
+        mesh: processes.
+        checkpoint: where to go on.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    model, _, method = model.partition(", ")
     data, tensor = map(int, f"{mesh}x1".split("x")[:2])
     devices = data * tensor
     round_to = ROUND_TO.get(model, 1)
     pruning = ChannelPruning("l2", amount=0.5, schedule="linear", start=0, end=3, round_to=round_to)
     compaction = ModelCompaction(when=2, on_failure="raise")
-    module = seeded(Spread, model=model, optimizer=optimizer, spread=devices > 1 or checkpoint is not None)
+    spread = devices > 1 or checkpoint is not None
+    module = seeded(Spread, model=model, optimizer=optimizer, spread=spread, same_data=bool(method))
     record = Record(folder, pruning, compaction)
     options: dict[str, Any] = {"max_epochs": 4, "use_distributed_sampler": False}
-    if optimizer == "adam":
+    if optimizer.endswith("+"):
         options |= {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
-    if devices > 1 or checkpoint is not None:
+    if spread:
         options["strategy"] = ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
-    callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), record]
+    record.others = [Compensation(samples=16, method=method)] if method else []
+    callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), *record.others, record]
     start = trainer(folder, *callbacks, devices=devices, limit_val_batches=2, **options)
     start.fit(module, ckpt_path=checkpoint)
 
