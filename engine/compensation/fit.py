@@ -23,6 +23,7 @@ from engine.errors import InputError
 
 __all__ = ["Correction", "correction", "squared_error"]
 
+_ALONE = Alone()
 _VARIES = 1e-9  # of the mean square of the inputs: less than this is rounding
 
 
@@ -46,7 +47,7 @@ def correction(
     ridge: float,
     shifts: bool,
     name: str,
-    summed: Callable[[Tensor], Tensor] = Alone().summed,
+    summed: Callable[[Tensor], Tensor] = _ALONE.summed,
 ) -> Correction:
     """Return the change of a weight that brings what it puts out closest to a target.
 

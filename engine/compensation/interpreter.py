@@ -99,7 +99,7 @@ class Run:
             self.release(value)
 
     def __copy__(self) -> Run:
-        """Return another run that is as far; this one stays, as long as the other runs no node that writes into memory."""
+        """Return another run that is as far; this one stays where it runs no node that writes into memory."""
         other = object.__new__(Run)
         vars(other).update(vars(self), _tensors=dict(self._tensors), _shapes=dict(self._shapes))
         other._readers, other._done = self._readers.copy(), set(self._done)
@@ -183,8 +183,8 @@ def _agree(one: Tensor, other: Tensor, rounding: float) -> bool:
     """Whether outputs are equal; FSDP2 may run a model in less precision than that of its parameters."""
     if one.shape != other.shape or (one.dtype != other.dtype and not rounding):
         return False
-    share = max(1e-5, 16 * rounding)
-    return bool(torch.allclose(one, other.to(one), rtol=1e-3, atol=share * float(one.abs().max()) if one.numel() else 0))
+    tolerance = max(1e-5, 16 * rounding) * float(one.abs().max()) if one.numel() else 0.0
+    return bool(torch.allclose(one, other.to(one), rtol=1e-3, atol=tolerance))
 
 
 def _is_written(argument: Any) -> bool:

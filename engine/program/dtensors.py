@@ -184,18 +184,18 @@ def _empty_once(tensor: Tensor | None, metas: dict[int, Any], device: torch.devi
     if tensor is None or (device is not None and not is_spread(tensor)):
         return tensor
     if id(tensor) not in metas:
-        metas[id(tensor)] = stand_in(tensor, device or torch.device("meta"))
+        metas[id(tensor)] = stand_in(tensor, device)
     return metas[id(tensor)]
 
 
-def stand_in(tensor: Tensor, device: torch.device = torch.device("meta")) -> Tensor:
-    """Return a tensor, or a parameter, of the same shape without memory: on the meta device, or of zeros.
+def stand_in(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """Return a tensor, or a parameter, of the same shape without memory: on the meta device, or of zeros on another.
 
     Example:
         >>> stand_in(torch.ones(2, 3)).shape
         torch.Size([2, 3])
     """
-    empty = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+    empty = torch.zeros((), dtype=tensor.dtype, device=device or "meta").expand(tensor.shape)
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 

@@ -41,8 +41,8 @@ class Compensation(CompressionCallback):
     The inputs are taken from the train dataloader, without labels: neither its order nor a random state advances.
     Weights change in place and optimizers keep their states. Copies that averaging callbacks hold change by as much.
     With several processes the first one fits, on its part of the data, and the others take over its weights. Where
-    parameters are sharded, all fit together, each on its part: they add up what the fit needs, and no process holds more
-    than one whole parameter at a time.
+    parameters are sharded, all fit together, each on its part: they add up what the fit needs, and no process holds
+    more than one whole parameter at a time.
 
     Args:
         samples: how many are used at each pruning; where parameters are sharded, by each process.

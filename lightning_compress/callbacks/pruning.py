@@ -300,9 +300,9 @@ class ChannelPruning(MaskingCallback):
         graph = self.trace(trainer, pl_module)
         with self.planning(trainer, pl_module) as (model, example):
             groups = engine.dependency_groups(model, example, graph=graph)
-        return targets.Subject(
-            model, example, graph, groups, trainer.precision_plugin.forward_context, (trainer, *trainer.loggers)
-        )
+        widths = parallel(trainer).widths(self.target(pl_module)[1], groups)
+        context, loggers = trainer.precision_plugin.forward_context, trainer.loggers
+        return targets.Subject(model, example, graph, groups, context, (trainer, *loggers), widths)
 
     def _look_at(self, subject: targets.Subject) -> None:
         self._groups = list(subject.groups)

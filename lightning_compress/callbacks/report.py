@@ -26,6 +26,7 @@ from lightning_compress.report.stages import Point, against_cost, stages
 from lightning_compress.report.survey import Survey, survey
 from lightning_compress.report.text import markdown
 from lightning_compress.trainer.packages import MisconfigurationException
+from lightning_compress.trainer.strategy import parallel, shards
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -135,6 +136,10 @@ class CompressionReport(CompressionCallback):
         check_room(trainer, self._folder / f"{self.filename}.html")
 
     @override
+    def why_not_sharded(self) -> str | None:
+        return None
+
+    @override
     def timed_runs(self) -> int:
         return self.latency_runs
 
@@ -156,12 +161,12 @@ class CompressionReport(CompressionCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero and not shards(trainer):
             return
-        model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
-        if self._before is None:
-            self._before = survey(model, example)
-        dependency = engine.ChannelDependency(model, example)
+        with self.planning(trainer, pl_module) as (model, example):
+            if self._before is None:
+                self._before = survey(model, example)
+            dependency = engine.ChannelDependency(model, example)
         sets = [[name for name in dependency.channels if name in names] for names in dependency.dependency_sets]
         if self.figures and sets:
             self._show("dependency", dependency_figure(sets, dependency.channels), trainer)
@@ -193,30 +198,31 @@ class CompressionReport(CompressionCallback):
     def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._before is None or self._folder is None or self.report is not None or not trainer.is_global_zero:
             return
-        was = pl_module.device
-        pl_module.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU, where it would be timed
+        was, spread = pl_module.device, parallel(trainer)
+        spread.move(pl_module, trainer.strategy.root_device)  # Lightning has moved it to the CPU
         try:
             self.report = self._collect(trainer, pl_module, self._before)
         finally:
-            pl_module.to(was)
+            spread.move(pl_module, was)
         self.path = page.write(self.report, self._folder / f"{self.filename}.html")
         self._log(trainer, self.report)
         terminal.show(self.report, self.terminal, where=str(self.path))
         rank_zero_info(f"CompressionReport: {self.path}")
 
     def _collect(self, trainer: Trainer, pl_module: LightningModule, before: Survey) -> Report:
-        path, model = self.target(pl_module)
-        example = self.example(trainer, pl_module)
+        path = self.target(pl_module)[0]
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         masks = active_masks(callbacks, pl_module, path)
-        small = engine.count_flops_params(model, example, verbose=False, masks=masks) if masks else None
+        with self.planning(trainer, pl_module) as (model, example):
+            name = type(model if path else pl_module).__name__
+            small = engine.count_flops_params(model, example, verbose=False, masks=masks) if masks else None
+            after = survey(model, example, masks)
         mine = {c: c.target(pl_module)[0] for c in callbacks if isinstance(c, ModelCompaction)}
         mine = {c: own for c, own in mine.items() if _inside(own, path) or _inside(path, own)}
         done = next((c for c in mine if c.plan is not None), None)
         monitor = next((c for c in callbacks if isinstance(c, ComplexityMonitor)), None)
-        after = survey(model, example, masks)
         return Report(
-            model=type(model if path else pl_module).__name__,
+            model=name,
             before=before,
             after=after,
             plan=None if done is None else done.plan,

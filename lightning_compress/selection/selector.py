@@ -110,7 +110,7 @@ class Selector:
         """
         if self.target not in ("macs", "params") or not self.prunes:
             return
-        descent = self._descent(self._ladders(subject.groups, None, {}, {}))
+        descent = self._descent(self._ladders(subject, None, {}, {}))
         lowest, wanted = subject.counted(self.target, descent.keep(len(descent))), self.final(reference)
         if lowest > wanted:
             raise MisconfigurationException(
@@ -145,7 +145,7 @@ class Selector:
     def _lets_go(self, subject: targets.Subject, chosen: Sequence[Group], fraction: float, reference: float) -> bool:
         """Whether a channel goes in the end, if all are equally important."""
         if self.target != "channels":
-            at_all = len(self._descent(self._ladders(subject.groups, None, {}, {}))) > 0
+            at_all = len(self._descent(self._ladders(subject, None, {}, {}))) > 0
             return at_all and (self.target == "latency" or self.final(reference) < reference)
         scores = {group.name: torch.zeros(group.size) for group in chosen}
         keep = self.choose(subject, scores, {}, fraction, reference, {})
@@ -173,7 +173,7 @@ class Selector:
         Returns:
             Bool of shape ``(size,)`` by group name.
         """
-        ladders = self._ladders(subject.groups, scores, previous, dense)
+        ladders = self._ladders(subject, scores, previous, dense)
         if self.target == "channels":
             parts = pools(ladders, self.amounts(subject.groups), self.key)
             keep = targets.hit_channels(parts, fraction)
@@ -191,15 +191,17 @@ class Selector:
 
     def _ladders(
         self,
-        groups: Sequence[Group],
+        subject: targets.Subject,
         scores: Mapping[str, Tensor] | None,
         previous: Mapping[str, Tensor],
         dense: Mapping[str, int],
     ) -> list[Ladder]:
-        chosen, ladders = self.amounts(groups), []
+        groups, ladders = subject.groups, []
+        chosen = self.amounts(groups)
         most = self.max_amount if isinstance(self.max_amount, Mapping) else {"*": self.max_amount}
         selection.check_patterns(groups, most if isinstance(self.max_amount, Mapping) else ())
-        widths = {name: frozenset(allowed) for name, allowed in (self.widths or {}).items()}
+        wanted = {name: frozenset(allowed) for name, allowed in (self.widths or {}).items()}
+        widths = {**subject.widths, **{name: subject.widths.get(name, own) & own for name, own in wanted.items()}}
         unknown = widths.keys() - {group.name for group in groups}
         if unknown:
             group_names = ", ".join(group.name for group in groups)

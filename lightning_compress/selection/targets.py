@@ -74,6 +74,7 @@ class Subject:
         groups: its groups.
         context: context to run it in, as the trainer does.
         shared: what is not copied along with the model.
+        widths: by group name the numbers of units that may stay, where not all may.
     """
 
     model: nn.Module
@@ -82,6 +83,7 @@ class Subject:
     groups: Sequence[engine.Group]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     shared: tuple[Any, ...] = field(default=())
+    widths: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def counted(self, target: str, keep: Keep) -> float:
         """Exactly what the compacted model will have."""

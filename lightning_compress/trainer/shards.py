@@ -23,6 +23,7 @@ from engine.program import (
     owners,
     parts,
     placeholders,
+    precision,
     resharded,
     stored_tensors,
     support,
@@ -32,13 +33,16 @@ from engine.program import (
 from engine.recording import call_model, resolve_inputs
 from lightning_compress.trainer.packages import MisconfigurationException
 
-__all__ = ["Sharding", "check_whole_units"]
+__all__ = ["Sharding", "check_whole_units", "shared_widths"]
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _NOTE = (
     "Compared on the sharded model, on all ranks: the outputs, not what is inside. What is said of train mode holds by "
     "the rules alone."
 )
+
+Splits = Mapping[str, Mapping[int, int]]
+"""By name of a parameter into how many parts tensor parallelism splits its dimensions; others are missing."""
 
 _WHOLE = (
     "Under tensor parallelism the whole network is recorded, and not the part of one process: code that depends on the "
@@ -118,19 +122,15 @@ class Sharding:
                     with torch.no_grad():
                         buffer.copy_(values)
 
-    def outputs(self, example: Any, confidence: int) -> list[list[Tensor]]:
+    def outputs(self, example: Any, runs: int) -> list[Tensor]:
         """What the model computes of random inputs, the same ones on all ranks."""
-        runs = []
-        for seed in range(min(confidence, 2)):
-            args, kwargs = resolve_inputs(_noise(example, seed))
+        outputs: list[Tensor] = []
+        for seed in range(runs):
             with self.running(), torch.no_grad():
-                outputs = list(tensors_in(call_model(self._model, args, kwargs)))
-            runs.append([whole(tensor) for tensor in outputs])
-        return runs
+                outputs += tensors_in(call_model(self._model, *resolve_inputs(_noise(example, seed))))
+        return [whole(tensor) for tensor in outputs]
 
-    def compared(
-        self, before: Any, example: Any, confidence: int, certificate: engine.Certificate
-    ) -> engine.Certificate:
+    def compared(self, before: Any, example: Any, runs: int, certificate: engine.Certificate) -> engine.Certificate:
         """The certificate of a change, with what was compared.
 
         Raises:
@@ -138,18 +138,16 @@ class Sharding:
         """
         if not before:
             return certificate
-        after = self.outputs(example, confidence)
-        error, dtype = 0.0, torch.float64
-        for masked, small in zip(before, after, strict=True):
-            for one, other in zip(masked, small, strict=True):
-                if one.shape != other.shape:
-                    raise VerificationError(
-                        f"An output has shape {tuple(other.shape)} after the compaction, and {tuple(one.shape)} before."
-                    )
-                if one.is_floating_point() and one.numel():
-                    scale = one.abs().max().clamp(min=torch.finfo(one.dtype).tiny)
-                    error = max(error, float((one - other).abs().max() / scale))
-                    dtype = min(dtype, one.dtype, key=lambda kind: torch.finfo(kind).bits)
+        error, dtype = 0.0, precision(self._model)
+        for one, other in zip(before, self.outputs(example, runs), strict=True):
+            if one.shape != other.shape:
+                raise VerificationError(
+                    f"An output has shape {tuple(other.shape)} after the compaction, and {tuple(one.shape)} before."
+                )
+            if one.is_floating_point() and one.numel():
+                scale = one.abs().max().clamp(min=torch.finfo(one.dtype).tiny)
+                error = max(error, float((one - other).abs().max() / scale))
+                dtype = min(dtype, one.dtype, key=lambda kind: torch.finfo(kind).bits)
         tolerance = _TOLERANCES.get(dtype, 1e-1)
         if not error <= tolerance:
             raise VerificationError(
@@ -159,7 +157,7 @@ class Sharding:
         shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(example))
         return replace(
             certificate, verified=True, max_error=error, tolerance=tolerance, dtype=str(dtype).removeprefix("torch."),
-            samples=sum(shape[0] if shape else 1 for shape in shapes[:1]) * len(before), shapes=shapes,
+            samples=sum(shape[0] if shape else 1 for shape in shapes[:1]) * runs, shapes=shapes,
             notes=(*certificate.notes, _NOTE),
         )  # fmt: skip
 
@@ -183,9 +181,7 @@ class Sharding:
         return state
 
 
-def check_whole_units(
-    plan: engine.Plan, groups: Sequence[engine.Group], splits: Mapping[str, Mapping[int, int]]
-) -> None:
+def check_whole_units(plan: engine.Plan, groups: Sequence[engine.Group], splits: Splits) -> None:
     """Refuse a plan after which a head would be split over processes, each of which computes whole heads.
 
     Args:
@@ -196,19 +192,50 @@ def check_whole_units(
     Raises:
         PlanError: naming the parameter.
     """
-    for member in [member for group in groups for member in group.members]:
+    for member, dim, number in _split(groups, splits):
         cut = plan.slices.get(member.parameter)
+        if cut is None or cut.shape[dim] % number:
+            continue
+        if not _is_fair(member.units.flatten(), cut.apply_compact(member.units).flatten(), number):
+            raise PlanError(
+                f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, and tensor "
+                f"parallelism would split a head of them between two of its {number} processes. Prune attention to "
+                f"multiples of {number} times the size of a head (`ChannelPruning(round_to=...)`), or leave it out "
+                "(`exclude=`)."
+            )
+
+
+def shared_widths(groups: Sequence[engine.Group], splits: Splits) -> dict[str, frozenset[int]]:
+    """Return by group name how many units may stay, so that each process computes equally many, and whole heads.
+
+    Args:
+        groups: the dependency groups of a model.
+        splits: what `Sharding.parts` says of it; groups of which nothing is split are left out.
+    """
+    widths: dict[str, frozenset[int]] = {}
+    for group in groups:
+        labels = [(member.units.flatten(), number) for member, _, number in _split([group], splits)]
+        sizes = range(1, group.size + 1)
+        if labels:
+            fair = (n for n in sizes if all(_is_fair(own, own[own < n], number) for own, number in labels))
+            widths[group.name] = frozenset(fair)
+    return widths
+
+
+def _split(groups: Sequence[engine.Group], splits: Splits) -> Iterator[tuple[engine.Member, int, int]]:
+    """Yield what is split along its units: the member, the dimension, and into how many parts."""
+    for member in (member for group in groups for member in group.members):
         for dim, number in splits.get(member.parameter, {}).items():
-            if cut is not None and support(member.units) == (dim,) and cut.shape[dim] % number == 0:
-                kept = cut.apply_compact(member.units)
-                before, after = (_shares(units.flatten(), number) for units in (member.units, kept))
-                if any(count > before[unit] for unit, count in after.items()):
-                    raise PlanError(
-                        f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, and tensor "
-                        f"parallelism would split a head of them between two of its {number} processes. Prune "
-                        f"attention to multiples of {number} times the size of a head "
-                        "(`ChannelPruning(round_to=...)`), or leave it out (`exclude=`)."
-                    )
+            if support(member.units) == (dim,):
+                yield member, dim, number
+
+
+def _is_fair(units: Tensor, kept: Tensor, number: int) -> bool:
+    """Whether equal parts of what is kept have no more pieces of a unit than before."""
+    if len(kept) % number or len(units) == len(units.unique()):
+        return not len(kept) % number
+    before, after = (_shares(own, number) for own in (units, kept))
+    return all(count <= before[unit] for unit, count in after.items())
 
 
 def _shares(units: Tensor, number: int) -> Counter[int]:

@@ -7,7 +7,7 @@ parallelism). The callbacks ask `parallel(trainer)` and know no strategy by its 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from engine.program import gathered_from
 from engine.recording import evaluating
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.ranks import from_rank_zero
-from lightning_compress.trainer.shards import Sharding, check_whole_units
+from lightning_compress.trainer.shards import Sharding, check_whole_units, shared_widths
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -107,6 +107,10 @@ class Whole:
     def decided(self, function: Callable[[], T]) -> T:
         """What a function that looks at parameters returns on rank 0, on all ranks."""
         return from_rank_zero(self.trainer, function)
+
+    def widths(self, model: nn.Module, groups: Sequence[engine.Group]) -> Mapping[str, frozenset[int]]:
+        """By group name the numbers of units that may stay, where not all may."""
+        return {}
 
     def summed(self, tensor: Tensor) -> Tensor:
         """The sum of a tensor over all processes."""
@@ -208,6 +212,10 @@ class Sharded(Whole):
         Sharding(model).at_rest()
         return gathered_from(model)
 
+    def widths(self, model: nn.Module, groups: Sequence[engine.Group]) -> Mapping[str, frozenset[int]]:
+        """The numbers that tensor parallelism can share evenly."""
+        return shared_widths(groups, Sharding(model).parts())
+
     def decided(self, function: Callable[[], T]) -> T:
         """What a function returns on rank 0; it runs on all ranks, which gather parameters together."""
         return self.trainer.strategy.broadcast(self.together(function))  # type: ignore[return-value]
@@ -244,14 +252,12 @@ class Sharded(Whole):
     def _cut(
         self, sharding: Sharding, plan: engine.Plan, job: Job, certificate: engine.Certificate
     ) -> engine.Certificate:
-        example, confidence = job.example, job.confidence
-        before = self.together(lambda: sharding.outputs(example, confidence))
+        example, runs = job.example, min(job.confidence, 2)
+        before = self.together(lambda: sharding.outputs(example, runs))
         change = self.together(lambda: sharding.prepared(plan, self.trainer.optimizers))
         try:
             self.together(change.commit, change.rollback, undoes_itself=True)
-            verdict = self.together(
-                lambda: sharding.compared(before, example, confidence, certificate), change.rollback
-            )
+            verdict = self.together(lambda: sharding.compared(before, example, runs, certificate), change.rollback)
         finally:
             change.close()
         self._check_agreement(sharding.digest())

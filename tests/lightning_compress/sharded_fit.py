@@ -36,7 +36,14 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.data import DataLoader, TensorDataset
 
 from engine.program.dtensors import Resized
-from lightning_compress import ChannelPruning, Compensation, ComplexityMonitor, MaskConflictRepair, ModelCompaction
+from lightning_compress import (
+    ChannelPruning,
+    Compensation,
+    ComplexityMonitor,
+    CompressionReport,
+    MaskConflictRepair,
+    ModelCompaction,
+)
 from tests.lightning_compress.ddp_fit import Smooth
 from tests.lightning_compress.models import seeded, trainer
 
@@ -139,10 +146,12 @@ def split(net: Decoder, mesh: DeviceMesh) -> None:
 
 
 # Tensor parallelism wants multiples of its number of processes, times the size of a head.
+# `ChannelPruning` sees to that; to compare, a fit in one process has to be told.
 ROUND_TO = {"heads": 4, "many heads": 8}
 MODELS = {
     "decoder": Decoder,
     "heads": partial(Decoder, width=16, heads=8, hidden=16),
+    "free heads": partial(Decoder, width=16, heads=8, hidden=18),
     "many heads": partial(Decoder, width=32, heads=16, hidden=32),
     "encoder": Encoder,
     "cnn": Smooth,
@@ -216,7 +225,7 @@ class Record(Callback):
 
     def __init__(self, folder: Path, pruning: ChannelPruning, compaction: ModelCompaction) -> None:
         self.folder, self.pruning, self.compaction = folder, pruning, compaction
-        self.others: list[Compensation] = []
+        self.others: list[Any] = []
         self.steps: list[dict[str, Tensor]] = []
         self.notes: dict[str, Any] = {}
 
@@ -254,9 +263,21 @@ class Record(Callback):
             "path": self.compaction.checkpoint_path,
             "certificate": self.compaction.certificate.state_dict(),
             "kept": {name: cut.shape for name, cut in self.compaction.plan.slices.items()},
-            "fitted": [name for other in self.others for row in (other.report or {}).values() for name in row.layers],
+            "surveys": [
+                survey.state_dict()
+                for other in self.others
+                if isinstance(other, CompressionReport) and other.report is not None
+                for survey in (other.report.before, other.report.after)
+            ],
+            "fitted": [name for row in self.fitted() for name in row.layers],
         }
         torch.save(result, self.folder / f"rank{trainer.global_rank}.pt")
+
+    def fitted(self) -> list[Any]:
+        """What the last compensation did."""
+        return [
+            row for other in self.others if isinstance(other, Compensation) for row in (other.report or {}).values()
+        ]
 
 
 def run(folder: Path, model: str, optimizer: str, mesh: str = "1", checkpoint: str | None = None) -> None:
@@ -264,7 +285,8 @@ def run(folder: Path, model: str, optimizer: str, mesh: str = "1", checkpoint: s
 
     Args:
         folder: where each process writes.
-        model: one of `MODELS`; with ``, norms`` or ``, least_squares`` behind it with `Compensation`, on the same data.
+        model: one of `MODELS`; with ``, norms`` or ``, least_squares`` behind it the data are the same on all
+            processes, and there are `Compensation` by this method and `CompressionReport`.
         optimizer: one of `OPTIMIZERS`; ``sgd+`` accumulates and clips.
         mesh: processes.
         checkpoint: where to go on.
@@ -285,7 +307,9 @@ def run(folder: Path, model: str, optimizer: str, mesh: str = "1", checkpoint: s
         options |= {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
     if spread:
         options["strategy"] = ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
-    record.others = [Compensation(samples=16, method=method)] if method else []
+    if method:
+        report = CompressionReport(folder, "report", terminal="none", figures=False)
+        record.others = [Compensation(samples=16, method=method), report]
     callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), *record.others, record]
     start = trainer(folder, *callbacks, devices=devices, limit_val_batches=2, **options)
     start.fit(module, ckpt_path=checkpoint)

@@ -31,8 +31,11 @@ MESHES = [
     *[(model, mesh) for model in ("decoder", "encoder", "cnn") for mesh in ("2", "4")],
     *[("heads", "1x2"), ("many heads", "1x4"), ("heads", "2x2")],
 ]
-FITS = [("decoder", "adamw", "2"), ("heads", "adam+", "2x2")]
+FITS = [("decoder, least_squares", "adamw", "2"), ("heads", "adam+", "2x2")]
 SLOW = [(model, optimizer, mesh) for model, mesh in MESHES for optimizer in OPTIMIZERS]
+SLOW += [(f"{model}, least_squares", "adamw", mesh) for model, mesh in MESHES if mesh != "1x2"]
+SLOW += [("heads, least_squares", "adam+", "1x2")]
+SLOW += [("cnn, norms", "sgd", "2"), ("cnn, norms", "adam+", "4")]
 for fit in FITS:
     SLOW.remove(fit)
 
@@ -94,6 +97,8 @@ def test_sharded_as_in_one_process(
     states = zip(ranks[0]["states"], one["states"], strict=True)
     assert max(float((a - b).abs().max()) for a, b in states) < LIMIT
     assert ranks[0]["kept"] == one["kept"] and ranks[0]["certificate"]["verified"]
+    assert ranks[0]["fitted"] == one["fitted"] and bool(one["fitted"]) == model.endswith("least_squares")
+    assert ranks[0]["surveys"] == one["surveys"] and len(one["surveys"]) == 2 * ("," in model)
     small = load_compacted(ranks[0]["path"], sharded_fit.Spread, spread=False)
     assert difference(dict(small.state_dict()), ranks[0]["weights"]) == 0
 
@@ -135,6 +140,16 @@ def test_a_folder_that_runs_code(sharded: Callable[[str, str, str], Path], tmp_p
     ended = launch(tmp_path, *FITS[0][:2], "1x1", str(tmp_path / "evil.ckpt"), check=False)
     assert "CheckpointError" in ended.stderr and "mkdir, which no index does" in ended.stderr
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_widths_that_processes_can_share(sharded: Callable[[str, str, str], Path]) -> None:
+    """Without `round_to` an odd number of heads would be left in the middle, which two processes cannot share."""
+    whole = read(sharded("free heads", "sgd", "1x2"), "rank0")
+    shapes = [[tuple(value.shape) for name, value in step.items() if "k_proj" in name] for step in whole["steps"]]
+    assert whole["certificate"]["verified"] and {rows % 4 for step in shapes for rows, _ in step} == {0}
+    sizes = [sum(t.numel() for name, t in step.items() if "mask" not in name) for step in whole["steps"]]
+    assert sizes[0] > sizes[-1] > sum(t.numel() for t in whole["weights"].values())
 
 
 @pytest.mark.slow

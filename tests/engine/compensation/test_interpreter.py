@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.compensation.interpreter import Run, first_path
+from engine.compensation.interpreter import Run, advance, check_program, first_path
+from engine.compensation.weights import Weights
 from engine.errors import InputError
+from engine.surgery.norms import wide_norms
 
 
 class _Writes(nn.Module):
@@ -41,6 +43,31 @@ def test_it_computes_what_the_model_does_at_another_batch_size() -> None:
         assert torch.equal(batch, before)
         assert any(torch.equal(out, net(batch.clone())) for out in outputs)
     assert sum(value in run and not value.stored for value in graph.values) <= len(outputs) + 2
+
+
+def test_norms_that_lost_channels_keep_their_statistics() -> None:
+    """They were recorded as plain norms; with a constant to fill in, and in groups, too."""
+    for norm, name in ((nn.LayerNorm(8), "layer"), (nn.RMSNorm(8), "rms"), (nn.GroupNorm(2, 8), "group")):
+        torch.manual_seed(0)
+        lift = nn.Conv1d(3, 8, 1) if name == "group" else nn.Linear(3, 8)
+        read = nn.Conv1d(8, 2, 1) if name == "group" else nn.Linear(8, 2)
+        net = nn.Sequential(lift, norm, read).double().eval()
+        mask = torch.tensor([1, 1, 0, 1] * 2).double()
+        batch = torch.randn(5, 3, 4).double() if name == "group" else torch.randn(5, 3).double()
+        with torch.no_grad():
+            lift.weight.mul_(mask.view(-1, *[1] * (lift.weight.ndim - 1)))
+            lift.bias.mul_(mask).add_(0.5 * (1 - mask))
+            for parameter in norm.parameters():
+                parameter.mul_(mask)
+        engine.ModelSpeedup(net, batch[:2], None).speedup_model()
+        assert net[0].weight.size(0) < 8, name
+        graph, stored = engine.trace(net, batch[:2]), Weights(dict(net.named_parameters()))
+        run, plain = (Run(graph, stored, [batch], norms=norms) for norms in (wide_norms(net), None))
+        with torch.no_grad():
+            check_program(net, graph, stored, [batch])
+            advance([run, plain], first_path(graph), stored)
+            [out], [off] = ([r[v] for v in graph.outputs if v in r] for r in (run, plain))
+            assert torch.allclose(out, net(batch), rtol=0, atol=1e-12) and not torch.allclose(off, out, atol=1e-3)
 
 
 def test_a_batch_of_another_number_of_tensors() -> None:

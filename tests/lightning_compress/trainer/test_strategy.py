@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import tokenize
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +20,10 @@ from pytorch_lightning.strategies import (
     SingleDeviceStrategy,
 )
 
+import engine
 import lightning_compress
 from engine.errors import VerificationError
-from lightning_compress import ChannelPruning, Compensation, Distillation, ModelCompaction
+from lightning_compress import ChannelPruning, Distillation, ModelCompaction
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.strategy import Copied, Sharded, Whole, check_strategy, parallel
 
@@ -56,7 +61,6 @@ def test_others_are_accepted(strategy: type, kind: type) -> None:
 @pytest.mark.parametrize(
     "callback",
     [
-        Compensation(),
         Distillation(),
         ChannelPruning("taylor"),
         ChannelPruning("reconstruction"),
@@ -76,7 +80,10 @@ def test_what_needs_whole_parameters_is_refused(callback: Any) -> None:
 
 def test_callbacks_refuse_unless_they_say_otherwise() -> None:
     """A further callback works on sharded parameters only once somebody has made sure."""
-    works = {"ChannelPruning", "ComplexityMonitor", "MaskConflictRepair", "ModelCompaction", "SparseTraining"}
+    works = {
+        *("ChannelPruning", "Compensation", "ComplexityMonitor", "CompressionReport", "MaskConflictRepair"),
+        *("ModelCompaction", "SparseTraining"),
+    }
     base = lightning_compress.ChannelPruning.__mro__[2]
     assert base.why_not_sharded(base()) is not None
     for name in works:
@@ -113,3 +120,63 @@ def test_ranks_fail_together(monkeypatch: pytest.MonkeyPatch) -> None:
     spread._check_all(None, lambda: undone.append(True))
     spread._check_agreement("digest")
     assert undone == [True]
+
+
+PACKAGES = [Path(module.__file__ or "").parent for module in (engine, lightning_compress)]
+# What was written for parameters that are spread over processes, and one class of the seam.
+SHARDED = ("engine/program/dtensors.py", "engine/compaction/sharded.py", "lightning_compress/trainer/shards.py")
+SEAM = ("lightning_compress/trainer/strategy.py", *SHARDED)
+NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
+OF_STRATEGIES = re.compile(r"(\w+Strategy|DistributedDataParallel|FSDPModule|DTensor|DeviceMesh)")
+
+
+def checks_of_classes(tree: ast.AST) -> list[str]:
+    """Classes of strategies, and of what they put in the place of modules and parameters, that code asks about."""
+    asked: list[str] = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            names = re.findall(r"\w+", ast.unparse(node))
+        elif isinstance(node, ast.Compare):
+            names = re.findall(r"\w+", ast.unparse(node))
+        asked += [name for name in names if OF_STRATEGIES.fullmatch(name)]
+    return asked
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_only_the_seam_asks_for_classes(package: Path) -> None:
+    """A further strategy is one class in one file; whatever else works on shards asks what they can do."""
+    for path in package.rglob("*.py"):
+        if path.relative_to(package.parent).as_posix() not in SEAM:
+            assert checks_of_classes(ast.parse(path.read_text())) == [], path
+
+
+@pytest.mark.parametrize(
+    "code", ["isinstance(x, strategies.DDPStrategy)", "type(x).__name__ == 'FSDPStrategy'", "type(x) is DTensor"]
+)
+def test_checks_of_classes_are_seen(code: str) -> None:
+    """By class and by name."""
+    assert checks_of_classes(ast.parse(code))
+
+
+def lines_of_code(path: Path, name: str | None = None) -> int:
+    """Lines of a file, or of one of its classes, that are no docstrings, comments or empty."""
+    tree: ast.AST = ast.parse(path.read_text())
+    if name is not None:
+        tree = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    nodes = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
+    texts = [n for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    first, last = min(n.lineno for n in nodes), max(n.end_lineno or 0 for n in nodes)
+    with path.open("rb") as file:
+        tokens = [t for t in tokenize.tokenize(file.readline) if t.type not in NO_CODE]
+    lines = {line for t in tokens for line in range(t.start[0], t.end[0] + 1) if first <= line <= last}
+    return len(lines - {line for n in texts for line in range(n.lineno, (n.end_lineno or 0) + 1)})
+
+
+def test_what_is_for_shards_alone_is_short() -> None:
+    """The files that were written for them, and one class of the seam."""
+    root = PACKAGES[0].parent
+    lines = {name: lines_of_code(root / name) for name in SHARDED} | {SEAM[0]: lines_of_code(root / SEAM[0], "Sharded")}
+    assert min(lines.values()) > 50 and sum(lines.values()) <= 600, lines
