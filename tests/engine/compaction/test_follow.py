@@ -171,6 +171,9 @@ def test_what_does_not_fit_changes_nothing(kind: str, fresh: bool) -> None:
     small, x = compacted(*cases()["cnn"])
     model = engine.compactable(plain()) if fresh else copy.deepcopy(small)
     before, steps, shown = snapshot(model), history(model), repr(model)
-    with pytest.raises(CheckpointError, match="newer|damaged|no compaction plan|not a compaction plan|to another model|do not fit|claims"):
+    with pytest.raises(
+        CheckpointError,
+        match="newer|damaged|no compaction plan|not a compaction plan|to another model|do not fit|claims",
+    ):
         model.load_state_dict(damaged(kind, small.state_dict()))
     assert unchanged(model, before) and history(model) == steps and repr(model) == shown
