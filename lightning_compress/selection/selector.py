@@ -129,7 +129,15 @@ class Selector:
         Raises:
             MisconfigurationException: naming the settings.
         """
-        chosen = [group for group in subject.groups if group.name in self.amounts(subject.groups)]
+        amounts = self.amounts(subject.groups)
+        chosen = [group for group in subject.groups if group.name in amounts]
+        if self.prunes and not chosen:
+            patterns = {"amount": self.amount, "layers": self.layers, "exclude": self.exclude}
+            settings = ", ".join(f"{name}={value!r}" for name, value in patterns.items() if value)
+            raise MisconfigurationException(
+                f"Under {settings} no layer is left whose channels may be masked. Choose other patterns, or leave the "
+                "callback out."
+            )
         if not chosen or not fraction or self._lets_go(subject, chosen, fraction, reference):
             return
         sizes = [group.size for group in chosen]

@@ -60,6 +60,9 @@ def test_masks_that_are_there_already(tmp_path: Path) -> None:
         ({"amount": 0.01}, "amount=0.01"),
         ({"widths": {"stem": [8], "wide": [16]}}, "widths="),
         ({"target": "macs", "budget": 1e12}, "budget=1000000000000.0"),
+        ({"exclude": "*"}, r"exclude=\('\*',\) no layer is left"),
+        ({"layers": "wide", "exclude": "wi*"}, "no layer is left"),
+        ({"amount": {"wide": 0.5}, "exclude": "wide"}, "no layer is left"),
     ],
 )
 def test_limits_under_which_nothing_goes(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
