@@ -7,6 +7,7 @@ in the code counts as used; what it only scales or shifts varies. Of what else i
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
 from engine.source.entrywise import Effect
 from engine.source.stepping import Course
-from engine.source.writers import written_attributes
+from engine.source.writers import assigned_attributes, written_attributes
 
 __all__ = ["Reach", "Unreached", "arguments_of", "files_of"]
 
@@ -79,7 +80,7 @@ class Unreached:
         self._idle_owners = sorted(idle)
         self._idle = {n[:end] for n in idle for end in (*(i for i, c in enumerate(n) if c == "."), len(n))}
         self._own = files_of(modules[""])
-        self._written = written_attributes(modules[""])
+        self._written, self._assigned = written_attributes(modules[""]), assigned_attributes(modules[""])
         self._fixed: dict[tuple[Part, str, bool], bool] = {}
         self._borders: dict[str, tuple[list[Value], list[Value]]] = {}
         self._others: dict[str, dict[int, Value]] = {}
@@ -115,9 +116,10 @@ class Unreached:
             if not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
                 continue
             items = {f"{name}.{key}" if name else key for key in container._modules}
-            idle = sorted(items & self._idle)
+            inside = {item: [n for n in self._nodes if _is_in(n.module, item)] for item in items & self._idle}
+            idle = sorted(item for item, nodes in inside.items() if not nodes)
             for node in self._nodes if idle else ():
-                if any(node.module == item or node.module.startswith(f"{item}.") for item in items):
+                if any(_is_in(node.module, item) for item in items):
                     reason = f"could be read by {idle[0]!r}, which did not run on the example, or put out in its place"
                     whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
                     reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
@@ -166,7 +168,7 @@ class Unreached:
     def _border(self, module: str) -> tuple[list[Value], list[Value]]:
         """Return what a module reads and puts out."""
         if module not in self._borders:
-            inside = [n for n in self._nodes if n.module == module or n.module.startswith(f"{module}.")]
+            inside = [n for n in self._nodes if _is_in(n.module, module)]
             results = {v.index: v for n in inside for v in n.outputs}
             indices = {n.index for n in inside}
             leave = {v.index for n in self._nodes if n.index not in indices for v in n.inputs} & results.keys()
@@ -204,15 +206,24 @@ class Unreached:
         key = missed.part, missed.owner, declared
         if key not in self._fixed:
             module = self._modules[missed.owner]
-            written = self._written.get(type(module), frozenset())
             forward = missed.owner == "" and missed.code is code_of(type(self._modules[""]).forward)
             own = missed.arguments()
             names = (own if forward or declared else own & set(self._arguments)) - {missed.first}
             elsewhere = missed.code.co_filename not in self._own and not declared
             prefix = f"{missed.owner}." if missed.owner else ""
-            settled = (lambda n: self._declared(prefix + n)) if declared else (lambda n: n not in written)
+            settled = (lambda n: self._declared(prefix + n)) if declared else functools.partial(self._settled, module)
             self._fixed[key] = elsewhere or missed.fixed(names, settled)
         return self._fixed[key]
+
+    def _settled(self, module: nn.Module, name: str) -> bool:
+        """Whether no code gives an attribute another value, or another content where it can have one."""
+        plain = isinstance(getattr(module, name, None), (bool, int, float, str, type(None)))
+        written = (self._assigned if plain else self._written).get(type(module), frozenset())
+        return name not in written
+
+
+def _is_in(module: str, outer: str) -> bool:
+    return module == outer or module.startswith(f"{outer}.")
 
 
 def _listed(items: Iterable[str]) -> str:

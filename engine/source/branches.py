@@ -14,7 +14,7 @@ from typing import Any
 from engine.source.alternatives import alternatives, leaves, runs_with
 from engine.source.entrywise import names_read
 
-__all__ = ["Branching", "Part", "branching"]
+__all__ = ["Branching", "Part", "branching", "syntax_of"]
 
 _SILENT = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
 _REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
@@ -200,12 +200,14 @@ def branching(code: CodeType) -> Branching | None:
     """Return what a function may pass over; None where that is nothing, or where there is no source."""
     if not hasattr(code, "co_positions") or code.co_name.startswith("<"):
         return None
-    tree = _syntax(code)
+    tree = syntax_of(code)
     function = None if tree is None else Branching(code, tree)
     return function if function is not None and function.parts else None
 
 
-def _syntax(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+@functools.cache
+def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the syntax of a function; None where there is no source."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
         return None

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from engine.source.branches import syntax_of
+
 __all__ = ["Decider"]
 
 _NEVER = frozenset(
@@ -43,6 +45,7 @@ class Decider:
     open: Collection[str]
     settled: Callable[[str], bool]
     ran: Callable[[ast.AST], bool]
+    _busy: types.CodeType | None = None  # a function that is looked into, which may call itself
 
     def fixed(self, test: ast.AST) -> bool:
         """Whether an expression comes out as it does whatever is given to the model, and however it is run.
@@ -129,7 +132,35 @@ class Decider:
             return self._attribute(owner, seen) and all(self._fixed(a, seen) for a in node.args[2:])
         if function in vars(builtins) and isinstance(node.func, ast.Name):
             return all(self._fixed(a, seen) for a in node.args)
-        return False
+        return self._inside(node, seen)
+
+    def _inside(self, node: ast.Call, seen: frozenset[str]) -> bool:
+        """Whether what a function returns is fixed that does nothing else (``def exists(x): return x is not None``)."""
+        held = self._held(node.func)
+        tree = syntax_of(held.__code__) if isinstance(held, types.FunctionType) and not held.__closure__ else None
+        names = None if tree is None else _bound(tree, node)
+        result = None if tree is None else _returned(tree)
+        if tree is None or names is None or result is None or held.__code__ is self._busy:
+            return False
+        open_names = {name for name, value in names.items() if not self._fixed(value, seen)}
+        inner = Decider(tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, held.__code__)
+        return inner.fixed(result)
+
+
+def _returned(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
+    """Return what a function returns that does nothing else."""
+    body = [n for n in tree.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+
+
+def _bound(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
+    """Return the arguments of a call by name, without those that are left out; None where the text does not say."""
+    names = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
+    plain = not any(isinstance(a, ast.Starred) for a in call.args) and all(k.arg is not None for k in call.keywords)
+    if not plain or len(call.args) > len(names) or tree.args.vararg or tree.args.kwarg:
+        return None
+    bound = dict(zip(names, call.args, strict=False))
+    return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
 
 
 @functools.cache

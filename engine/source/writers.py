@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.program.stored import modules_of
 
-__all__ = ["EVERYTHING", "written_attributes", "written_by_modules"]
+__all__ = ["EVERYTHING", "assigned_attributes", "written_attributes", "written_by_modules"]
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
 EVERYTHING = "*"
@@ -41,12 +41,14 @@ class _Names(NamedTuple):
     """Attributes that code writes to.
 
     Attributes:
-        own: those of ``self``.
-        others: those of other objects.
+        own: those of ``self`` that get another value.
+        others: those of other objects that do.
+        filled: those of any object that get another content, or may.
     """
 
-    own: frozenset[str]
-    others: frozenset[str]
+    own: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    filled: frozenset[str] = frozenset()
 
 
 def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
@@ -66,14 +68,34 @@ def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
         >>> "alpha" in written, "scale" in written
         (True, False)
     """
+    return {kind: names.own | names.others | names.filled for kind, names in _by_class(model).items()}
+
+
+def assigned_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
+    """Return, for each class of a model's modules, the names of the attributes that some code gives another value.
+
+    What a container or a tensor holds may change all the same; a number or a text is another one only then.
+
+    Example:
+        >>> class Queue(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.items, self.steps = [], 0
+        ...     def add(self, x):
+        ...         self.items.append(x)
+        ...         self.steps = self.steps + 1
+        >>> assigned = assigned_attributes(nn.Sequential(Queue()))[Queue]
+        >>> "items" in assigned, "steps" in assigned
+        (False, True)
+    """
+    return {kind: names.own | names.others for kind, names in _by_class(model).items()}
+
+
+def _by_class(model: nn.Module) -> dict[type, _Names]:
     kinds = {type(module) for _, module in modules_of(model)}
     classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
-    anywhere = frozenset().union(*(_of_module(cls.__module__) for cls in classes)) if classes else frozenset()
-    names_by_class = {}
-    for kind in kinds:
-        own = [_of_class(base) for base in kind.__mro__ if not _is_torch(base)]
-        names_by_class[kind] = anywhere.union(*(names.own | names.others for names in own))
-    return names_by_class
+    anywhere = [_of_module(name) for name in {cls.__module__ for cls in classes}]
+    return {kind: _union([*anywhere, *(_of_class(b) for b in kind.__mro__ if not _is_torch(b))]) for kind in kinds}
 
 
 def written_by_modules(model: nn.Module) -> frozenset[str]:
@@ -87,7 +109,8 @@ def written_by_modules(model: nn.Module) -> frozenset[str]:
         ['running_mean']
     """
     classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not _is_torch(base)}
-    return frozenset[str]().union(*(names.own | names.others for names in map(_of_class, classes)))
+    names = _union(map(_of_class, classes))
+    return names.own | names.others | names.filled
 
 
 def _is_torch(cls: type) -> bool:
@@ -100,16 +123,16 @@ def _of_class(cls: type) -> _Names:
 
 
 @functools.cache
-def _of_module(name: str) -> frozenset[str]:
+def _of_module(name: str) -> _Names:
     """Return the attributes of other objects that code of a Python module writes to."""
-    names: set[str] = set()
+    parts: list[_Names] = []
     space = vars(sys.modules[name]) if name in sys.modules else {}
     for key, item in list(space.items()):
         if isinstance(item, FunctionType) and item.__module__ == name and not key.startswith(_BUILDS):
-            names |= _names(item.__code__).others
+            parts.append(_names(item.__code__))
         elif isinstance(item, type) and item.__module__ == name:
-            names |= _of_class(item).others
-    return frozenset(names)
+            parts.append(_of_class(item))
+    return _union(parts)._replace(own=frozenset())
 
 
 def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:
@@ -122,11 +145,8 @@ def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:
 
 
 def _union(parts: Iterable[_Names]) -> _Names:
-    own, others = set[str](), set[str]()
-    for part in parts:
-        own |= part.own
-        others |= part.others
-    return _Names(frozenset(own), frozenset(others))
+    columns = zip(*parts, strict=True)
+    return _Names(*(frozenset[str]().union(*column) for column in columns))
 
 
 @functools.cache
@@ -151,7 +171,7 @@ class _Step(NamedTuple):
 
 
 def _direct(code: CodeType) -> _Names:
-    own, others = set[str](), set[str]()
+    own, others, held = set[str](), set[str](), set[str]()
     first = code.co_varnames[0] if code.co_argcount else None
     lines = list(_lines(code))
     targets = [[step for target in _targets(line) for step in target] for line in lines]
@@ -166,12 +186,12 @@ def _direct(code: CodeType) -> _Names:
                 others.add(name)
         aliases = any(step.kind == "STORE_FAST" and step.about in filled for step in line)
         loaded = _loaded([*target, *(line if aliases else ())])
-        others |= loaded
+        held |= loaded
         if loaded & _ALL_BUFFERS:
             others.add(EVERYTHING)
         if any(step.about == "setattr" for step in line):
             others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
-    return _Names(frozenset(own), frozenset(others))
+    return _Names(frozenset(own), frozenset(others), frozenset(held))
 
 
 def _loaded(steps: Iterable[_Step]) -> set[str]:

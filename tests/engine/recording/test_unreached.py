@@ -50,3 +50,71 @@ def test_a_network_without_branches() -> None:
     """There is nothing to say."""
     graph = engine.trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(1, 3))
     assert not graph.notes and not graph.exits and not graph.unsettled
+
+
+class Pooled(nn.Module):
+    """A text decides on the pooling, in the line that reads what was changed in place before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.pool = nn.Linear(3, 8), nn.Linear(8, 2), "first"
+        self.positions = nn.Parameter(torch.rand(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        x = self.enter(x)
+        x += self.positions
+        x = x.mean(dim=1) if self.pool == "mean" else x[:, 0]
+        scores: Tensor = self.leave(x)
+        return scores
+
+
+def exists(value: Any) -> bool:
+    """Whether an argument is given."""
+    return value is not None
+
+
+class Block(nn.Module):
+    """Joins what it is given beside its input, by a function that asks whether there is something."""
+
+    def __init__(self, widens: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.gate = nn.Linear(8, 8) if widens else nn.Identity()
+
+    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        """Return as many channels."""
+        if exists(skip):
+            x = self.gate(x) + skip
+        result: Tensor = self.body(x)
+        return result
+
+
+class Decoder(nn.Module):
+    """Blocks of which the last gets no skip, so that a part of it never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.blocks = nn.ModuleList([Block(True), Block(False), Block(True)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        first = second = self.enter(x).relu()
+        for place, block in enumerate(self.blocks):
+            second = block(second, first if place < 2 else None).relu()
+        scores: Tensor = self.leave(second)
+        return scores
+
+
+def test_a_text_that_only_a_constructor_sets_decides() -> None:
+    """It is no part of what an addition in place changes."""
+    assert not engine.trace(Pooled(), torch.zeros(1, 4, 3)).exits
+
+
+def test_a_part_of_a_block_that_did_not_run() -> None:
+    """The block ran, so what the others of the list read stays whole only where the part itself would read it."""
+    groups = engine.dependency_groups(Decoder(), torch.zeros(1, 3))
+    assert {group.name for group in groups if group.reason is None} == {"enter", "blocks.2.body"}
+    (kept,) = (group for group in groups if group.reason is not None and "could be read" in group.reason)
+    assert kept.name == "blocks.1.body" and PLACE in str(kept.reason)

@@ -17,6 +17,25 @@ def forward(self, x, flag=False, inner=None):
 """
 
 
+def exists(value: object) -> bool:
+    """Whether a value is there, in a function of its own."""
+    return value is not None
+
+
+def counted(value: object) -> bool:
+    """Whether a value is there, and a count that changes."""
+    CALLS.append(value)
+    return len(CALLS) > 3
+
+
+def forever(value: object) -> bool:
+    """A function that calls itself."""
+    return forever(value)
+
+
+CALLS: list[object] = []
+
+
 @pytest.mark.parametrize(
     ("test", "fixed"),
     [
@@ -32,12 +51,18 @@ def forward(self, x, flag=False, inner=None):
         ("x.requires_grad", False),
         ("hasattr(self, 'adapter')", True),
         ("isinstance(inner, torch.Tensor)", True),
+        ("exists(inner)", True),
+        ("not exists(value=inner)", True),
+        ("exists(flag)", False),
+        ("exists(*inner)", False),
+        ("counted(inner)", False),
+        ("forever(inner)", False),
     ],
 )
 def test_fixed(test: str, fixed: bool) -> None:
     """Attributes that nobody sets, and what the code itself passes."""
     tree = ast.parse(_FUNCTION).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    space = {"torch": torch, "os": os, "LIMIT": 1}
+    space = {"torch": torch, "os": os, "LIMIT": 1, "exists": exists, "counted": counted, "forever": forever}
     decider = Decider(tree, space, {"x", "flag"}, lambda name: name != "counter", lambda node: True)
     assert decider.fixed(ast.parse(test, mode="eval").body) is fixed
