@@ -6,7 +6,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+SETUP = @echo "Installing into $(VENV), once: PyTorch with its CUDA packages, about 6 GB on disk, a few minutes."
 
 .PHONY: help release-check check demo example docs test lint slow wheel versions lock breadth breadth-quick families architectures packages property random bench gpu clean
 .DELETE_ON_ERROR:
@@ -98,6 +99,7 @@ clean:  ## remove .venv and the caches
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-venv:
+	$(SETUP)
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 

@@ -13,6 +13,7 @@ from engine.errors import InputError
 __all__ = ["accuracy_figure", "channels_figure", "dependency_figure", "lanes", "sensitivity_figure", "show"]
 
 _INCH = 0.22  # height of a row
+_COLORS = 10  # that matplotlib has before it starts again
 _DOTS = 160  # per inch: TensorBoard shows images small first, and in full size on a click
 
 
@@ -82,22 +83,30 @@ def sensitivity_figure(
 
 
 def _heatmap(rows: Mapping[str, Mapping[float, float]], sparsities: Sequence[float], baseline: float) -> Any:
-    figure, axes = _axes(3 + 0.6 * len(sparsities), 1.5 + _INCH * len(rows))
+    figure, axes = _axes(4 + 0.6 * len(sparsities), 1.5 + _INCH * len(rows))
     cells = [[row.get(s, math.nan) for s in sparsities] for row in rows.values()]
     image = axes.imshow(cells, aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(sparsities)), [str(s) for s in sparsities])
     axes.set_yticks(range(len(rows)), list(rows), fontsize=7)
     axes.set_xlabel("sparsity")
-    axes.set_title(f"metric with one layer pruned (un-pruned: {baseline:.4g})", fontsize=9)
+    figure.suptitle(f"metric with one layer pruned (with none: {baseline:.4g})", fontsize=9)
     figure.colorbar(image, ax=axes)
     return figure
 
 
 def _curves(rows: Mapping[str, Mapping[float, float]], sparsities: Sequence[float], baseline: float) -> Any:
-    figure, axes = _axes(8, max(4.5, 1 + 0.6 * _INCH * len(rows)))
-    for layer, row in rows.items():
-        axes.plot([0.0, *sorted(row)], [baseline, *(row[s] for s in sorted(row))], marker=".", label=layer)
-    axes.axhline(baseline, color="grey", linewidth=0.8)
+    figure, axes = _axes(8, 4.5)
+    points = {layer: ([0.0, *sorted(row)], [baseline, *(row[s] for s in sorted(row))]) for layer, row in rows.items()}
+    change = {layer: max((abs(y - baseline) for y in ys), default=0.0) for layer, (_, ys) in points.items()}
+    largest = sorted(rows, key=lambda layer: -change[layer])[:_COLORS]
+    for layer, (x, y) in points.items():
+        if layer in largest:
+            axes.plot(x, y, marker=".", label=layer)
+        else:
+            axes.plot(x, y, color="grey", linewidth=0.6, alpha=0.6, zorder=1)
+    if len(rows) > _COLORS:
+        axes.plot([], [], color="grey", linewidth=0.6, label=f"{len(rows) - _COLORS} others, which change it less")
+    axes.axhline(baseline, color="grey", linewidth=0.8, linestyle="--")
     axes.set_xlabel("sparsity of the layer")
     axes.set_ylabel("metric")
     axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))

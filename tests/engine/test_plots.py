@@ -56,6 +56,16 @@ def test_curves_start_at_the_baseline() -> None:
 
 
 @pytest.mark.usefixtures("drawing")
+def test_fifty_curves_can_be_told_apart() -> None:
+    """The ten layers that change the metric most have colours and names, the others are grey; all are drawn."""
+    rows = {f"layer{n}": {0.5: 0.9 - 0.01 * n} for n in range(50)}
+    axes = sensitivity_figure(rows, [0.5], 0.9, "curves").axes[0]
+    named = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert named == [*(f"layer{n}" for n in range(40, 50)), "40 others, which change it less"]
+    assert len(axes.lines) == 52 and len({line.get_color() for line in axes.lines}) == 11
+
+
+@pytest.mark.usefixtures("drawing")
 def test_tensorboard_gets_the_picture(tmp_path: Path) -> None:
     """Under its own tag."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -121,6 +121,7 @@ def test_a_summary_says_what_was_gained(tmp_path: Path) -> None:
 def test_mlflow_keeps_what_was_gained(tmp_path: Path) -> None:
     """Of a real fit, read back from MLflow's database: the summary, the settings, the pictures and the texts."""
     pytest.importorskip("matplotlib")
+    pytest.importorskip("sqlalchemy")  # mlflow-skinny comes without it
     client = pytest.importorskip("mlflow").tracking.MlflowClient(f"sqlite:///{tmp_path}/runs.db")
     client.create_experiment("pruning", f"file:{tmp_path}/artifacts")
     logger = loggers.MLFlowLogger("pruning", tracking_uri=f"sqlite:///{tmp_path}/runs.db")
