@@ -235,7 +235,10 @@ class CompressionReport(CompressionCallback):
             metrics=self._metrics,
             settings={name: own for name, own in settings(trainer, changed=True).items() if own},
             stages=stages(
-                self._points, (before.macs, before.params), None if done is None else (after.macs, after.params)
+                self._points,
+                (before.macs, before.params),
+                None if done is None else (after.macs, after.params),
+                exact=done is None or done.certificate is None or done.certificate.exact,
             ),
             facts={
                 "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),

@@ -221,9 +221,11 @@ def _stages(report: Report) -> Section:
         )
         for stage in report.stages
     )
+    exact = report.certificate is None or report.certificate.exact
     lead = (
         "What was logged at the end of an epoch: the last one before anything was masked, the first and the last at "
-        "the final sparsity. The compacted network computes what the recovered one computes."
+        "the final sparsity. The compacted network "
+        + ("computes what the recovered one computes." if exact else "computes something else: validate it.")
     )
     return Section(
         "Accuracy against cost", lead, ("network", "MACs", "parameters", *names), rows if names else (), numbers=True

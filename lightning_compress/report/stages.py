@@ -57,7 +57,9 @@ class Stage:
     step: int | None
 
 
-def stages(points: Sequence[Point], dense: tuple[int, int], small: tuple[int, int] | None) -> tuple[Stage, ...]:
+def stages(
+    points: Sequence[Point], dense: tuple[int, int], small: tuple[int, int] | None, exact: bool = True
+) -> tuple[Stage, ...]:
     """Stages of a fit: the dense network before anything was masked, the masked one right after the last pruning and
     at the end of its recovery, the compacted one, and that one after further training.
 
@@ -65,10 +67,11 @@ def stages(points: Sequence[Point], dense: tuple[int, int], small: tuple[int, in
         points: what was logged over the fit, in order.
         dense: multiply-accumulates and parameters of the dense network, which a masked one has too.
         small: those of the compacted network; None: nothing was compacted.
+        exact: whether the compacted network computes what the masked one computed.
 
     Returns:
-        The stages that took place. The compacted network computes what the masked one computed, which is verified, so
-        that it has the metrics of the recovered one.
+        The stages that took place. An exact network has the metrics of the recovered one; another has none until it is
+        validated.
 
     Example:
         >>> data = ((1, 0, 0.9), (2, 8, 0.7), (3, 8, 0.8))
@@ -88,7 +91,7 @@ def stages(points: Sequence[Point], dense: tuple[int, int], small: tuple[int, in
     if len(final) > 1:
         chosen.append(_stage("recovered", dense, final[-1]))
     if small is not None:
-        chosen.append(_stage("compacted", small, final[-1] if final else None))
+        chosen.append(_stage("compacted", small, final[-1] if final and exact else None))
         tuned = [point for point in points if point.compacted]
         if tuned:
             chosen.append(_stage("fine-tuned", small, tuned[-1]))

@@ -12,7 +12,14 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
+from lightning_compress import (
+    ChannelPruning,
+    CompressionReport,
+    MaskConflictRepair,
+    ModelCompaction,
+    load_compacted,
+)
+from lightning_compress.report.content import gains, sections
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.engine.language import Language, RootMeanSquare, sentence
 
@@ -33,6 +40,10 @@ class Decoder(LightningModule):
     def training_step(self, words: Tensor) -> Tensor:
         """Cross-entropy of the next word."""
         return F.cross_entropy(self(words)[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+    def validation_step(self, words: Tensor) -> None:
+        """Log the loss."""
+        self.log("val_loss", self.training_step(words))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""
@@ -56,16 +67,29 @@ def exchanged(module: nn.Module) -> list[str]:
     return [name for name, norm in norms if "_made_by" in vars(type(norm))]
 
 
-def fitted(folder: Path, **arguments: Any) -> tuple[Decoder, ModelCompaction, Norms]:
+def fitted(folder: Path, *more: Callback, **arguments: Any) -> tuple[Decoder, ModelCompaction, Norms]:
     """Two short epochs."""
     torch.manual_seed(0)
     module, norms = Decoder(), Norms()
     compaction = ModelCompaction(on_failure="raise", confidence=2, **arguments)
-    callbacks = [ChannelPruning(amount=0.5, exclude="*head"), MaskConflictRepair(), norms, compaction]
+    callbacks = [ChannelPruning(amount=0.5, exclude="*head"), MaskConflictRepair(), norms, compaction, *more]
     options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **options)
-    trainer.fit(module, DataLoader(sentence(8), batch_size=4))
+    loader = DataLoader(sentence(8), batch_size=4)
+    trainer.fit(module, loader, loader)
     return module, compaction, norms
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_report_has_no_metric_of_a_network_that_was_not_validated(tmp_path: Path, exact: bool) -> None:
+    """With ordinary norms the compacted network is another one than what the last epoch validated."""
+    callback = CompressionReport(terminal="none", figures=False, latency_runs=0, dirpath=tmp_path)
+    fitted(tmp_path, callback, plain_norms=not exact)
+    report = callback.report
+    assert report is not None and report.certificate is not None and report.certificate.exact is exact
+    assert report.stages[-1].name == "compacted" and ("val_loss" in report.stages[-1].metrics) is exact
+    assert ("compression/val_loss" in gains(report)) is exact
+    assert ("validate it" in sections(report)[0].lead) is not exact
 
 
 def test_at_the_end_rms_norms_are_ordinary_ones(tmp_path: Path) -> None:

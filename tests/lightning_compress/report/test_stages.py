@@ -34,6 +34,17 @@ def test_training_after_a_compaction() -> None:
     ]
 
 
+def test_a_network_that_is_not_exact_has_no_accuracy_until_it_is_measured() -> None:
+    """Ordinary norms compute something else than what was validated; further training validates it."""
+    points = logged((0, False, 0.9), (8, False, 0.6))
+    assert [(s.name, dict(s.metrics)) for s in stages(points, DENSE, SMALL, exact=False)][-1] == ("compacted", {})
+    points += logged((0, True, 0.7))
+    assert [(s.name, dict(s.metrics)) for s in stages(points, DENSE, SMALL, exact=False)][-2:] == [
+        ("compacted", {}),
+        ("fine-tuned", {"acc": 0.7}),
+    ]
+
+
 def test_what_was_not_seen_is_not_there() -> None:
     """Masked from the first epoch on: no dense row. Nothing compacted: no compacted one. Nothing logged: no metrics."""
     assert [s.name for s in stages(logged((8, False, 0.5)), DENSE, None)] == ["masked"]
