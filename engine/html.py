@@ -20,4 +20,5 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     body = "".join("<tr>" + "".join(f"<td{left}>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     below = "".join(f"<p>{escape(note)}</p>" for note in notes)
     rows_of_table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f"<div><p><b>{escape(title)}</b></p><table>{rows_of_table}</table>{below}</div>"
+    scrolls = ' style="overflow-x:auto"'
+    return f"<div{scrolls}><p><b>{escape(title)}</b></p><table>{rows_of_table}</table>{below}</div>"
