@@ -201,13 +201,16 @@ def measure(name: str, count: int = 256, samples: int = 512) -> list[dict[str, A
 
 HEAD = """# Trained networks of packages
 
-`python benchmarks/trained.py` prunes networks whose trained weights come with their packages by one call of
-`lightning_compress.prune`, without labels and without any training, and compares what the small network says with what
-the dense one says, on other inputs: parts of scikit-image's portrait, tones with harmonics, and synthetic speech.
-*Fewer MACs* is what was asked for; *magnitude* masks by L1 and does nothing else; *compensated* adds least squares on
-{samples} unlabelled inputs. *Face or none* is asked at the tenth of the parts that the dense network is surest of, so
-that a network that sees no face at all agrees on nine tenths. *Error* is the largest difference between the compacted
-and the masked network that the certificate found.
+`python benchmarks/trained.py` prunes networks with the trained weights that their packages include, in a single call of
+`lightning_compress.prune`, without labels and without training. It then compares the outputs of the small and of the
+dense network on other inputs: crops of scikit-image's portrait, tones with harmonics, and synthetic speech.
+
+- *Fewer MACs* is the requested reduction.
+- *Magnitude* masks channels by their L1 norm and does nothing else; *compensated* adds least squares on {samples} unlabelled
+  inputs.
+- *Face or none* is the share of crops on which both networks decide alike. The dense network sees a face in at least a
+  tenth of them, so a network that never sees one scores at most 0.9.
+- *Error* is the largest difference between the compacted and the masked network that the certificate measured.
 
 | network | fewer MACs | parameters left | agreement | magnitude | compensated | error |
 |---|---:|---:|---|---:|---:|---:|
