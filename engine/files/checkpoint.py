@@ -30,6 +30,7 @@ from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError
 from engine.files.archive import read_archive
 from engine.files.portable import read_safetensors, write_safetensors
+from engine.surgery.spans import is_span
 
 __all__ = [
     "KEY",
@@ -279,7 +280,7 @@ def load_compacted_state(
     checkpoint = read_checkpoint(path, map_location)
     states = {str(k): v for k, v in checkpoint["state_dict"].items() if isinstance(v, Tensor)}
     stored = entries(checkpoint[KEY])
-    prefix = _prefix(set(states), set(model.state_dict()), sorted(stored, key=len))
+    prefix = _prefix(set(states), _names(model.state_dict()), sorted(stored, key=len))
     if prefix is None:
         raise CheckpointError(
             f"{os.fspath(path)} belongs to another model: it holds no weights of {type(model).__name__} by name."
@@ -327,15 +328,20 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
     Raises:
         CheckpointError: where names or shapes differ; the model is then as it was.
     """
-    have = set(model.state_dict())
-    if strict and set(weights) != have:
-        raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(set(weights) ^ have)[:4])}.")
+    odd = _names(weights) ^ _names(model.state_dict())
+    if strict and odd:
+        raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(odd)[:4])}.")
     undo = reshape(model, shapes_in(weights), wanted)
     try:
         model.load_state_dict(_versioned(weights, model), strict=strict)
     except BaseException:
         undo()
         raise
+
+
+def _names(weights: Mapping[str, Any]) -> set[str]:
+    """Return the names in a state dict, but for extra state, which torch compares once the model has its shape."""
+    return {name for name in weights if not is_span(name)}
 
 
 def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:

@@ -34,6 +34,7 @@ from engine.files.portable import from_json, to_json, write_tensors
 from engine.files.tensors import check_text, opened_tensors
 from engine.program.stored import stored_tensors
 from engine.speedup import ModelSpeedup
+from engine.surgery.spans import weights_of
 
 __all__ = ["compact_shards", "load_shards"]
 
@@ -178,7 +179,7 @@ def _read_index(path: str | os.PathLike[str]) -> _Index:
 
 def _names(model: nn.Module, index: _Index) -> dict[str, list[str]]:
     """Return all names of the tensor that goes by a name in the files; ties are in a file once."""
-    stored, model_names = stored_tensors(model), set(model.state_dict())
+    stored, model_names = stored_tensors(model), set(weights_of(model))
     same: dict[int, list[str]] = defaultdict(list)
     for name, tensor in stored.items():
         same[id(tensor)].append(name)

@@ -2,7 +2,8 @@
 
 A removed channel was constant (mostly zero) at the input of the norm, so it is filled in again for the computation and
 cut off afterwards. This is exact for any ``eps``, in train mode too, and follows the dtype rules of the original norm.
-The module object stays the same; its class is exchanged for a subclass with the same parameters and state-dict keys.
+The module object stays the same; its class is exchanged for a subclass with the same parameters, whose state dict says
+in one more entry how many channels the statistics span (`engine.surgery.spans`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from engine.errors import PlanError
 from engine.program.stored import distinct_modules, modules_of
 from engine.surgery.classes import derived, moved
 from engine.surgery.exchange import Change, Decision, Exchange
+from engine.surgery.spans import Spanning
 
 __all__ = [
     "NarrowedNorm",
@@ -193,14 +195,15 @@ def _calls_norm(forward: Any, grouped: bool) -> bool:
 def _wide_class(cls: Hashable, size: int, with_fill: bool) -> type[nn.Module]:
     assert isinstance(cls, type) and issubclass(cls, nn.Module)
     caller = _caller(cls)
-    members = {"_plain": cls, "_size": size}
+    members = {"_plain": cls, "_size": size, "_spans": (size,)}
     if caller is not None and cls.forward is not caller.forward:  # delegates to the base class
         return derived(cls, members, _wide_class, size, with_fill, beside=_wide_class(caller, size, with_fill))  # type: ignore[arg-type]
     forward = cls.forward
     assert isinstance(forward, FunctionType)
     names = {n: _functional(size, with_fill) for n, v in forward.__globals__.items() if v is F}
     wide_forward = moved(forward, f"{forward.__qualname__}_{size}{'_filled' * with_fill}", names)
-    return derived(cls, members | {"forward": wide_forward}, _wide_class, size, with_fill)  # type: ignore[arg-type]
+    members |= {"forward": wide_forward}
+    return derived(cls, members, _wide_class, size, with_fill, beside=Spanning)  # type: ignore[arg-type]
 
 
 def _plain(cls: Any) -> Any:

@@ -1,7 +1,8 @@
 """Pin single numbers in the forward of one module, where the code's own expression would no longer be right.
 
-The result is installed as a subclass of the owner's class: state-dict keys, hooks, other arguments (batch and
-positions) and other instances stay as they are.
+The result is installed as a subclass of the owner's class: weights, hooks, other arguments (batch and positions) and
+other instances stay as they are. Where what is pinned is the number that a mean over channels divides by, the state
+dict has an entry more (`engine.surgery.spans`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from engine.source.sites import Site
 from engine.surgery.classes import derived
 from engine.surgery.edits import DIVISOR, MEAN, Pin, edited, original, place_of, rebuilt, source_hash
 from engine.surgery.exchange import Change, Decision, Exchange
+from engine.surgery.spans import Spanning
 
 __all__ = ["Pinned", "divisors", "is_pinned", "pin_of", "pinned_class"]
 
@@ -170,7 +172,9 @@ def _made_class(cls: Hashable, pins: tuple[Pin, ...]) -> type[nn.Module]:
     for pin in pins:
         methods.setdefault(pin.method, []).append(pin)
     members: dict[str, Any] = {name: _rebuilt_method(cls, name, group) for name, group in methods.items()}
-    return derived(cls, {**members, "_pinned": (cls, pins)}, pinned_class, pins)
+    spans = tuple(sorted({pin.value for pin in pins if pin.operator == MEAN}))
+    own = {"_pinned": (cls, pins), "_spans": spans}
+    return derived(cls, {**members, **own}, pinned_class, pins, beside=Spanning if spans else None)
 
 
 def _rebuilt_method(cls: type, name: str, pins: list[Pin]) -> FunctionType:

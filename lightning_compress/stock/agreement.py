@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from engine.errors import InputError
 from engine.program import distinct_modules, tensors_in
 from engine.recording import call_model, resolve_inputs
+from engine.surgery import weights_of
 from engine.verification import Rescaled, Unrounded
 from lightning_compress.checkpoints.export import difference
 from lightning_compress.stock.describe import Differing, Look, Search
@@ -113,7 +114,7 @@ def _scales(model: nn.Module, norms: Mapping[str, Rescaled], differing: Differin
 
 def _weights(model: nn.Module, norms: Mapping[str, Rescaled], scales: Mapping[str, float]) -> dict[str, Tensor]:
     """Return the weights, not rounded where they are new."""
-    weights: dict[str, Tensor] = dict(model.state_dict())
+    weights: dict[str, Tensor] = weights_of(model)
     for name, norm in norms.items():
         for key, value in norm.tensors.items():
             weights[f"{name}.{key}" if name else key] = value

@@ -33,6 +33,7 @@ _MOST = 2_000  # builds
 _WIDTH = 6  # configurations from which the search goes on
 _ROUNDS = 3
 _PATIENCE = 2  # changes that bring nothing nearer
+_DETOURS = 4
 
 
 @dataclass(frozen=True)
@@ -143,15 +144,42 @@ class Search:
             values = right[0]
             if not self.score(values)[0] or self.score(values) == score:
                 break
-        return right
+        return self._detoured(values) if self.score(values)[0] else right
+
+    def _detoured(self, nearest: dict[Path, Number]) -> list[dict[Path, Number]]:
+        """Return the best configurations behind changes that set one tensor right and others wrong.
+
+        With half of the width, four heads have half of the size that they had: two heads have the right one, and then
+        there are too many heads for keys and values.
+        """
+        results = [[nearest]]
+        for move in self._detours(nearest):
+            results.append(self._searched({**nearest, **move}))
+            if not self.score(results[-1][0])[0]:
+                break
+        return min(results, key=lambda found: self.score(found[0]))
+
+    def _detours(self, values: dict[Path, Number]) -> list[dict[Path, Number]]:
+        """Return the changes of one field after which a tensor is right that is not, best first."""
+        base = self.look(values)
+        assert base is not None
+        wrong = {name for name, _, _ in self.target.misfits(base)}
+        moves = [{path: value} for path, value in self._moves(values, base)]
+        looks = [(move, look) for move in moves if (look := self.look({**values, **move})) is not None]
+        useful = [move for move, look in looks if wrong - {name for name, _, _ in self.target.misfits(look)}]
+        return sorted(useful, key=lambda move: self.score({**values, **move}))[:_DETOURS]
+
+    def _moves(self, start: dict[Path, Number], base: Look) -> list[Move]:
+        """Return the changes of one field that may bring a configuration nearer."""
+        self._start = start
+        choices = {path: self._choices(path, base, look) for path in self.fields if (look := self._effect(path, base))}
+        return [(path, value) for path, values in choices.items() for value in values]
 
     def _searched(self, start: dict[Path, Number]) -> list[dict[Path, Number]]:
         """Return the best configurations that come from one by changing some fields."""
         base = self.look(start)
         assert base is not None
-        self._start = start
-        choices = {path: self._choices(path, base, look) for path in self.fields if (look := self._effect(path, base))}
-        moves = [(path, value) for path, values in choices.items() for value in values]
+        moves = self._moves(start, base)
         beam, patience = [frozenset[Move]()], _PATIENCE
         seen = {beam[0]: self.score(start)}
         while patience:

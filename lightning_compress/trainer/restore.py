@@ -24,6 +24,7 @@ from engine.files import (
     stored_content,
     with_metadata,
 )
+from engine.surgery import is_span
 from lightning_compress.trainer.folders import checked_folders
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, classes
 from lightning_compress.trainer.strategy import parallel, shards
@@ -200,7 +201,8 @@ def _restore(
     restored = _restored(module)
     content = None if restored is None else restored.get(KEY)
     if content is not None:
-        if module.strict_loading and (odd := sorted(set(state_dict) ^ set(module.state_dict()))):
+        odd = sorted(name for name in set(state_dict) ^ set(module.state_dict()) if not is_span(name))
+        if module.strict_loading and odd:
             raise CheckpointError(f"The names of the weights differ: {', '.join(odd[:4])}.")
         state_dict = with_metadata(state_dict, content)
         local_metadata = {KEY: content}

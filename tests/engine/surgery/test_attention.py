@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.surgery.attention import Headwise, HeadwiseAttention, headwise, shape_free
+from engine.surgery.spans import weights_of
 from tests.engine.exactness import check_exact, randomised, relative_error, run
 
 MASKS = ["none", "boolean", "additive", "per head", "padding", "causal", "causal and padding"]
@@ -190,7 +191,7 @@ def test_heads_neurons_and_width_go(norm_first: bool) -> None:
     small = plan.apply(copy.deepcopy(model))
     attention = small.layers.layers[0].self_attn
     assert (attention.num_heads, attention.embed_dim, attention.in_proj_weight.shape) == (2, 4, (12, 4))
-    assert set(small.state_dict()) == set(model.state_dict())
+    assert set(weights_of(small)) == set(model.state_dict())
 
 
 def test_only_heads_go() -> None:

@@ -43,6 +43,13 @@ def logits(model: Any) -> torch.Tensor:
         return model(**inputs(model)).logits
 
 
+def narrowed(name: str, **fields: int) -> Any:
+    """Return a network that somebody narrowed by hand."""
+    cls = getattr(transformers, CONFIGS[name][0])
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
+    return cls(cls.config_class(**{**CONFIGS[name][1], **sizes, **fields})).eval()
+
+
 @pytest.mark.slow
 def test_models_come_back_in_a_process_without_this_project(tmp_path: Path) -> None:
     """Half of the heads, the neurons and the stream are gone; the outputs are within 1e-6 of the largest."""
@@ -99,16 +106,38 @@ def test_what_transformers_would_write_does_not_load(tmp_path: Path) -> None:
 
 
 def test_a_hand_narrowed_configuration_does_not_pass(tmp_path: Path) -> None:
-    """With exact norms, all keys match and the outputs are others: that is an error, before anything is written."""
+    """Exact norms say in the state dict that they span more channels: an ordinary network does not take it.
+
+    Nor does `save_pretrained` write anything.
+    """
     model = compacted("bert", plain_norms=False)
-    config = transformers.BertConfig(**CONFIGS["bert"][1] | {"hidden_size": 8, "intermediate_size": 12})
-    config.num_attention_heads = 2
-    narrow = transformers.BertForMaskedLM(config).eval()
-    narrow.load_state_dict(model.state_dict())
+    narrow = narrowed("bert")
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*LayerNorm\._extra_state"):
+        narrow.load_state_dict(model.state_dict())
+    odd = narrow.load_state_dict(model.state_dict(), strict=False).unexpected_keys
+    assert len(odd) == sum(isinstance(module, nn.LayerNorm) for module in model.modules())
     assert float((logits(narrow) - logits(model)).abs().max()) > 1e-3
     with pytest.raises(InputError, match=r"LayerNorm.*16 channels while 8 are left.*plain_norms=True"):
         save_pretrained(model, tmp_path / "small")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_hand_narrowed_decoder_does_not_pass() -> None:
+    """The same where a mean over the squares is written out in the code of the norm."""
+    model, narrow = compacted("llama"), narrowed("llama", num_key_value_heads=1)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*input_layernorm\._extra_state"):
+        narrow.load_state_dict(model.state_dict())
+
+
+def test_a_hand_written_folder_is_reported(tmp_path: Path) -> None:
+    """``from_pretrained`` raises no error for names that its network lacks: it lists them, and returns them."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, narrow = compacted("bert", plain_norms=False), narrowed("bert")
+    narrow.config.save_pretrained(tmp_path)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    safetensors.save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    _, report = type(narrow).from_pretrained(tmp_path, output_loading_info=True)
+    assert any(name.endswith("LayerNorm._extra_state") for name in report["unexpected_keys"])
 
 
 def test_layers_that_differ_are_named(tmp_path: Path) -> None:

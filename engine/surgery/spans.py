@@ -1,0 +1,74 @@
+"""What a state dict says of modules whose statistics span channels that are gone.
+
+The weights of a norm that keeps the statistics of 64 channels while 32 are left have the shapes of an ordinary norm
+over 32. A network that somebody narrowed by hand would therefore take them without an error, and compute something
+else. Such a module writes the number of channels into its state dict, as torch's extra state: a strict
+``load_state_dict`` of an ordinary norm rejects it, and ``from_pretrained`` reports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["SPAN", "Spanning", "is_span", "weights_of"]
+
+SPAN = "_extra_state"
+"""Last part of the name in a state dict, which torch prescribes."""
+
+
+class Spanning(nn.Module):
+    """Base of classes whose statistics span more channels than there are; state dicts without the number load, too."""
+
+    _spans: tuple[float, ...]
+
+    def get_extra_state(self) -> Tensor:
+        """Return how many channels the statistics span."""
+        return torch.tensor(type(self)._spans)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take nothing over: the number is compared before."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        rest = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        key, own = prefix + SPAN, self.get_extra_state()
+        if key in missing_keys:  # written before there was such an entry
+            missing_keys.remove(key)
+        state = state_dict.get(key, own)
+        if not isinstance(state, Tensor) or not torch.equal(state.detach().cpu().to(own.dtype), own):
+            sizes = ", ".join(f"{size:g}" for size in type(self)._spans)
+            error_msgs.append(f"{prefix[:-1]!r} keeps the statistics of {sizes} channels, and {key!r} says {state}.")
+
+
+def weights_of(model: nn.Module) -> dict[str, Any]:
+    """Return a model's state dict without what its norms say of themselves.
+
+    Example:
+        >>> list(weights_of(nn.LayerNorm(2)))
+        ['weight', 'bias']
+    """
+    modules = model.named_modules(remove_duplicate=False)
+    spans = {f"{name}.{SPAN}".removeprefix(".") for name, module in modules if isinstance(module, Spanning)}
+    return {name: value for name, value in model.state_dict().items() if name not in spans}
+
+
+def is_span(name: str) -> bool:
+    """Whether a name in a state dict is one of extra state, which torch compares when it is loaded.
+
+    Example:
+        >>> is_span("norm._extra_state"), is_span("norm.weight")
+        (True, False)
+    """
+    return name.rpartition(".")[2] == SPAN
