@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from engine.errors import InputError
 from engine.program import distinct_modules, tensors_in
 from engine.recording import call_model, resolve_inputs
-from engine.surgery import weights_of
+from engine.surgery import original, weights_of
 from engine.verification import Rescaled, Unrounded
 from lightning_compress.checkpoints.export import difference
 from lightning_compress.stock.describe import Differing, Look, Search
@@ -101,11 +101,11 @@ def _scales(model: nn.Module, norms: Mapping[str, Rescaled], differing: Differin
     Such a number follows the width of the network in the class, while the narrowed network has the old one.
     """
     modules = distinct_modules(model)
-    kinds = {type(modules[name]) for name in norms}
+    kinds = {original(type(modules[name])) for name in norms}
     factors: dict[str, float] = {}
     for (name, _), (own, other) in differing.items():
         module = modules.get(name)
-        if module is None or type(module) in kinds or not isinstance(own, float) or not own or not other:
+        if module is None or original(type(module)) in kinds or not isinstance(own, float) or not own or not other:
             continue
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
             factors[name] = own / other
