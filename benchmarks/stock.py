@@ -48,6 +48,7 @@ RESULTS = ROOT / "build" / "stock.jsonl"
 FOLDERS = ROOT / "build" / "stock"
 PAGE = ROOT / "docs" / "stock.md"
 WAYS = ("all", "heads and neurons")
+WIDTH = re.compile(r"hidden_sizes?|hidden_dim|d_model|n_embd|emb(ed)?_dims?|dim")  # of a stream
 SHARED = 0.01  # error up to which a network is saved whose norms share an eps
 
 LOADER = """
@@ -238,6 +239,11 @@ def smaller(row: dict[str, Any]) -> bool:
     return "error" in row and row["parameters"][1] < row["parameters"][0]
 
 
+def has_narrow_stream(row: dict[str, Any]) -> bool:
+    """Whether a field that changed is the width of a residual stream."""
+    return any(WIDTH.fullmatch(re.sub(r"\[\d+\]", "", name.rpartition(".")[2])) for name in row["config"])
+
+
 def is_back(row: dict[str, Any], error: Any) -> bool:
     """Whether a small network was loaded that computes the same, but for the error that its note says."""
     return smaller(row) and isinstance(error, float) and error <= (1.1 * row["error"] if row.get("shared") else 1e-6)
@@ -276,9 +282,12 @@ HEAD = """# Survey: transformers loads the small network
 calls `lightning_compress.save_pretrained`. Of {run} architectures that ran, {back} come back by `from_pretrained` in a
 process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
 {plain} with `plain_norms=True` (then equal to the model in memory, while the masked model is another function), {few}
-with heads and neurons masked only. Where norms share an eps, the error is the one that `save_pretrained` named. The
-others have a reason; architectures that are not listed were not run. Folders are loaded anew for each table; some were
-saved by earlier code. torch {torch}, transformers {transformers}, one CPU thread.
+with heads and neurons masked only, because the whole could not be saved. In {streams} of them a width of the residual
+stream is among the fields that changed; in the others the stream is kept whole, because no configuration describes it
+narrow, or because the masked model would be another one (what did not run, such as an image encoder, could read it).
+Where norms share an eps, the error is the one that `save_pretrained` named. The others have a reason; architectures
+that are not listed were not run. Folders are loaded anew for each table; some were saved by earlier code. torch
+{torch}, transformers {transformers}, one CPU thread.
 
 | architecture | saved, or why not | fields that changed | parameters, k | error |
 |---|---|---|---:|---:|
@@ -290,7 +299,7 @@ def page(rows: Sequence[dict[str, Any]], errors: dict[str, Any]) -> str:
     run = sorted((row for row in rows if "not run" not in row), key=lambda row: str(row["architecture"]))
     back = [row for row in run if is_back(row, errors.get(row["architecture"]))]
     ways = Counter(row["way"] if row["way"] != WAYS[0] else "exact" if row["exact"] else "plain" for row in back)
-    numbers = {"run": len(run), "back": len(back)}
+    numbers = {"run": len(run), "back": len(back), "streams": sum(map(has_narrow_stream, back))}
     numbers |= {name: ways[way] for name, way in (("exact", "exact"), ("plain", "plain"), ("few", WAYS[1]))}
     versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     return (

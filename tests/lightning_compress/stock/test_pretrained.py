@@ -17,7 +17,7 @@ from lightning_compress import save_pretrained
 
 transformers = pytest.importorskip("transformers")
 
-from tests.lightning_compress.stock.models import CONFIGS, built, compacted, inputs  # noqa: E402
+from tests.lightning_compress.stock.models import CONFIGS, GROUPED, built, compacted, inputs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -81,6 +81,14 @@ def test_the_configuration_says_heads_and_eps(tmp_path: Path) -> None:
         "num_key_value_heads": 1,
         "rms_norm_eps": pytest.approx(2e-6),
     }
+
+
+def test_norms_that_share_an_eps_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of queries and keys did not narrow; their eps scales no weight."""
+    monkeypatch.setitem(CONFIGS, "qwen3", ("Qwen3ForCausalLM", GROUPED))
+    saved = save_pretrained(compacted("qwen3"), tmp_path / "small", tolerance=1e-2)
+    assert saved.config["rms_norm_eps"] == pytest.approx(2e-6)
+    assert all(name.endswith(("q_norm", "k_norm")) for name in saved.shared_eps)
 
 
 def test_save_pretrained_of_transformers_is_refused(tmp_path: Path) -> None:
