@@ -24,7 +24,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -163,16 +163,28 @@ OPTIMIZERS = {
 }
 
 
+POLICIES: dict[str | None, dict[str, Any]] = {
+    "offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+    "mixed": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
+}
+
+
 class Spread(LightningModule):
     """Eight samples a step, on however many processes; images are the same on all, as batch norms look at them."""
 
     def __init__(
-        self, model: str = "decoder", optimizer: str = "sgd", spread: bool = True, same_data: bool = False
+        self,
+        model: str = "decoder",
+        optimizer: str = "sgd",
+        spread: bool = True,
+        same_data: bool = False,
+        policy: str | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
         torch.manual_seed(0)
-        self.net = MODELS[model]().double()  # the strategy has no plugin for double precision
+        # The strategy has no plugin for double precision.
+        self.net = MODELS[model]().to(torch.float32 if policy == "mixed" else torch.float64)
 
     def configure_model(self) -> None:
         """Shard each layer, and the rest."""
@@ -182,9 +194,8 @@ class Spread(LightningModule):
                 split(self.net, self.device_mesh["tensor_parallel"])
                 if mesh.size() == 1:
                     return
-            for layer in getattr(self.net, "layers", []):
-                fully_shard(layer, mesh=mesh)
-            fully_shard(self.net, mesh=mesh)
+            for module in (*getattr(self.net, "layers", []), self.net):
+                fully_shard(module, mesh=mesh, **POLICIES.get(self.hparams.policy, {}))
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Cross entropy."""
@@ -285,33 +296,36 @@ def run(folder: Path, model: str, optimizer: str, mesh: str = "1", checkpoint: s
 
     Args:
         folder: where each process writes.
-        model: one of `MODELS`; with ``, norms`` or ``, least_squares`` behind it the data are the same on all
-            processes, and there are `Compensation` by this method and `CompressionReport`.
+        model: one of `MODELS`; with options behind it (``, norms`` or ``, least_squares`` for `Compensation`,
+            ``, mixed`` or ``, offload`` for FSDP2) the data are the same everywhere, with `CompressionReport`.
         optimizer: one of `OPTIMIZERS`; ``sgd+`` accumulates and clips.
         mesh: processes.
         checkpoint: where to go on.
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    model, _, method = model.partition(", ")
+    model, *options = model.split(", ")
+    policy = next((option for option in options if option in POLICIES), None)
+    method = next((option for option in options if option not in POLICIES), None)
     data, tensor = map(int, f"{mesh}x1".split("x")[:2])
     devices = data * tensor
     round_to = ROUND_TO.get(model, 1)
     pruning = ChannelPruning("l2", amount=0.5, schedule="linear", start=0, end=3, round_to=round_to)
     compaction = ModelCompaction(when=2, on_failure="raise")
     spread = devices > 1 or checkpoint is not None
-    module = seeded(Spread, model=model, optimizer=optimizer, spread=spread, same_data=bool(method))
+    module = seeded(Spread, model=model, optimizer=optimizer, spread=spread, same_data=bool(options), policy=policy)
     record = Record(folder, pruning, compaction)
-    options: dict[str, Any] = {"max_epochs": 4, "use_distributed_sampler": False}
+    settings: dict[str, Any] = {"max_epochs": 4, "use_distributed_sampler": False}
     if optimizer.endswith("+"):
-        options |= {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
+        settings |= {"gradient_clip_val": 0.1, "accumulate_grad_batches": 2}
     if spread:
-        options["strategy"] = ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
-    if method:
-        report = CompressionReport(folder, "report", terminal="none", figures=False)
-        record.others = [Compensation(samples=16, method=method), report]
+        settings["strategy"] = ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
+    if options:
+        record.others = [CompressionReport(folder, "report", terminal="none", figures=False)]
+    if method is not None:
+        record.others.insert(0, Compensation(samples=16, method=method))
     callbacks = [compaction, ComplexityMonitor(), pruning, MaskConflictRepair(), *record.others, record]
-    start = trainer(folder, *callbacks, devices=devices, limit_val_batches=2, **options)
+    start = trainer(folder, *callbacks, devices=devices, limit_val_batches=2, **settings)
     start.fit(module, ckpt_path=checkpoint)
 
 
