@@ -21,13 +21,13 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.files.archive import placed, read_part
-from engine.files.builder import CALLS, DTYPES, OBJECT, Name
+from engine.files.builder import CALLS, DTYPES, ITEM, Name
 from engine.files.unpickle import Reader
 
 __all__ = ["Chunk", "FolderIndex", "Part", "StoredTensor", "read_folder_index"]
 
 _FILE = ".metadata"
-_FREE, _OBJECTS = 20 * 2**20, 1.5  # what the objects of the index may take, the second times the size of the folder
+_FREE, _OBJECTS = 40 * 2**20, 3  # what the objects of the index may take, the second times the size of the folder
 _LARGEST = 256 * 2**20
 _DEEPEST = 100  # levels of the nested state
 _MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "pathlib.")
@@ -160,7 +160,7 @@ def read_folder_index(folder: str | os.PathLike[str]) -> FolderIndex:
         if sizes[_FILE] > _LARGEST:
             raise ValueError("it has no sensible size")
         data = (folder / _FILE).read_bytes()
-        index = _IndexReader(data, _no_storage, _FREE + int(_OBJECTS * sum(sizes.values())), 0).read()
+        index = _IndexReader(data, _no_storage, _FREE + _OBJECTS * sum(sizes.values()), 0).read()
         return _Checked(folder, sizes).index(index)
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         reason = str(error)[:300]
@@ -186,6 +186,8 @@ def _plain(level: Any) -> Any:
 class _Object:
     """What stands for an object: the name of its class or of the function that makes it, arguments and state."""
 
+    __slots__ = ("arguments", "name", "state")
+
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
         self.state: Any = None
@@ -199,6 +201,10 @@ class _IndexReader(Reader):
     """Reads newer pickles, and makes no objects."""
 
     protocols = (2, 3, 4, 5)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._remembered: list[Any] = []
 
     def _named(self, name: str) -> Any:
         if name in DTYPES:
@@ -216,11 +222,11 @@ class _IndexReader(Reader):
         if function.name in CALLS:
             self._push(CALLS[function.name](self._builder, *arguments))
         else:
-            self._push(_Object(function.name, arguments), 4 * OBJECT)
+            self._push(_Object(function.name, arguments))
 
     def _new(self) -> None:
         arguments, cls = self._pop(tuple), self._pop(Name)
-        self._push(_Object(cls.name, arguments), 4 * OBJECT)
+        self._push(_Object(cls.name, arguments))
 
     def _build(self) -> None:
         state, target = self._pop(), self._top(_Object)
@@ -232,7 +238,14 @@ class _IndexReader(Reader):
         return key if isinstance(key, _Object) else super()._key(key)
 
     def _memoize(self) -> None:
-        self._put(len(self._memo))
+        self._take(ITEM)
+        self._remembered.append(self._top(object))
+
+    def _get(self, index: int) -> None:
+        if index < len(self._remembered):
+            self._push(self._remembered[index], ITEM)
+        else:
+            super()._get(index)
 
 
 # https://github.com/python/cpython/blob/main/Lib/pickletools.py

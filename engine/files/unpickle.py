@@ -155,7 +155,7 @@ class Reader:
         if not self._marks:
             raise ValueError("its pickle ends what has not begun")
         items, self._stack = self._stack, self._marks.pop()
-        self._take(ITEM * len(items))
+        self._take(ITEM * len(items) - OBJECT)  # the mark is gone
         return items
 
     def _tuple(self, count: int) -> None:

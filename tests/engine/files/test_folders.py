@@ -121,6 +121,13 @@ def test_parts(tmp_path: Path) -> None:
         read_folder_index(other).state("model")
 
 
+def test_many_small_parts(tmp_path: Path) -> None:
+    """What many processes write of small tensors, whose index is as large as the tensors are."""
+    whole = torch.arange(4000.0).double().view(1000, 4)
+    parts = {(row, 0): whole[row : row + 1].clone() for row in range(1000)}
+    assert torch.equal(read_folder_index(of_parts(tmp_path / "a", parts, (1000, 4))).state("model")["w"], whole)
+
+
 def test_no_code_in_the_index(tmp_path: Path) -> None:
     """Wherever it stands, and however it is called."""
     folder, ran = save(tmp_path / "a"), tmp_path / "ran"
