@@ -20,6 +20,7 @@ from engine.analysis.constraints import Multiple
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.contraction import contract, once, output_constants, used
+from engine.ops.equations import spelled
 from engine.ops.samples import Apply
 from engine.ops.stacks import Matrix, matrix_of
 from engine.program.contraction import Contraction
@@ -91,7 +92,7 @@ def einsum_layer(node: Node) -> Layer | None:
         return None
     place = 0 if matrices[0] else 1
     matrix, x, own = matrices[place], values[1 - place], terms[place]
-    term, result = _spelled(terms[1 - place], x), _spelled(output, node.output)
+    term, result = spelled(terms[1 - place], x), spelled(output, node.output)
     inner, outer = set(term) & set(own) - set(result), set(own) - set(term)
     plain = all(len(set(letters)) == len(letters) for letters in (term, own, result)) and "." not in own
     if matrix is None or not plain or len(inner) != 1 or len(outer) != 1 or set(term) - inner != set(result) - outer:
@@ -105,11 +106,6 @@ def einsum_layer(node: Node) -> Layer | None:
     c = Contraction(x, matrix.weight, None, node.output, *places, 1, not first, stack > 0, stack)
     running = {d: term.index(letter) for letter, d in of.items() if d is not None and letter not in (summed, new)}
     return Layer(c, tuple(None if letter == summed else result.index(letter) for letter in term), running)
-
-
-def _spelled(term: str, value: Value) -> str:
-    """Expand an ellipsis into letters, the same ones for the same number of dimensions."""
-    return term.replace("...", "".join(map(chr, range(0x391, 0x391 + value.ndim - len(term) + 3))))
 
 
 def _sorted_product(node: Node) -> Layer | None:
