@@ -66,7 +66,7 @@ release-check: $(VENV)/.stamp-venv  ## build sdist and wheel into dist/, install
 	$(BIN)/python -m build --quiet --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(VENV)/release
-	$(VENV)/release/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/*.whl)[examples]"
+	$(VENV)/release/bin/python -m pip install --disable-pip-version-check "$$(echo dist/*.whl)[examples]"
 	$(BIN)/python tests/release_check.py $(VENV)/release
 
 versions: $(VENV)/.stamp-dev  ## the tests on each Python, with the oldest and newest torch and Lightning, then their page (hours; ARGS="tests/engine")

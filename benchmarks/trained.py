@@ -206,8 +206,8 @@ HEAD = """# Trained networks of packages
 dense network on other inputs: crops of scikit-image's portrait, tones with harmonics, and synthetic speech.
 
 - *Fewer MACs* is the requested reduction.
-- *Magnitude* masks channels by their L1 norm and does nothing else; *compensated* adds least squares on {samples} unlabelled
-  inputs.
+- *Magnitude* masks channels by their L1 norm and does nothing else; *compensated* adds least squares on {samples}
+  unlabelled inputs.
 - *Face or none* is the share of crops on which both networks decide alike. The dense network sees a face in at least a
   tenth of them, so a network that never sees one scores at most 0.9.
 - *Error* is the largest difference between the compacted and the masked network that the certificate measured.
