@@ -108,7 +108,7 @@ def _difference(kind: Any, group: Mapping[str, Any], ndim: int, scale: float) ->
 
 def _scalars(optimizer: Optimizer) -> dict[tuple[bool, str], float]:
     """Return the numbers in the state of an optimizer of one parameter, and in its group."""
-    state = next(iter(optimizer.state.values()), {})
+    state: Mapping[str, Any] = next(iter(optimizer.state.values()), {})
     return {
         (in_state, key): float(value)
         for in_state, entries in ((True, state), (False, optimizer.param_groups[0]))
