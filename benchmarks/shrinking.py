@@ -1,6 +1,6 @@
 """The picture of channels that go over a fit: the network of `make demo` in one fit, dense, pruned, compacted.
 
-    python benchmarks/shrinking.py --out docs/images/channels.svg
+python benchmarks/shrinking.py --out docs/images/channels.svg
 """
 
 from __future__ import annotations
