@@ -30,7 +30,7 @@ from engine.compaction.reading import check_plans
 from engine.errors import CheckpointError, EngineError
 from engine.files.archive import read_archive
 from engine.files.portable import read_safetensors, write_safetensors
-from engine.surgery.spans import is_span
+from engine.surgery.spans import check_spans, is_span
 
 __all__ = [
     "KEY",
@@ -333,6 +333,7 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
         raise CheckpointError(f"The names of the weights differ: {', '.join(sorted(odd)[:4])}.")
     undo = reshape(model, shapes_in(weights), wanted)
     try:
+        check_spans(model, weights, strict)
         model.load_state_dict(_versioned(weights, model), strict=strict)
     except BaseException:
         undo()

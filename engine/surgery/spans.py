@@ -8,12 +8,15 @@ else. Such a module writes the number of channels into its state dict, as torch'
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SPAN", "Spanning", "is_span", "weights_of"]
+from engine.errors import CheckpointError
+
+__all__ = ["SPAN", "Spanning", "check_spans", "is_span", "weights_of"]
 
 SPAN = "_extra_state"
 """Last part of the name in a state dict, which torch prescribes."""
@@ -43,13 +46,42 @@ class Spanning(nn.Module):
     ) -> None:
         rest = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        key, own = prefix + SPAN, self.get_extra_state()
-        if key in missing_keys:  # written before there was such an entry
-            missing_keys.remove(key)
-        state = state_dict.get(key, own)
-        if not isinstance(state, Tensor) or not torch.equal(state.detach().cpu().to(own.dtype), own):
-            sizes = ", ".join(f"{size:g}" for size in type(self)._spans)
-            error_msgs.append(f"{prefix[:-1]!r} keeps the statistics of {sizes} channels, and {key!r} says {state}.")
+        if prefix + SPAN in missing_keys:  # written before there was such an entry
+            missing_keys.remove(prefix + SPAN)
+        error_msgs += _differences(self, prefix, state_dict)
+
+
+def _differences(module: Spanning, prefix: str, weights: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a state dict says of a module that is not so."""
+    own = module.get_extra_state()
+    state = weights.get(prefix + SPAN, own)
+    if not isinstance(state, Tensor) or not torch.equal(state.detach().cpu().to(own.dtype), own):
+        sizes = ", ".join(f"{size:g}" for size in type(module)._spans)
+        yield f"{prefix[:-1]!r} keeps the statistics of {sizes} channels, and {prefix + SPAN!r} says {state}."
+
+
+def check_spans(model: nn.Module, weights: Mapping[str, Any], strict: bool) -> None:
+    """Compare what a state dict says of the norms of a model, which ``load_state_dict`` does once weights are loaded.
+
+    Args:
+        model: in the shape of the weights.
+        weights: the state dict.
+        strict: whether no other module may have such an entry.
+
+    Raises:
+        CheckpointError: where they differ.
+    """
+    expected = {name for name in model.state_dict() if is_span(name)}
+    odd = sorted(name for name in weights if is_span(name) and name not in expected)
+    if strict and odd:
+        raise CheckpointError(
+            f"The weights have {odd[0]!r}, of a norm that keeps the statistics of channels that are gone; here that "
+            "norm is another. Take another copy of the file, or compact again."
+        )
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Spanning):
+            for difference in _differences(module, f"{name}." if name else "", weights):
+                raise CheckpointError(difference)
 
 
 def weights_of(model: nn.Module) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import CheckpointError
+from engine.files.checkpoint import content_of, entries, load_state
 from engine.surgery.spans import SPAN, Spanning, is_span, weights_of
 
 
@@ -147,3 +148,27 @@ def test_ordinary_norms_have_none() -> None:
     """What computes the same as its weights say needs no entry."""
     net = compacted(Net(nn.RMSNorm).eval(), 4, plain_norms="exact")
     assert not any(map(is_span, net.state_dict()))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("how", ["without the norm", "another span"])
+def test_nothing_is_loaded_before_it_is_refused(how: str, strict: bool) -> None:
+    """Weights in front of the norm, of the same shape in both, stay what they were."""
+    net = small(nn.LayerNorm)
+    weights, stored = dict(net.state_dict()), entries(content_of(net))
+    if how == "without the norm":
+        for entry in stored.values():
+            entry["plans"] = [{**plan, "exchanges": []} for plan in entry["plans"]]
+    else:
+        weights[f"norm.{SPAN}"] = weights[f"norm.{SPAN}"] + 1
+    torch.manual_seed(1)
+    fresh = engine.compactable(Net(nn.LayerNorm).eval())
+    before, classes = copy.deepcopy(fresh.state_dict()), [type(module) for module in fresh.modules()]
+    if how == "without the norm" and not strict:
+        load_state(fresh, weights, stored, strict)  # as torch does: what is unexpected is left out
+        assert type(fresh.norm) is nn.LayerNorm and torch.equal(fresh.last.bias, net.last.bias)
+        return
+    with pytest.raises(CheckpointError, match="norm"):
+        load_state(fresh, weights, stored, strict)
+    assert [type(module) for module in fresh.modules()] == classes and before.keys() == fresh.state_dict().keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
