@@ -157,7 +157,7 @@ class Search:
             results.append(self._searched({**nearest, **move}))
             if not self.score(results[-1][0])[0]:
                 break
-        return min(results, key=lambda found: self.score(found[0]))
+        return min(results, key=lambda candidates: self.score(candidates[0]))
 
     def _detours(self, values: dict[Path, Number]) -> list[dict[Path, Number]]:
         """Return the changes of one field after which a tensor is right that is not, best first."""
