@@ -21,10 +21,8 @@ from engine.errors import PlanError
 __all__ = ["check_entrywise", "check_follows", "follows", "small_state"]
 
 _STEPS, _CUT_AT = 6, 3
-_FAR, _FAR_STEPS = (
-    1_386_000,
-    3,
-)  # a number of steps after which what begins late has begun, and that most periods divide
+# A number of steps after which what begins late has begun, and which most periods divide; and how many are tried there.
+_FAR, _FAR_STEPS = 1_386_000, 3
 _SCALES = (1.0, 1e3)  # of weights and gradients: what is done above a limit is done at one of them
 _TOLERANCE = 1e-9
 # Options of the implementation, which do not affect results; and keys that belong to a group's parameters.

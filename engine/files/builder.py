@@ -156,14 +156,14 @@ class Builder:
         """``torch._utils._rebuild_tensor_v2``: then whether it requires a gradient, its hooks, and metadata."""
         dtype = storage.dtype if isinstance(storage, Storage) else None
         if dtype is None or len(rest) > 3 or any(rest[1:]):
-            raise ValueError("it holds a tensor that is not a plain one")
+            raise ValueError("it holds a tensor of a class or layout that is not supported")
         return self._view(storage, dtype, offset, sizes, strides, *rest[:1])
 
     def _typed_tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor:
         """``torch._utils._rebuild_tensor_v3``: then gradient, hooks, dtype and metadata."""
         plain = isinstance(storage, Storage) and 3 <= len(rest) <= 4 and isinstance(rest[2], torch.dtype)
         if not plain or rest[1] or any(rest[3:]):
-            raise ValueError("it holds a tensor that is not a plain one")
+            raise ValueError("it holds a tensor of a class or layout that is not supported")
         return self._view(storage, rest[2], offset, sizes, strides, rest[0])
 
     def _view(
@@ -185,7 +185,7 @@ class Builder:
 
     def _parameter(self, data: Any, gradient: Any, hooks: Any, state: Any = None) -> nn.Parameter:
         if not isinstance(data, Tensor) or hooks:
-            raise ValueError("it holds a parameter that is not a plain one")
+            raise ValueError("it holds a parameter of a class or layout that is not supported")
         self.take(_TENSOR)
         return nn.Parameter(data, bool(gradient))
 
@@ -193,9 +193,9 @@ class Builder:
         """``torch._tensor._rebuild_from_type_v2``: a tensor with attributes of its own, which are left out."""
         plain = isinstance(function, Name) and function.name.startswith("torch._utils._rebuild_")
         if not plain or not isinstance(kind, Name) or kind.name not in TENSOR_CLASSES:
-            raise ValueError("it holds a tensor that is not a plain one")
+            raise ValueError("it holds a tensor of a class or layout that is not supported")
         if not isinstance(arguments, tuple) or function.name not in CALLS:
-            raise ValueError("it holds a tensor that is not a plain one")
+            raise ValueError("it holds a tensor of a class or layout that is not supported")
         tensor: Tensor = CALLS[function.name](self, *arguments)
         return tensor
 

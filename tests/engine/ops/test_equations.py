@@ -111,14 +111,20 @@ def equations(draw: st.DrawFn) -> tuple[str, list[str]]:
     return f"{','.join(terms)}->{''.join(result)}", terms
 
 
-@settings(max_examples=40, deadline=None)
-@given(equations(), st.integers(0, 2**16))
-def test_what_is_used_is_what_gradients_reach(case: tuple[str, list[str]], seed: int) -> None:
-    """Factors are positive, so no two influences cancel out; any entries of the result may be used."""
+def described(case: tuple[str, list[str]]) -> tuple[str, list[tuple[int, ...]], Equation]:
+    """The text of an equation, the shapes of its factors, and what its node is described as."""
     text, terms = case
     shapes = [tuple(SIZES[letter] for letter in term) for term in terms]
     equation = einsum(node_of(lambda *x: torch.einsum(text, *x), "einsum", *shapes))
     assert equation is not None
+    return text, shapes, equation
+
+
+@settings(max_examples=40, deadline=None)
+@given(equations(), st.integers(0, 2**16))
+def test_what_is_used_is_what_gradients_reach(case: tuple[str, list[str]], seed: int) -> None:
+    """Factors are positive, so no two influences cancel out; any entries of the result may be used."""
+    text, shapes, equation = described(case)
     torch.manual_seed(seed)
     factors = [(torch.rand(shape) + 0.1).requires_grad_() for shape in shapes]
     result = torch.einsum(text, *factors)
@@ -132,10 +138,7 @@ def test_what_is_used_is_what_gradients_reach(case: tuple[str, list[str]], seed:
 @given(equations(), st.integers(0, 2**16))
 def test_a_factor_reaches_the_entries_of_its_letters(case: tuple[str, list[str]], seed: int) -> None:
     """Where a factor is zero along all that is summed over, the result is, and it is nowhere else."""
-    text, terms = case
-    shapes = [tuple(SIZES[letter] for letter in term) for term in terms]
-    equation = einsum(node_of(lambda *x: torch.einsum(text, *x), "einsum", *shapes))
-    assert equation is not None
+    text, shapes, equation = described(case)
     torch.manual_seed(seed)
     zero = torch.rand(shapes[0]) < 0.7
     factors = [torch.rand(shape) + 0.1 for shape in shapes]
