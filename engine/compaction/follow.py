@@ -23,6 +23,7 @@ from engine.compaction.plan import Plan
 from engine.compaction.slices import Unpacked
 from engine.errors import CheckpointError, EngineError, PlanError
 from engine.program.stored import stored_tensors
+from engine.surgery.spans import check_spans
 
 __all__ = ["Shapes", "adapt", "compactable", "entries", "is_compactable", "joined_entries", "reshape", "shapes_in"]
 
@@ -100,7 +101,13 @@ def adapt(
         if f"{name}.".startswith(prefix)
     }
     wanted = joined_entries(inside)
-    reshape(module, shapes_in(state_dict, prefix), wanted if inside else None, advice)
+    undo = reshape(module, shapes_in(state_dict, prefix), wanted if inside else None, advice)
+    own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+    try:
+        check_spans(module, own, strict=False)  # torch does not tell a hook whether it is strict
+    except CheckpointError:
+        undo()
+        raise
 
 
 def shapes_in(state_dict: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, ...]]:

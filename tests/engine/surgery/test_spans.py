@@ -120,7 +120,7 @@ def test_other_spans_are_refused() -> None:
     """Four of eight channels and four of six have the same shapes."""
     one, other = small(nn.LayerNorm), small(nn.LayerNorm, 4, 6)
     state = dict(other.state_dict())  # without the plan
-    with pytest.raises(RuntimeError, match=r"'norm' keeps the statistics of 8 channels.*6"):
+    with pytest.raises(CheckpointError, match=r"'norm' keeps the statistics of 8 channels.*6"):
         one.load_state_dict(state)
 
 
@@ -171,4 +171,17 @@ def test_nothing_is_loaded_before_it_is_refused(how: str, strict: bool) -> None:
     with pytest.raises(CheckpointError, match="norm"):
         load_state(fresh, weights, stored, strict)
     assert [type(module) for module in fresh.modules()] == classes and before.keys() == fresh.state_dict().keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+
+
+def test_a_state_dict_with_another_span_changes_nothing() -> None:
+    """Loaded by torch's own method."""
+    state = small(nn.LayerNorm).state_dict()
+    state[f"norm.{SPAN}"] += 1
+    torch.manual_seed(1)
+    fresh = engine.compactable(Net(nn.LayerNorm).eval())
+    before = copy.deepcopy(fresh.state_dict())
+    with pytest.raises(CheckpointError, match="keeps the statistics of 8 channels"):
+        fresh.load_state_dict(state)
+    assert type(fresh.norm) is nn.LayerNorm and before.keys() == fresh.state_dict().keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
