@@ -25,8 +25,8 @@ from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.surgery.exchange import Exchange, Replace
 from engine.surgery.kinds import joined
-from engine.surgery.norms import NarrowedNorm, is_root_mean_square
-from engine.surgery.replacements import check_functions, opaque_names
+from engine.surgery.kinds.norms import NarrowedNorm, is_root_mean_square
+from engine.surgery.kinds.replacements import check_functions, opaque_names
 from engine.tracer import trace
 from engine.verification.certificate import Certificate
 from engine.verification.entries import EntryProof

@@ -46,8 +46,8 @@ from engine.recording.substitutes import does_the_same, substitutes
 from engine.recording.unreached import arguments_of
 from engine.source.integers import tagged
 from engine.source.sizes import Size
-from engine.surgery.attention import headwise, shape_free
-from engine.surgery.norms import plain_norms, spans_of
+from engine.surgery.kinds.attention import headwise, shape_free
+from engine.surgery.kinds.norms import plain_norms, spans_of
 
 __all__ = ["trace"]
 

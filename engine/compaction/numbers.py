@@ -21,8 +21,8 @@ from engine.program.stored import distinct_modules, stored_tensors
 from engine.source.counts import Dimension, blocks, follows, sizes_of
 from engine.source.integers import integers
 from engine.surgery.exchange import Exchange
-from engine.surgery.norms import NarrowedNorm
-from engine.surgery.spread import Spread
+from engine.surgery.kinds.norms import NarrowedNorm
+from engine.surgery.kinds.spread import Spread
 
 __all__ = ["check_numbers"]
 

@@ -29,7 +29,7 @@ from engine.recording.inputs import check_model
 from engine.removal.keep import consumers
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
-from engine.surgery.norms import wide_norms
+from engine.surgery.kinds.norms import wide_norms
 from engine.tracer import trace
 
 __all__ = ["compensate"]

@@ -18,7 +18,7 @@ from engine.program.trees import map_tensors, tensors_in
 from engine.recording.inputs import call_model
 from engine.recording.recorder import MODULE, WRITE
 from engine.source.sizes import numbers_in
-from engine.surgery.norms import WideNorm, wide_norms
+from engine.surgery.kinds.norms import WideNorm, wide_norms
 
 __all__ = ["Run", "advance", "check_program", "first_path"]
 

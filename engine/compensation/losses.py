@@ -29,7 +29,7 @@ from engine.recording.evaluation import evaluating
 from engine.recording.inputs import check_model
 from engine.removal.keep import Consumer, consumers
 from engine.removal.structure import structure_of
-from engine.surgery.norms import WideNorm, wide_norms
+from engine.surgery.kinds.norms import WideNorm, wide_norms
 from engine.tracer import trace
 
 __all__ = ["reconstruction_losses"]

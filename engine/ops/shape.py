@@ -24,7 +24,7 @@ from engine.program.expressions import Apply as Computed
 from engine.program.expressions import Expr, ShapeOf
 from engine.program.graph import Node, Origin, Value
 from engine.rule import Demand, Rule, Sample, Shapes
-from engine.surgery.attention import head_sizes
+from engine.surgery.kinds.attention import head_sizes
 
 __all__ = [
     "MOVES",

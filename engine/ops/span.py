@@ -1,7 +1,7 @@
 """Layer norm, RMS norm and group norm, whose statistics span channels; instance norm, whose span positions only.
 
 A channel of a layer norm, RMS norm or group norm can be removed if it is constant at the input of the norm;
-`engine.surgery.norms` preserves the statistics. All groups of a group norm keep equally many channels.
+`engine.surgery.kinds.norms` preserves the statistics. All groups of a group norm keep equally many channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.ops.samples import Apply, residual
 from engine.program.arrays import align, any_over
 from engine.program.graph import Node, Value
 from engine.rule import Rule, Sample, Shapes, Statistic
-from engine.surgery.norms import can_narrow
+from engine.surgery.kinds.norms import can_narrow
 
 __all__ = ["RULES"]
 

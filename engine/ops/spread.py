@@ -1,4 +1,4 @@
-"""The op that marks a layer whose channels are separate from those of its consumers; `engine.surgery.spread`."""
+"""The op that marks a layer whose channels are separate from those of its consumers; `engine.surgery.kinds.spread`."""
 
 from __future__ import annotations
 

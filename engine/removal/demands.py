@@ -18,7 +18,7 @@ from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.rule import Demand, Shapes
 from engine.surgery.edits import Pin
-from engine.surgery.pins import is_pinned, pin_of
+from engine.surgery.kinds.pins import is_pinned, pin_of
 
 __all__ = ["Settled", "Unmet", "asked_numbers", "one_number", "settle"]
 

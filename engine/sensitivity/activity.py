@@ -21,7 +21,7 @@ from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from engine.rule import Registry
 from engine.sensitivity.importance import unit_sums
-from engine.surgery.attention import headwise
+from engine.surgery.kinds.attention import headwise
 
 __all__ = ["Activity", "ActivityMeter"]
 

@@ -1,6 +1,6 @@
 """What all exchanges of a module's class share: how they are planned, prepared, committed, undone, stored and printed.
 
-A kind of exchange is one class in one file of this folder; `engine.surgery.kinds` lists them.
+A kind of exchange is one class in one file of `engine.surgery.kinds`.
 """
 
 from __future__ import annotations
@@ -181,10 +181,13 @@ class Exchange(ABC):
         module: name of the module.
         kind: name of the kind in files.
         title: heading of the kind when a plan is printed.
+        stage: kinds of a lower stage are prepared first. Stage 0 edits the code of a class, 1 exchanges the class, 2
+            wraps whichever class the module has by then, and 3 replaces the module.
     """
 
     kind: ClassVar[str]
     title: ClassVar[str]
+    stage: ClassVar[int] = 1
 
     module: str
 

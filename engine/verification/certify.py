@@ -28,7 +28,7 @@ from engine.program.trees import tensors_in
 from engine.recording.evaluation import State, evaluating
 from engine.recording.inputs import call_model
 from engine.recording.standin import StandIn
-from engine.surgery.attention import headwise
+from engine.surgery.kinds.attention import headwise
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms
 from engine.verification.remains import Remains

@@ -24,7 +24,7 @@ from engine.recording.around import around
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_entry
 from engine.recording.process import seeded
-from engine.surgery.attention import headwise
+from engine.surgery.kinds.attention import headwise
 from engine.verification.certificate import Certificate
 from engine.verification.tensors import Recipe, masked_recipes, small_recipes
 

@@ -19,8 +19,8 @@ from engine.program.trees import tensors_in
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_model
 from engine.surgery.exchange import Change, Undo
-from engine.surgery.norms import filled_squares, is_root_mean_square, spans_of
-from engine.surgery.ordinary import OrdinaryNorm
+from engine.surgery.kinds.norms import filled_squares, is_root_mean_square, spans_of
+from engine.surgery.kinds.ordinary import OrdinaryNorm
 from engine.verification.certificate import TOLERANCE, Certificate
 from engine.verification.rescaled import Rescaled, rescaled_norms
 from engine.verification.trials import Trial, random_inputs

@@ -16,7 +16,7 @@ from engine.ops.analytic import is_analytic
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
-from engine.surgery.replacements import Replacement
+from engine.surgery.kinds.replacements import Replacement
 from engine.verification.certificate import TOLERANCE, Certificate
 from engine.verification.certify import Observation, observe
 from engine.verification.comparison import compare

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.program.stored import distinct_modules
 from engine.surgery.classes import original
-from engine.surgery.norms import filled_squares, spans_of
-from engine.surgery.pins import divisors
+from engine.surgery.kinds.norms import filled_squares, spans_of
+from engine.surgery.kinds.pins import divisors
 from engine.verification.rounding import unrounded
 
 __all__ = ["Rescaled", "Unrounded", "rescaled_norms"]

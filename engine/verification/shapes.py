@@ -9,8 +9,8 @@ from torch import nn
 from engine.compaction.build import Analysis
 from engine.errors import TraceError, VerificationError
 from engine.program.graph import Graph, Node
-from engine.surgery.norms import NarrowedNorm
-from engine.surgery.replacements import Replacement
+from engine.surgery.kinds.norms import NarrowedNorm
+from engine.surgery.kinds.replacements import Replacement
 from engine.tracer import trace
 from engine.verification.certify import Observation
 from engine.verification.witness import Witness

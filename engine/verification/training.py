@@ -29,7 +29,7 @@ from engine.program.trees import map_tensors
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_model
 from engine.recording.process import seeded
-from engine.surgery.replacements import Replacement
+from engine.surgery.kinds.replacements import Replacement
 from engine.verification.certificate import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of

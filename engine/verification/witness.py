@@ -14,7 +14,7 @@ from engine.ops.draws import draws
 from engine.program.contraction import Contraction
 from engine.program.graph import Node
 from engine.rule import Statistic
-from engine.surgery.norms import NarrowedNorm
+from engine.surgery.kinds.norms import NarrowedNorm
 
 __all__ = ["Channels", "Look", "Witness"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.surgery.edits import Pin
-from engine.surgery.pins import Pinned
+from engine.surgery.kinds.pins import Pinned
 
 
 def tokens(batch: int = 2, count: int = 4, seed: int = 0) -> Tensor:

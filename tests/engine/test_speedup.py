@@ -17,7 +17,7 @@ from engine.compaction.folds import Fold
 from engine.errors import EngineError, InputError, PlanError, StaleGraphError, TraceError, VerificationError
 from engine.program.contraction import Contraction
 from engine.removal.keep import alive
-from engine.surgery.norms import NarrowedNorm
+from engine.surgery.kinds.norms import NarrowedNorm
 from tests.engine.exactness import KINDS, masked, randomised, relative_error, run
 from tests.engine.nets import Mean, Net, dead, image, plain, residual_net, snapshot, unchanged
 

@@ -12,7 +12,7 @@ from engine.compaction.follow import entries
 from engine.compaction.format import FORMAT, KEY, upgraded
 from engine.errors import PlanError
 from engine.files.checkpoint import read_checkpoint
-from engine.surgery.replacements import Replacement
+from engine.surgery.kinds.replacements import Replacement
 from tests.engine import golden
 
 

@@ -12,7 +12,7 @@ from engine.compaction.spreading import candidates
 from engine.masks import canonical_masks
 from tests.engine.exactness import randomised
 from tests.engine.nets import Net, image
-from tests.engine.surgery.test_spread import IMAGE, Residual, contradicting
+from tests.engine.surgery.kinds.test_spread import IMAGE, Residual, contradicting
 
 
 def found(model: nn.Module, masks: dict[str, dict[str, torch.Tensor]], pays: float) -> dict[str, int]:

@@ -10,7 +10,7 @@ import engine
 from engine.compensation.interpreter import Run, advance, check_program, first_path
 from engine.compensation.weights import Weights
 from engine.errors import InputError
-from engine.surgery.norms import wide_norms
+from engine.surgery.kinds.norms import wide_norms
 
 
 class _Writes(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.rule import Statistic
-from engine.surgery.norms import NarrowedNorm
+from engine.surgery.kinds.norms import NarrowedNorm
 from tests.engine.attentions import stored
 from tests.engine.exactness import KINDS, Masks, check_exact, randomised, relative_error, run
 from tests.engine.nets import Net, constants_of, dead, image, structure

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.ops.spatial import AVERAGE, KEEPING
-from engine.surgery.pins import Pinned
+from engine.surgery.kinds.pins import Pinned
 from tests.engine.exactness import check_exact, randomised
 from tests.engine.nets import Mean, Net, constants_of, dead, image
 from tests.engine.ops.brute import check_constants, check_labels, check_use

@@ -12,7 +12,7 @@ from torch import Tensor
 import engine
 from engine.errors import PlanError
 from engine.surgery.edits import Pin, edited, original, rebuilt, source_hash
-from engine.surgery.pins import Pinned
+from engine.surgery.kinds.pins import Pinned
 
 
 def folded(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from engine.errors import EngineError, VerificationError
-from engine.surgery.spread import Spread
+from engine.surgery.kinds.spread import Spread
 from lightning_compress import ChannelPruning, ComplexityMonitor, ModelCompaction, load_compacted
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.trainer.packages import MisconfigurationException

@@ -36,6 +36,7 @@ class Pinned(Exchange):
 
     kind = "pins"
     title = "Pinned"
+    stage = 0
 
     pins: tuple[Pin, ...]
 

@@ -8,7 +8,7 @@ from torch import nn
 import engine
 from engine.errors import PlanError
 from engine.surgery.kinds import exchanges_from, state_of
-from engine.surgery.ordinary import OrdinaryNorm
+from engine.surgery.kinds.ordinary import OrdinaryNorm
 from tests.engine.language import RootMeanSquare
 
 NORM = OrdinaryNorm("1", 8, 2, "eps", 0.5)

@@ -34,6 +34,7 @@ class Spread(Exchange):
 
     kind = "spread"
     title = "Spread"
+    stage = 2
 
     dim: int
     kept: int

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import engine
 from engine.errors import PlanError
 from engine.surgery.edits import Pin
-from engine.surgery.pins import Pinned, pin_of, pinned_class
+from engine.surgery.kinds.pins import Pinned, pin_of, pinned_class
 from tests.engine.attentions import (
     Attention,
     ByAttribute,

@@ -35,6 +35,7 @@ class Replacement(Exchange):
 
     kind = "replacement"
     title = "Replaced"
+    stage = 3
 
     class_name: str
     inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]

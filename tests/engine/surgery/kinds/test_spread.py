@@ -13,7 +13,7 @@ import engine
 from engine.compaction import spreading
 from engine.errors import PlanError
 from engine.surgery.exchange import Change
-from engine.surgery.spread import Spread
+from engine.surgery.kinds.spread import Spread
 from tests.engine.attentions import stored
 from tests.engine.exactness import KINDS, Masks, masked, norm_outputs, parameters, randomised, relative_error, run
 from tests.engine.nets import snapshot, unchanged

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import engine
 from engine.errors import PlanError
 from engine.surgery.exchange import Change
-from engine.surgery.norms import FullWidth, NarrowedNorm, can_narrow
+from engine.surgery.kinds.norms import FullWidth, NarrowedNorm, can_narrow
 from engine.surgery.spans import weights_of
 from tests.engine.attentions import stored, tokens
 from tests.engine.exactness import Masks, check_exact, masked, randomised, relative_error, run

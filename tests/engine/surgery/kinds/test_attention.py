@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine.surgery.attention import Headwise, HeadwiseAttention, headwise, shape_free
+from engine.surgery.kinds.attention import Headwise, HeadwiseAttention, headwise, shape_free
 from engine.surgery.spans import weights_of
 from tests.engine.exactness import check_exact, randomised, relative_error, run
 

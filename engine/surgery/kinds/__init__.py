@@ -1,22 +1,28 @@
-"""The kinds of exchanges, in the order in which they are prepared, and what a plan does with a list of them."""
+"""The kinds of exchanges, one file per kind: a file in this folder is a kind, and nothing else lists it."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from engine.errors import PlanError
-from engine.surgery.attention import Headwise
 from engine.surgery.exchange import Decision, Exchange
-from engine.surgery.norms import NarrowedNorm
-from engine.surgery.ordinary import OrdinaryNorm
-from engine.surgery.pins import Pinned
-from engine.surgery.replacements import Replacement
-from engine.surgery.spread import Spread
 
 __all__ = ["KINDS", "exchanges_from", "exchanges_of", "joined", "printed", "state_of"]
 
-KINDS: tuple[type[Exchange], ...] = (Pinned, NarrowedNorm, OrdinaryNorm, Headwise, Spread, Replacement)
+for _file in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_file.name)
+
+KINDS: tuple[type[Exchange], ...] = tuple(
+    sorted(
+        (kind for kind in Exchange.__subclasses__() if kind.__module__.startswith(f"{__name__}.")),
+        key=lambda kind: (kind.stage, kind.kind),
+    )
+)
+"""In the order in which they are prepared."""
+
 _BY_NAME = {kind.kind: kind for kind in KINDS}
 
 

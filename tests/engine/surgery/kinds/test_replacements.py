@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import InputError, PlanError
-from engine.surgery.replacements import Replacement, check_functions, opaque_names, places, replaced_by
+from engine.surgery.kinds.replacements import Replacement, check_functions, opaque_names, places, replaced_by
 
 CPU = torch.device("cpu")
 
