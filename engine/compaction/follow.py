@@ -201,7 +201,7 @@ def reshape(
             change.rollback()
 
     try:
-        present = {path: {**entry, "plans": [*map(upgraded, entry["plans"])]} for path, entry in (wanted or {}).items()}
+        present = {path: _upgraded(entry) for path, entry in (wanted or {}).items()}
         _in_turn(_growths(model, present), changes)
         _in_turn(_compactions(model, present), changes)
         wrong = _misfit(model, shapes)
@@ -217,6 +217,11 @@ def reshape(
         raise
     _warn_of_growth(model, before, advice)
     return undo
+
+
+def _upgraded(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with its plans in the present format."""
+    return {**entry, "plans": [upgraded(plan, Plan) for plan in entry["plans"]]}
 
 
 def _in_turn(queues: list[Queue], changes: list[Compaction]) -> None:

@@ -7,7 +7,7 @@ applies it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine import html
 from engine.compaction.compact import Compaction, OptimizerLike
 from engine.compaction.folds import Fold
-from engine.compaction.format import FORMAT, upgraded
+from engine.compaction.format import latest, stored, stored_fields, upgraded
 from engine.compaction.numbers import check_numbers
 from engine.compaction.slices import Packed, Slice, Unpacked
 from engine.errors import PlanError
@@ -60,12 +60,44 @@ class Plan:
           2.weight  [2, 4] -> [2, 2]
     """
 
-    slices: Mapping[str, Slice] = field(default_factory=dict)
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
-    folds: tuple[Fold, ...] = ()
-    attributes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    exchanges: tuple[Exchange, ...] = ()
-    notes: tuple[str, ...] = ()
+    slices: Mapping[str, Slice] = stored(
+        dict,
+        save=lambda slices, packed: {name: cut.state_dict(packed) for name, cut in slices.items()},
+        load=lambda state, unpacked: {str(name): Slice.from_state_dict(cut, unpacked) for name, cut in state.items()},
+        since=1,
+    )
+    masks: Mapping[str, Tensor] = stored(
+        dict,
+        save=lambda masks, _: dict(masks),
+        load=lambda state, _: {str(name): _bool(mask) for name, mask in state.items()},
+        since=1,
+    )
+    folds: tuple[Fold, ...] = stored(
+        tuple,
+        save=lambda folds, _: [fold.state_dict() for fold in folds],
+        load=lambda state, _: tuple(Fold.from_state_dict(fold) for fold in state),
+        since=1,
+    )
+    attributes: Mapping[str, Mapping[str, int]] = stored(
+        dict,
+        save=lambda attributes, _: {module: dict(values) for module, values in attributes.items()},
+        load=lambda state, _: {
+            str(module): {str(name): int(value) for name, value in values.items()} for module, values in state.items()
+        },
+        since=1,
+    )
+    exchanges: tuple[Exchange, ...] = stored(
+        tuple,
+        save=lambda exchanges, _: [state_of(exchange) for exchange in exchanges],
+        load=lambda state, _: exchanges_from(state),
+        since=2,
+    )
+    notes: tuple[str, ...] = stored(
+        tuple,
+        save=lambda notes, _: list(notes),
+        load=lambda state, _: tuple(str(note) for note in state),
+        since=1,
+    )
 
     @property
     def is_empty(self) -> bool:
@@ -193,15 +225,8 @@ class Plan:
     def state_dict(self) -> dict[str, Any]:
         """Return the plan as primitives and tensors, readable by ``torch.load(..., weights_only=True)``."""
         packed = Packed()
-        return {
-            "format": FORMAT,
-            "slices": {name: cut.state_dict(packed) for name, cut in self.slices.items()},
-            "masks": dict(self.masks),
-            "folds": [fold.state_dict() for fold in self.folds],
-            "attributes": {module: dict(values) for module, values in self.attributes.items()},
-            "exchanges": [state_of(exchange) for exchange in self.exchanges],
-            "notes": list(self.notes),
-        }
+        values = {name: own.save(getattr(self, name), packed) for name, own in stored_fields(self).items()}
+        return {"format": latest(self), **values}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], unpacked: Unpacked | None = None) -> Plan:
@@ -214,20 +239,10 @@ class Plan:
         Raises:
             PlanError: for a newer format, or if something is missing or has the wrong type.
         """
-        state = upgraded(state)
+        state = upgraded(state, cls)
         unpacked = Unpacked() if unpacked is None else unpacked
         try:
-            return cls(
-                slices={str(name): Slice.from_state_dict(cut, unpacked) for name, cut in state["slices"].items()},
-                masks={str(name): _bool(mask) for name, mask in state["masks"].items()},
-                folds=tuple(Fold.from_state_dict(fold) for fold in state["folds"]),
-                attributes={
-                    str(module): {str(k): int(v) for k, v in values.items()}
-                    for module, values in state["attributes"].items()
-                },
-                exchanges=exchanges_from(state["exchanges"]),
-                notes=tuple(str(note) for note in state["notes"]),
-            )
+            return cls(**{name: own.load(state[name], unpacked) for name, own in stored_fields(cls).items()})
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise PlanError(f"The plan is damaged ({type(error).__name__}: {error}).") from error
 

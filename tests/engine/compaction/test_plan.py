@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import engine
-from engine.compaction.format import FORMAT
+from engine.compaction.format import latest
 from engine.errors import PlanError
 from tests.engine.exactness import masked, randomised, relative_error, run
 from tests.engine.nets import Mean, analysis_of, dead, image, plain, snapshot, unchanged
@@ -100,8 +100,9 @@ def test_what_is_no_plan_is_refused(state: object) -> None:
 
 def test_a_newer_plan_is_refused() -> None:
     """With both numbers."""
-    state = full_plan()[2].state_dict() | {"format": FORMAT + 1}
-    with pytest.raises(PlanError, match=f"format {FORMAT + 1}; this version reads up to {FORMAT}"):
+    newest = latest(engine.Plan)
+    state = full_plan()[2].state_dict() | {"format": newest + 1}
+    with pytest.raises(PlanError, match=f"format {newest + 1}; this version reads up to {newest}"):
         engine.Plan.from_state_dict(state)
 
 
