@@ -12,7 +12,7 @@ import engine
 from engine.compensation import as_arguments
 from engine.program import tensors_in
 from lightning_compress.selection import amounts as selection
-from lightning_compress.selection import criteria, targets
+from lightning_compress.selection import criteria, scoring, targets
 from lightning_compress.selection.evidence import Evidence, squared_output_changes
 from lightning_compress.selection.selector import Selector
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -80,7 +80,7 @@ def prune(
         >>> small[0].out_features, small.certificate.verified, list(small.report)
         (32, True, ['0'])
     """
-    score = criteria.resolve(criterion)
+    score = scoring.resolve(criterion)
     needed = criteria.needs(score)
     if needed - _FROM_DATA:
         raise MisconfigurationException(
@@ -142,7 +142,7 @@ def _masks(
 ) -> dict[str, dict[str, Tensor]]:
     chosen = selector.amounts(subject.groups)
     evidence = Evidence(subject.model.get_parameter, gathered=gathered)
-    scores = {g.name: criteria.score(score, g, evidence) for g in subject.groups if g.name in chosen}
+    scores = {g.name: scoring.score(score, g, evidence) for g in subject.groups if g.name in chosen}
     by_group = {name: units for name, units in scores.items() if units is not None}
     if chosen and not by_group:
         raise MisconfigurationException(f"The criterion scores none of the layers: {', '.join(chosen)}.")

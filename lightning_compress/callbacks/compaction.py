@@ -21,8 +21,8 @@ from lightning_compress.callbacks.occasions import check_epochs, check_source, o
 from lightning_compress.callbacks.shrinking import check_no_buffers, make_permanent, shrink
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.checkpoints.saving import bytes_of, check_room, save
-from lightning_compress.report.content import change
 from lightning_compress.report.latency import Comparison, check_runs, compare, replica
+from lightning_compress.report.plan import brief
 from lightning_compress.trainer.launchers import bring_results_back
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.steps import EVALUATING, TRAINING
@@ -30,8 +30,6 @@ from lightning_compress.trainer.strategy import Job, parallel, shards
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
-
-_NOTES = 10  # of a plan that are shown where it is not asked for
 
 
 class ModelCompaction(CompressionCallback):
@@ -371,29 +369,6 @@ class ModelCompaction(CompressionCallback):
             if self.on_failure == "raise":
                 raise
             rank_zero_warn(self.failure)
-
-
-def brief(plan: engine.Plan, before: int, after: int, other_notes: Sequence[str] = ()) -> str:
-    """What a compaction did, in a few lines: the plan of a large model has hundreds.
-
-    Args:
-        plan: what was removed.
-        before: number of parameters before.
-        after: number of parameters after.
-        other_notes: notes that are said elsewhere.
-
-    Example:
-        >>> print(brief(engine.Plan(notes=("'fc' is masked as a whole.",)), 200, 50))
-        200 -> 50 parameters (−75.0 %), 0 tensors smaller; print(compaction.plan) lists them.
-          'fc' is masked as a whole.
-    """
-    notes = [note for note in plan.notes if note not in other_notes]
-    notes[_NOTES:] = [f"… and {len(notes) - _NOTES} notes more"] if notes[_NOTES:] else []
-    first = (
-        f"{before:,} -> {after:,} parameters ({change(before, after)}), {len(plan.slices)} tensors smaller; "
-        "print(compaction.plan) lists them."
-    )
-    return "\n  ".join([first, *notes])
 
 
 def _parameters(model: nn.Module) -> int:

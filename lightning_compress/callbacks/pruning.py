@@ -16,7 +16,7 @@ from lightning_compress.callbacks.masking import MaskingCallback, MaskWatch, act
 from lightning_compress.callbacks.repair import MaskConflictRepair
 from lightning_compress.callbacks.timing import Timing, length
 from lightning_compress.selection import amounts as selection
-from lightning_compress.selection import criteria, schedules, targets
+from lightning_compress.selection import criteria, schedules, scoring, targets
 from lightning_compress.selection.alive import Living, survivors
 from lightning_compress.selection.evidence import Evidence, Gatherer, unscored_layers
 from lightning_compress.selection.selector import Selector
@@ -68,7 +68,7 @@ class ChannelPruning(MaskingCallback):
             of one evaluation on the trainer's device, with ``example_input`` as the batch.
         budget: what is to be left of the target in place of ``amount``: parameters, multiply-accumulates per sample, or
             seconds.
-        normalize: how scores are made comparable between groups; see `criteria.normalized`.
+        normalize: how scores are made comparable between groups; see `scoring.normalized`.
         max_amount: fraction of its channels that a group may lose at most, or fractions by layer name pattern.
         round_to: the width that stays is a multiple of it (or the whole width), as fast kernels like it.
         minimum: width that stays at least.
@@ -131,7 +131,7 @@ class ChannelPruning(MaskingCallback):
         self._selector = Selector(
             amount, scope, target, budget, max_amount, round_to, minimum, self.layers, self.exclude, widths, uniform
         )
-        self._criterion = criteria.resolve(criterion, seed, normalize)
+        self._criterion = scoring.resolve(criterion, seed, normalize)
         self._schedule = schedules.resolve(schedule)
         needed = criteria.needs(self._criterion)
         self.samples, self._reconstructs = samples, "reconstruction" in needed
@@ -384,7 +384,7 @@ class ChannelPruning(MaskingCallback):
         gathered = {**self._gatherer.gathered, "reconstruction": losses or {}}
         evidence = Evidence(get, alive.kept, gathered, alive.reads, self._kept_units())
         chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]
-        scores_by_group = {group.name: criteria.score(self._criterion, group, evidence) for group in chosen}
+        scores_by_group = {group.name: scoring.score(self._criterion, group, evidence) for group in chosen}
         unscored = [name for name, scores in scores_by_group.items() if scores is None]
         if len(unscored) == len(chosen):
             raise MisconfigurationException(unscored_layers(unscored, bool(self._gatherer.kinds)))

@@ -20,7 +20,7 @@ from engine import progress
 from engine.cost import Predictor
 from engine.sensitivity import masked
 from lightning_compress.selection import amounts as selection
-from lightning_compress.selection import criteria, targets
+from lightning_compress.selection import criteria, scoring, targets
 from lightning_compress.selection.evidence import Evidence
 from lightning_compress.selection.ladders import Ladder, Limits, ladder
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -62,8 +62,8 @@ class Allocator:
         graph = engine.trace(model, example_input)
         groups = engine.dependency_groups(model, example_input, graph=graph)
         chosen = selection.amounts(groups, 1.0, selection.as_patterns(layers), selection.as_patterns(exclude))
-        score, evidence = criteria.resolve(criterion), Evidence(model.get_parameter)
-        scored = {g.name: criteria.score(score, g, evidence) for g in groups if g.name in chosen}
+        score, evidence = scoring.resolve(criterion), Evidence(model.get_parameter)
+        scored = {g.name: scoring.score(score, g, evidence) for g in groups if g.name in chosen}
         self.groups = groups
         self.ladders: dict[str, Ladder] = {
             g.name: ladder(g, scores, None, limits)

@@ -1,16 +1,14 @@
 r"""How important each unit of a dependency group is: plain functions, one score per unit, the lowest go first.
 
 A criterion takes a group and the :class:`~lightning_compress.selection.evidence.Evidence`, and returns scores of shape
-``(size,)``, or None for a group that it cannot score, which then stays whole. Criteria are composed by
-:func:`normalized`, :func:`weighted` and :func:`product`.
+``(size,)``, or None for a group that it cannot score, which then stays whole. A further one is a function here and its
+line in ``CRITERIA``; :mod:`~lightning_compress.selection.scoring` composes them.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +17,7 @@ from torch import Tensor
 from engine import Group, sensitivity
 from engine.sensitivity import unit_rows, unit_sums
 from lightning_compress.selection.evidence import Evidence
-from lightning_compress.selection.normalizers import NORMALIZERS, Normalizer, among_kept, lamp_scores
-from lightning_compress.trainer.imports import imported
+from lightning_compress.selection.normalizers import among_kept, lamp_scores
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -257,143 +254,3 @@ CRITERIA: dict[str, Criterion] = {
 
 # Sums over weights or activations grow with the layer: between groups they are compared relative to the group's mean.
 RELATIVE = (fpgm, l1, l2, mean_activation, reconstruction)
-
-
-def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
-    """A criterion whose scores are made comparable between groups; what is masked already does not count.
-
-    Args:
-        criterion: the criterion.
-        by: ``"mean"``, ``"max"``, ``"sum"``, ``"norm"``, ``"standard"`` (zero mean, unit deviation), ``"rank"``,
-            ``"lamp"``, ``"none"``, an import path, or a function of the scores.
-
-    Raises:
-        MisconfigurationException: if there is no such normalisation.
-    """
-    function = by if callable(by) else NORMALIZERS.get(by) or imported(by, "normalize", NORMALIZERS)
-    marked: Criterion = gathering(*needs(criterion))(partial(_normalized, criterion=criterion, function=function))
-    return marked
-
-
-def _normalized(group: Group, evidence: Evidence, criterion: Criterion, function: Normalizer) -> Tensor | None:
-    scores = criterion(group, evidence)
-    return None if scores is None else among_kept(scores, group, evidence, function)
-
-
-def weighted(parts: Iterable[tuple[float, Criterion]]) -> Criterion:
-    r"""The sum :math:`\sum_i a_i s_i` of criteria; None where one of them is None.
-
-    Args:
-        parts: factors and criteria.
-
-    Example:
-        >>> import engine
-        >>> net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
-        >>> group = engine.dependency_groups(net, torch.zeros(1, 1))[0]
-        >>> _ = net[0].weight.data.copy_(torch.tensor([[2.0], [-3.0]]))
-        >>> weighted([(1.0, l1), (0.5, l2)])(group, Evidence(net.get_parameter))
-        tensor([3.0000, 4.5000], dtype=torch.float64)
-    """
-    factors, criteria = zip(*parts, strict=True)
-    return _combined(criteria, partial(_sum, factors=factors))
-
-
-def _sum(scores: Sequence[Tensor], factors: Sequence[float]) -> Any:
-    return sum(factor * values for factor, values in zip(factors, scores, strict=True))
-
-
-def product(*criteria: Criterion) -> Criterion:
-    r"""The product :math:`\prod_i s_i` of criteria; None where one of them is None."""
-    return _combined(criteria, math.prod)
-
-
-# What puts criteria together is not a closure: strategies that spawn processes pickle it.
-def _combined(criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Any]) -> Criterion:
-    marked: Criterion = gathering(*frozenset().union(*map(needs, criteria)))(
-        partial(_together, criteria=tuple(criteria), combine=combine)
-    )
-    return marked
-
-
-def _together(
-    group: Group, evidence: Evidence, criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Tensor]
-) -> Tensor | None:
-    scores = [criterion(group, evidence) for criterion in criteria]
-    present_scores = [s.double() for s in scores if s is not None]
-    return (
-        combine([s.to(present_scores[0].device) for s in present_scores])
-        if len(present_scores) == len(scores)
-        else None
-    )
-
-
-def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer | None = None) -> Criterion:
-    """The function behind a specification.
-
-    Args:
-        criterion: a name, an import path such as ``"package.module:function"``, a function, several names that count
-            alike, or names with factors. Several are each normalised, then summed.
-        seed: seed of ``"random"``.
-        normalize: see :func:`normalized`; by default ``"mean"`` for what grows with the size of a layer and for each
-            of several, else none.
-
-    Returns:
-        A function of a group and the evidence.
-
-    Raises:
-        MisconfigurationException: if there is no such function or normalisation.
-
-    Example:
-        >>> resolve("lamp") is lamp, resolve(lamp) is lamp, sorted(needs(resolve(["l1", "taylor"])))
-        (True, True, ['loss_change'])
-    """
-    if not callable(criterion) and not isinstance(criterion, str):
-        factors = _factors(criterion)
-        return weighted((f, normalized(_named(name, seed), normalize or "mean")) for name, f in factors.items())
-    base_criterion = _named(criterion, seed)
-    by = normalize or ("mean" if any(base_criterion is function for function in RELATIVE) else None)
-    return base_criterion if by is None else normalized(base_criterion, by)
-
-
-def _factors(criterion: Any) -> dict[str, float]:
-    factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(criterion, 1.0)
-    if not factors or any(isinstance(f, bool) or not isinstance(f, (int, float)) for f in factors.values()):
-        raise MisconfigurationException(f"`criterion` holds names, or names with factors; got {criterion!r}.")
-    return factors
-
-
-def _named(criterion: Any, seed: int) -> Criterion:
-    if callable(criterion):
-        function: Criterion = criterion
-        return function
-    if criterion == "random":
-        return partial(random, seed=seed)
-    return CRITERIA[criterion] if criterion in CRITERIA else imported(criterion, "criterion", CRITERIA)
-
-
-def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | None:
-    """Scores of a group, checked.
-
-    Args:
-        criterion: function that scores.
-        group: the dependency group.
-        evidence: what is known of the model.
-
-    Returns:
-        Finite scores of shape ``(group.size,)``, or None where the criterion has none for the group.
-
-    Raises:
-        MisconfigurationException: if the criterion returns another shape, or NaN or infinite scores.
-    """
-    scores = criterion(group, evidence)
-    if scores is None:
-        return None
-    if tuple(scores.shape) != (group.size,):
-        raise MisconfigurationException(
-            f"The criterion gives scores of shape {tuple(scores.shape)} for group `{group.name}`, not ({group.size},)."
-        )
-    if not torch.isfinite(scores).all():
-        raise MisconfigurationException(
-            f"The criterion gives NaN or infinite scores for group `{group.name}`. Has the training diverged?"
-        )
-    return scores

@@ -32,7 +32,6 @@ from lightning_compress import (
     ModelCompaction,
     load_compacted,
 )
-from lightning_compress.callbacks.compaction import brief
 from lightning_compress.report.latency import Comparison, Spread, compare
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.callbacks.test_repair import structured
@@ -138,18 +137,6 @@ def test_what_is_said_is_short(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     first, *rest = said.splitlines()
     assert f"{before:,} -> {sum(p.numel() for p in module.parameters()):,} parameters" in first
     assert "print(compaction.plan)" in first and rest == str(compaction.certificate).splitlines()
-
-
-def test_notes_are_said_once() -> None:
-    """What the certificate says is not said of the plan as well."""
-    plan = engine.Plan(notes=("It takes one size.", "'fc' is masked as a whole."))
-    assert brief(plan, 4, 1, other_notes=plan.notes[:1]).splitlines()[1:] == ["  'fc' is masked as a whole."]
-
-
-def test_long_notes_are_cut() -> None:
-    """Ten of them are shown, and how many there are."""
-    lines = brief(engine.Plan(notes=tuple(map(str, range(25)))), 4, 1).splitlines()
-    assert len(lines) == 12 and lines[-1] == "  … and 15 notes more"
 
 
 def test_nothing_masked_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

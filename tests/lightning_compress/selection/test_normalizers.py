@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import engine
-from lightning_compress.selection import criteria
+from lightning_compress.selection import criteria, scoring
 from lightning_compress.selection.normalizers import NORMALIZERS, lamp_scores
 from tests.lightning_compress.models import Net
 from tests.lightning_compress.selection.test_criteria import evidence, groups, net
@@ -17,17 +17,17 @@ __all__ = ["groups", "net"]  # fixtures
 @pytest.mark.parametrize("by", sorted(NORMALIZERS))
 def test_normalising_keeps_the_order(net: Net, groups: dict[str, engine.Group], by: str) -> None:
     """Within a group each normalisation is monotone, and finite where all scores are equal or zero."""
-    raw, found = (f(groups["wide"], evidence(net)) for f in (criteria.l2, criteria.normalized(criteria.l2, by)))
+    raw, found = (f(groups["wide"], evidence(net)) for f in (criteria.l2, scoring.normalized(criteria.l2, by)))
     assert torch.equal(raw.argsort(), found.argsort())
     for constant in (0.0, 3.0):
-        flat = criteria.normalized(lambda g, e, c=constant: torch.full((g.size,), c), by)
+        flat = scoring.normalized(lambda g, e, c=constant: torch.full((g.size,), c), by)
         assert torch.isfinite(flat(groups["wide"], evidence(net))).all()
 
 
 def test_mean_of_what_is_left_is_one(net: Net, groups: dict[str, engine.Group]) -> None:
     """Masked channels do not lower the mean of a group, so that it does not look stronger the more it has lost."""
     kept = torch.arange(16) > 5
-    found = criteria.normalized(criteria.l1, "mean")(groups["wide"], evidence(net, kept))
+    found = scoring.normalized(criteria.l1, "mean")(groups["wide"], evidence(net, kept))
     torch.testing.assert_close(found[kept].mean(), torch.tensor(1.0))
     assert not found[~kept].any()
 
