@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,11 @@ from engine.analysis.constraints import NonEmpty
 from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.shape import through
-from engine.program.arrays import align, support, uniform
-from engine.program.graph import Node, Origin
+from engine.program.arrays import align, any_over, support, uniform
+from engine.program.graph import Node, Origin, Value
 from engine.rule import Rare, Rule, Sample, Shapes, Statistic
 
-__all__ = ["RULES", "picked"]
+__all__ = ["RULES", "Place", "place_of"]
 
 
 # ---------------------------------------------------------------- embedding
@@ -53,100 +54,146 @@ def _embedding_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
 # ---------------------------------------------------------------- advanced indexing
 
 
-def picked(node: Node | Origin) -> tuple[int, int] | None:
-    """(dimension, rank of the index) for a single index tensor; None for several."""
+_MASKS = (torch.bool, torch.uint8)  # dtypes of tensors that select entries by a flag for each
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where index tensors point in a tensor, and where their own dimensions are in what they select.
+
+    Attributes:
+        dims: dimensions that they index.
+        start: first dimension of the result that is theirs; 0 where a slice separates them.
+        rank: number of these dimensions: all index tensors are broadcast together.
+    """
+
+    dims: tuple[int, ...]
+    start: int
+    rank: int
+
+    def selected(self, array: Tensor) -> Tensor:
+        """Return an array that does not depend on the indexed dimensions as one of the result."""
+        kept = [n for d, n in enumerate(array.shape) if d not in self.dims]
+        return array.reshape([*kept[: self.start], *[1] * self.rank, *kept[self.start :]])
+
+    def restored(self, array: Tensor) -> Tensor:
+        """Return an array of the result that does not depend on the index tensors' dimensions as one of the source."""
+        shape = [n for d, n in enumerate(array.shape) if d not in self.own]
+        for dim in self.dims:
+            shape.insert(dim, 1)
+        return array.reshape(shape)
+
+    @property
+    def own(self) -> range:
+        """The index tensors' dimensions in the result."""
+        return range(self.start, self.start + self.rank)
+
+    @classmethod
+    def of(cls, indices: Sequence[Value | None]) -> Place | None:
+        """Return the place of some index tensors, or of one mask; None where masks and other tensors are mixed."""
+        dim, dims, masks = 0, list[int](), list[Value]()
+        for index in indices:
+            is_mask = index is not None and index.dtype in _MASKS
+            taken = index.ndim if index is not None and is_mask else 1
+            dims += range(dim, dim + taken) if index is not None else ()
+            masks += [index] if index is not None and is_mask else []
+            dim += taken
+        tensors = [index for index in indices if index is not None]
+        if masks and len(tensors) > 1 or not dims:
+            return None
+        joined = dims[-1] - dims[0] == len(dims) - 1
+        rank = 1 if masks else max(index.ndim for index in tensors)
+        return cls(tuple(dims), dims[0] if joined else 0, rank)
+
+
+def place_of(node: Node | Origin) -> Place | None:
+    """Return where index tensors select entries; None for masks, which select as many as the data says."""
     if node.op == "index_select":
-        return node.args["dim"] % node.inputs[0].ndim, 1
-    indices = [(d, i) for d, i in enumerate(node.args["indices"]) if i is not None]
-    return (indices[0][0], indices[0][1].ndim) if len(indices) == 1 and indices[0][1].dtype != torch.bool else None
+        dim = node.args["dim"] % node.inputs[0].ndim
+        return Place((dim,), dim, 1)
+    indices = node.args["indices"]
+    is_masked = any(index is not None and index.dtype in _MASKS for index in indices)
+    return None if is_masked else Place.of(indices)
 
 
-def _moved(node: Node, array: Tensor, dim: int, rank: int) -> Tensor:
-    """Reshape a label array that does not depend on the indexed dimension to the rank of the output."""
-    shape = list(array.shape)
-    return array.reshape([*shape[:dim], *[1] * rank, *shape[dim + 1 :]])
+def _hold_indices(node: Node, labels: Labels) -> None:
+    """Freeze the slots of index tensors: the result has their sizes."""
+    for index in node.inputs:
+        if not index.dtype.is_floating_point and not index.stored and index is not node.inputs[0]:
+            labels.freeze(index, f"{node!r} indexes with it")
 
 
 def _index_labels(node: Node, labels: Labels) -> None:
-    """Freeze the indexed dimension, since the index cannot change; propagate all others."""
-    source, place = node.inputs[0], picked(node)
+    """Freeze the indexed dimensions, since the index cannot change; propagate all others."""
+    source, place = node.inputs[0], place_of(node)
     labels.claim(source)
+    _hold_indices(node, labels)
     if place is None:
         labels.freeze(source, f"{node!r} picks from it")
         return
-    for layer in labels.without(source, [place[0]], f"{node!r} picks from it"):
-        labels.add(node.output, _moved(node, layer, *place))
+    for layer in labels.without(source, place.dims, f"{node!r} picks from it"):
+        labels.add(node.output, place.selected(layer))
 
 
 def _index_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
-    place, array = picked(node), constants.plain(node.inputs[0])
+    place, array = place_of(node), constants.plain(node.inputs[0])
     if place is None:
         return None
-    if array.size(place[0]) > 1:  # zero along the whole dimension is zero at any index
-        array = torch.where((array == 0).all(place[0], keepdim=True), 0.0, math.nan)
-    return [_moved(node, array, *place)]
+    if any(array.size(dim) > 1 for dim in place.dims):  # zero along all of these dimensions is zero at any index
+        zero = (array == 0).all(tuple(place.dims), keepdim=True)
+        array = torch.where(zero, 0.0, math.nan)
+    return [place.selected(array)]
 
 
 def _index_used(node: Node, use: Use) -> None:
-    place, source = picked(node), node.inputs[0]
+    place, source = place_of(node), node.inputs[0]
     for index in node.inputs[1:]:
         use.add_all(index)
     if place is None:
         use.add_all(source)
         return
-    dim, rank = place
-    used = use[node.output]
-    for d in range(dim, dim + rank):
-        used = used.any(d, keepdim=True)
-    shape = list(used.shape)
-    use.add(source, used.reshape([*shape[:dim], 1, *shape[dim + rank :]]))
+    use.add(source, place.restored(any_over(use[node.output], place.own)))
 
 
 # ---------------------------------------------------------------- writing at an index
 
 
-def _target(node: Node) -> tuple[int, int, int] | None:
-    """(first dimension, number of indexed dimensions, rank of the index) for one index tensor; None for several."""
-    dim, places = 0, []
-    for index in node.args["indices"]:
-        taken = index.ndim if index is not None and index.dtype == torch.bool else 1
-        if index is not None:
-            places.append((dim, taken, 1 if index.dtype == torch.bool else index.ndim))
-        dim += taken
-    return places[0] if len(places) == 1 else None
+def _written_to(node: Node) -> Place | None:
+    """Return where a write goes; None where masks and other tensors are mixed."""
+    return Place.of(node.args["indices"])
 
 
-def _span(node: Node, place: tuple[int, int, int]) -> tuple[list[int], list[int]]:
-    """The dimensions of the base, and of the values, that the index covers."""
-    start, taken, rank = place
-    missing = node.args["self"].ndim - taken + rank - node.args["values"].ndim
-    return list(range(start, start + taken)), [d - missing for d in range(start, start + rank) if d >= missing]
+def _lead(node: Node, place: Place) -> int:
+    """Return how many dimensions of the selected entries the written values lack."""
+    rank: int = node.args["self"].ndim - len(place.dims) + place.rank
+    return rank - node.args["values"].ndim
 
 
-def _to_base(node: Node, place: tuple[int, int, int], array: Tensor) -> Tensor:
+def _own_dims(node: Node, place: Place) -> list[int]:
+    """Return the dimensions of the written values that the index tensors cover."""
+    lead = _lead(node, place)
+    return [d - lead for d in place.own if d >= lead]
+
+
+def _to_base(node: Node, place: Place, array: Tensor) -> Tensor:
     """Bring an array of the values that does not depend on the index to the rank of the base."""
-    start, taken, rank = place
-    shape = list(align(array, node.args["self"].ndim - taken + rank).shape)
-    return array.reshape([*shape[:start], *[1] * taken, *shape[start + rank :]])
-
-
-def _to_values(node: Node, place: tuple[int, int, int], array: Tensor) -> Tensor:
-    start, taken, rank = place
-    shape = list(array.shape)
-    return array.reshape([*shape[:start], *[1] * rank, *shape[start + taken :]])
+    return place.restored(align(array, array.ndim + _lead(node, place)))
 
 
 def _put_labels(node: Node, labels: Labels) -> None:
     """Freeze indexed dimensions; along all others, tie the written values to the base."""
-    base, values, place = node.args["self"], node.args["values"], _target(node)
+    base, values, place = node.args["self"], node.args["values"], _written_to(node)
+    for index in node.args["indices"]:
+        if index is not None and not index.stored:
+            labels.freeze(index, f"{node!r} writes where it says")
     if place is None:
         for value in (base, values):
-            labels.freeze(value, f"{node!r} writes at several indices")
+            labels.freeze(value, f"{node!r} writes where masks and numbers say")
         return
-    ours, theirs = _span(node, place)
+    theirs = _own_dims(node, place)
     labels.claim(base)
     labels.claim(values)
-    layers = labels.without(base, ours, f"{node!r} writes at an index of it")
+    layers = labels.without(base, place.dims, f"{node!r} writes at an index of it")
     written = labels.without(values, theirs, f"{node!r} writes at an index of it")
     written = [_to_base(node, place, layer) for layer in written]
     sizes = _to_base(node, place, torch.empty([1 if d in theirs else n for d, n in enumerate(values.shape)])).shape
@@ -161,11 +208,11 @@ def _put_labels(node: Node, labels: Labels) -> None:
 
 def _put_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
     """Constant where old and new values agree; over zeros, the written values times a map of the positions."""
-    base, values, place = node.args["self"], node.args["values"], _target(node)
+    base, values, place = node.args["self"], node.args["values"], _written_to(node)
     if place is None or node.args["accumulate"]:
         return None
-    ours, theirs = _span(node, place)
-    old, new = uniform(constants[base], ours), _to_base(node, place, uniform(constants[values], theirs))
+    old = uniform(constants[base], place.dims)
+    new = _to_base(node, place, uniform(constants[values], _own_dims(node, place)))
     empty = bool((old == 0).all())
     if empty or constants.has_profile(base) or constants.has_profile(values):
         constants.mark_profile(node.output)
@@ -173,16 +220,14 @@ def _put_constants(node: Node, constants: Constants) -> Sequence[Tensor] | None:
 
 
 def _put_used(node: Node, use: Use) -> None:
-    base, values, place = node.args["self"], node.args["values"], _target(node)
+    base, values, place = node.args["self"], node.args["values"], _written_to(node)
     for value in node.inputs:
         if place is None or value not in (base, values):
             use.add_all(value)
     if place is not None:
         used = use[node.output]
         use.add(base, used)
-        for dim in _span(node, place)[0]:
-            used = used.any(dim, keepdim=True)
-        use.add(values, _to_values(node, place, used))
+        use.add(values, place.selected(any_over(used, place.dims)))
 
 
 # ---------------------------------------------------------------- adding at an index

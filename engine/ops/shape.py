@@ -35,6 +35,7 @@ __all__ = [
     "Move",
     "call_on",
     "expanded",
+    "move_labels",
     "shape_rule",
     "size_demands",
     "source_of",
@@ -138,43 +139,6 @@ def expanded(node: Node, array: Tensor, position: int) -> Tensor:
     return array.reshape([1] * (node.output.ndim - array.ndim) + list(array.shape))
 
 
-def _repeated(node: Node, array: Tensor, position: int) -> Tensor:
-    repeats = node.args["repeats"]
-    array = array.reshape([1] * (len(repeats) - array.ndim) + list(array.shape))
-    return array.repeat([n if array.size(d) > 1 else 1 for d, n in enumerate(repeats)])
-
-
-def _interleaved(node: Node, array: Tensor, position: int) -> Tensor:
-    dim = node.args["dim"] % array.ndim
-    return array if array.size(dim) == 1 else array.repeat_interleave(node.args["repeats"], dim)
-
-
-def _counted(node: Node) -> bool:
-    """Whether every entry of one dimension is repeated equally often, by a number in the code."""
-    return isinstance(node.args["repeats"], int) and node.args["dim"] is not None
-
-
-def _interleaved_labels(node: Node, labels: Labels) -> None:
-    if not _counted(node):
-        for value in node.inputs:
-            labels.freeze(value, f"{node!r} repeats its entries")
-        return
-    move_labels(_interleaved)(node, labels)
-    dim = node.args["dim"] % source_of(node).ndim
-    if source_of(node).shape[dim] == 1:
-        labels.fix(node.output, dim)
-
-
-def _interleave_rule() -> Rule:
-    rule = shape_rule(["repeat_interleave"], _interleaved, _interleaved_labels)
-    other = Rule((), _interleaved_labels)
-    return replace(
-        rule,
-        constants=lambda node, constants: (rule if _counted(node) else other).constants(node, constants),
-        use=lambda node, use: (rule if _counted(node) else other).use(node, use),
-    )
-
-
 def _is_position(node: Node, dim: int, labels: Labels) -> bool:
     """Whether the code takes a size from a dimension without slots, such as ``x.shape[2]`` of a resolution."""
     expr = next((e for (name, at), e in node.sizes.items() if at == dim and name in ("size", "shape")), None)
@@ -251,27 +215,6 @@ def _expand_labels(node: Node, labels: Labels) -> None:
         labels.add(target, layer)
 
 
-def _filled_by_repeats(node: Node) -> list[int]:
-    """Return the dimensions whose size is a number of repeats: those of size 1, and new ones in front."""
-    shape, repeats = source_of(node).shape, node.args["repeats"]
-    offset = len(repeats) - len(shape)
-    return [dim for dim, times in enumerate(repeats) if times > 1 and (dim < offset or shape[dim - offset] == 1)]
-
-
-def _repeat_labels(node: Node, labels: Labels) -> None:
-    """A repeated dimension of size 1 gets new slots, as an expanded one does."""
-    move_labels(_repeated)(node, labels)
-    for layer in labels.fresh(node.output, _filled_by_repeats(node)):
-        labels.add(node.output, layer)
-
-
-def _repeat_demands(node: Node, keeps: object, shapes: Shapes) -> Iterable[Demand]:
-    wanted, filled = shapes(node.output), set(_filled_by_repeats(node))
-    for dim, times in enumerate(node.args["repeats"]):
-        size = wanted[dim] if dim in filled else times
-        yield Demand(("repeats", dim), times, size, dim=dim if dim in filled else None)
-
-
 def size_demands(argument: str, node: Node, shapes: Shapes, first: int = 0) -> Iterator[Demand]:
     """Demand the sizes of the output, one integer per dimension starting at ``first``; -1 needs no update."""
     wanted = shapes(node.output)
@@ -333,10 +276,6 @@ def _expand_samples() -> Iterable[Sample]:
     yield through("expand to a part", lambda x: x.mean((1, 2, 3), keepdim=True).expand_as(x[:, :4]) + x[:, 4:], after=4)
     yield through("broadcast_to", lambda x: x.mean((2, 3), keepdim=True).broadcast_to(x.shape) * x)
     yield through("expand over channels", lambda x: x * x.new_ones(1, 1, 1, 1).expand(1, x.shape[1], 1, 1))
-    yield through("repeat", lambda x: x.repeat(1, 2, 1, 1), after=16)
-    yield through("repeat over channels", lambda x: x * x.mean(1, keepdim=True).repeat(1, x.shape[1], 1, 1))
-    yield through("repeat_interleave", lambda x: x.repeat_interleave(2, 1), after=16)
-    yield through("repeat_interleave over space", lambda x: x.repeat_interleave(2, 2))
 
 
 def _shuffle_by_hand(x: Tensor) -> Tensor:
@@ -363,7 +302,6 @@ MOVES: Mapping[str, Move] = (
     | dict.fromkeys([*_VIEW, *_VIEW_AS, "view", "_unsafe_view", "reshape", "unflatten"], _view)
     | dict.fromkeys([*_PERMUTED, "roll"], _permuted)
     | dict.fromkeys(["expand", "expand_as", "broadcast_to"], expanded)
-    | {"repeat": _repeated}
 )
 
 RULES = [
@@ -395,6 +333,4 @@ RULES = [
         demands=lambda n, k, s: size_demands("size", n, s),
         samples=_expand_samples,
     ),
-    shape_rule(["repeat"], _repeated, _repeat_labels, demands=_repeat_demands),
-    _interleave_rule(),
 ]

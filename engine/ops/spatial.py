@@ -26,6 +26,8 @@ __all__ = ["RULES"]
 
 # Each output is a maximum, or a weighted mean with weights that sum to 1: a constant channel keeps its constant.
 KEEPING = """
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
     adaptive_max_pool3d max_pool1d max_pool2d max_pool2d_with_indices max_pool3d max_pool3d_with_indices
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
@@ -219,6 +221,8 @@ def _pool_samples() -> Iterable[Sample]:
     for name, pool in pools.items():
         yield through(name, pool)
     yield through("nearest and cubic", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"))
+    yield through("with a filter", _filtered)
+    yield through("nearest by centres", lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"))
     yield through("places of maxima", _places)
     yield Sample(lambda: chain(nn.Conv1d(3, 8, 3), Apply(_pools_1d), nn.Conv1d(8, 4, 1)), (2, 3, 10), "1d")
     yield Sample(lambda: chain(nn.Conv3d(3, 8, 3), Apply(_pools_3d), nn.Conv3d(8, 4, 1)), (2, 3, 6, 6, 6), "3d")
@@ -229,15 +233,22 @@ def _places(x: Tensor) -> Tensor:
     return values + places.to(x) / 16 + F.adaptive_max_pool2d(x, 1, return_indices=True)[1].to(x) / 16
 
 
+def _filtered(x: Tensor) -> Tensor:
+    small = F.interpolate(x, size=3, mode="bilinear", antialias=True)
+    return F.interpolate(small, size=5, mode="bicubic", antialias=True)
+
+
 def _pools_1d(x: Tensor) -> Tensor:
     pooled = F.max_pool1d(x, 2) + F.adaptive_avg_pool1d(x, 4) + F.adaptive_max_pool1d(x, 4)
-    return F.interpolate(pooled, scale_factor=2) + F.interpolate(pooled, scale_factor=2, mode="linear")
+    exact = F.interpolate(pooled, scale_factor=2, mode="nearest-exact")
+    return exact + F.interpolate(pooled, scale_factor=2) + F.interpolate(pooled, scale_factor=2, mode="linear")
 
 
 def _pools_3d(x: Tensor) -> Tensor:
     values, places = F.max_pool3d(x, 2, return_indices=True)
     pooled = values + places.to(x) / 64 + F.max_pool3d(x, 2) + F.adaptive_avg_pool3d(x, 2) + F.adaptive_max_pool3d(x, 2)
-    return F.interpolate(pooled, scale_factor=2) + F.interpolate(pooled, scale_factor=2, mode="trilinear")
+    exact = F.interpolate(pooled, scale_factor=2, mode="nearest-exact")
+    return exact + F.interpolate(pooled, scale_factor=2) + F.interpolate(pooled, scale_factor=2, mode="trilinear")
 
 
 def _average_samples() -> Iterable[Sample]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.indexing import picked
+from engine.ops.indexing import place_of
 from engine.ops.shape import SAME, TURNED, call_on
 from engine.ops.slicing import ONE
 from engine.program.graph import Origin, Value
@@ -82,7 +82,8 @@ def _moved(origin: Origin, dims: Dims) -> Dims | None:
     if origin.op in ONE:
         place = origin.args["dim"] % len(dims)
         return dims[:place] + dims[place + 1 :]
-    index_place = picked(origin) if origin.op in ("index", "index_select") else None
-    return (
-        None if index_place is None else dims[: index_place[0]] + (None,) * index_place[1] + dims[index_place[0] + 1 :]
-    )
+    place = place_of(origin) if origin.op in ("index", "index_select") else None
+    if place is None or len(place.dims) > 1:
+        return None
+    dim = place.start
+    return dims[:dim] + (None,) * place.rank + dims[dim + 1 :]

@@ -36,7 +36,7 @@ class Rescaled:
     Attributes:
         kind: name of the class.
         size: number of channels that the statistics span.
-        kept: number of channels that remain.
+        kept: number of channels that remain; 0 where no weight per channel says how many.
         tensors: new values of the norm's parameters, by name.
         numbers: new values of the norm's attributes, by name.
         is_plain: whether an ordinary norm computes the same; False for a layer norm or a group norm, whose variance

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engine
+from engine.ops.indexing import Place
+from engine.program.graph import Value
 from tests.engine.exactness import KINDS, Masks, check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Net, constants_of, dead, image, structure
 from tests.engine.ops.brute import check_constants, check_labels, check_use
 
-PLACES = torch.tensor([2, 0, 2])
+PLACES, ROWS = torch.tensor([2, 0, 2]), torch.tensor([1, 0, 1])
 LABELS: dict[str, tuple[Callable[..., Any], int]] = {
     # function, classes that are left free
     "one index, over positions": (lambda x: x[:, :, PLACES], 8),
@@ -23,8 +25,20 @@ LABELS: dict[str, tuple[Callable[..., Any], int]] = {
     "one index of two dimensions": (lambda x: x[:, :, PLACES[None].expand(2, 3)], 8),
     "one index, over channels": (lambda x: x[:, PLACES], 0),
     "one index, over samples": (lambda x: x[torch.tensor([1, 0, 1])], 8),
-    "two indices": (lambda x: x[:, :, PLACES, PLACES], 0),
-    "two indices apart": (lambda x: x[torch.tensor([1, 0, 1]), :, PLACES], 0),
+    "two indices": (lambda x: x[:, :, PLACES, PLACES], 8),
+    "two indices, broadcast": (lambda x: x[:, :, PLACES[:, None], PLACES[None]], 8),
+    "two indices, one for all": (lambda x: x[:, :, PLACES, torch.tensor([1])], 8),
+    "two indices in front": (lambda x: x.movedim(1, -1)[ROWS, PLACES], 8),
+    "two indices around the channels": (lambda x: x[ROWS, :, PLACES], 8),
+    "two indices around the channels, broadcast": (lambda x: x[ROWS[:, None], :, PLACES], 8),
+    "two indices with positions between": (lambda x: x.movedim(1, 2)[ROWS, :, :, PLACES], 8),
+    "two indices around the channels, behind the samples": (lambda x: x.movedim(1, 2)[:, PLACES, :, PLACES], 8),
+    "two indices around positions, behind the channels": (lambda x: x[..., None, None][:, :, PLACES, :, PLACES % 1], 8),
+    "three indices": (lambda x: x[ROWS, :, PLACES, PLACES], 8),
+    "two indices, over channels": (lambda x: x[:, PLACES, PLACES], 0),
+    "two indices around positions": (lambda x: x[ROWS, PLACES], 0),
+    "a mask and an index": (lambda x: x[torch.tensor([True, False]), :, PLACES], 0),
+    "an index that channels decide": (lambda x: x.mean(1)[:, x.mean((0, 2, 3)).argsort() % 4], 0),
     "boolean, over positions": (lambda x: x[:, :, torch.tensor([True, False, True, True])], 0),
     "index_select over positions": (lambda x: x.index_select(2, PLACES), 8),
     "index_select over channels": (lambda x: x.index_select(1, PLACES), 0),
@@ -45,6 +59,8 @@ SAFE: dict[str, Callable[[Tensor], Tensor]] = {
     "in front": lambda x: x[torch.tensor([1, 0, 1])],
     "two dimensions": lambda x: x[:, :, PLACES[None].expand(2, 3)],
     "two tensors": lambda x: x[:, :, PLACES, PLACES],
+    "two tensors, broadcast": lambda x: x[:, :, PLACES[:, None], PLACES],
+    "two tensors around the channels": lambda x: x[ROWS, :, PLACES],
     "boolean": lambda x: x[:, :, torch.tensor([True, False, True, True])],
 }
 
@@ -69,7 +85,7 @@ def test_constants_along_the_picked_dimension_are_not_known() -> None:
 @pytest.mark.parametrize("name", SAFE)
 def test_use(name: str) -> None:
     """Picking over positions leaves the channels' influence as it is; what is not understood uses everything."""
-    unused = [1, 6] if name not in ("two tensors", "boolean") else []
+    unused = [1, 6] if name != "boolean" else []
     check_use(lambda x: SAFE[name](x).flatten(2)[..., None], [1, 6], unused)
 
 
@@ -85,7 +101,7 @@ def test_compaction_is_exact(name: str) -> None:
     for kind in KINDS.values():
         check_exact(model, kind(model, 2), image(4), image(4, seed=1))
     plan = check_exact(model, dead(model, {"stem": [0, 3], "body": [2]}, bias=True), image(4))
-    expected = 8 if name in ("two tensors", "boolean") else 6
+    expected = 8 if name == "boolean" else 6
     assert (plan.slices["stem.weight"].shape[0] if "stem.weight" in plan.slices else 8) == expected
     assert plan.slices["body.weight"].shape[0] == 5
 
@@ -252,6 +268,13 @@ PUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows by truth": lambda x: _put(torch.zeros_like(x), (torch.tensor([True, True]),), x),
     "positions": lambda x: _put(x * 1, (slice(None), slice(None), torch.tensor([0, 2])), x[:, :, 1:3].tanh()),
     "one for all": lambda x: _put(x * 1, (torch.tensor([0, 1]),), x.mean((0, 2, 3))[:, None, None]),
+    "places": lambda x: _put(x * 1, (torch.tensor([0, 1]), slice(None), torch.tensor([3, 0])), x[:, :, 1].sigmoid()),
+    "places, broadcast": lambda x: _put(
+        torch.zeros_like(x), (slice(None), slice(None), torch.tensor([[0], [2]]), torch.tensor([1, 3])), x[..., :2, 1:3]
+    ),
+    "one for all places": lambda x: _put(
+        x * 1, (torch.tensor([0, 1]), slice(None), torch.tensor([3, 0])), x[0, :, 0, 0, None]
+    ),
     "a table of indices": lambda x: _put(x * 1, (torch.tensor([[0], [1]]),), x[:, None].neg()),
 }
 
@@ -276,11 +299,30 @@ def test_writing_at_an_index(name: str) -> None:
         check_exact(model, kind(model, 1), torch.randn(2, 3, 4, 4, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", ["two tensors", "two tensors, broadcast", "two tensors around the channels"])
+def test_zeros_are_zeros_at_any_index(name: str) -> None:
+    """A channel of zeros, and one that is the same at all places, stay so wherever several tensors point."""
+    check_constants(lambda x: SAFE[name](x.sigmoid()), [0, 1, 2, 3])
+
+
+def test_a_mask_of_bytes_selects_as_a_mask_does() -> None:
+    """Older code flags entries with ``uint8``, which torch takes for a mask, not for places."""
+    mask = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0]] * 2, dtype=torch.uint8)
+    assert Place.of([None, _index(mask.bool()), _index(PLACES)]) is None
+    assert Place.of([None, _index(mask)]) == Place.of([None, _index(mask.bool())]) == Place((1, 2), 1, 1)
+
+
+def _index(tensor: Tensor) -> Value:
+    return Value(0, tuple(tensor.shape), tensor.dtype)
+
+
 def test_writing_channels_at_an_index() -> None:
     """Channels that an index tensor names stay, and channels of a width of their own too."""
     check_labels(lambda x: _put(x * 1, (slice(None), torch.tensor([0, 3])), x[:, 1:3]), classes=0)
     check_labels(lambda x: _put(x * 1, (torch.tensor([0, 1]), torch.tensor([0, 3])), x[:, 2]), classes=0)
     check_labels(lambda x: _put(x * 1, (torch.tensor([0, 1]),), torch.ones(8, 1, 1).to(x)), classes=0)
+    mask = torch.tensor([True, False])
+    check_labels(lambda x: _put(x * 1, (mask, slice(None), torch.tensor([3])), x[:1, :, 0]), classes=0)
 
 
 def test_constants_under_an_index() -> None:

@@ -140,15 +140,6 @@ def test_expand_over_channels_takes_the_size_of_what_it_meets() -> None:
     assert plan.slices["stem.weight"].shape[0] == 4
 
 
-def test_repeated_entries() -> None:
-    """Each copy goes with its entry; repetitions that differ, or run over everything, keep the axis."""
-    check_labels(lambda x: x.repeat_interleave(2, 1), classes=8)
-    check_labels(lambda x: x.repeat_interleave(3, 2), classes=8)
-    check_labels(lambda x: x.repeat_interleave(torch.tensor([1, 2] * 4), 1), classes=0)
-    check_labels(lambda x: x.repeat_interleave(2), classes=0)
-    check_use(lambda x: x.repeat_interleave(2, 1), columns=[0, 1, 2], unused=[0])
-
-
 def test_tokens_that_were_not_transposed_stay_whole() -> None:
     """``reshape(b, c, h, w)`` of ``(b, h * w, c)``: which channel an entry ends up in depends on the resolution."""
 
