@@ -21,9 +21,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -142,10 +144,11 @@ def general(reason: str) -> str:
     return re.sub(r"(?<=[\w\])]) = [\d.#]+|(?<=\.py):[\d#]+", "", reason)
 
 
-def child(check: Check, name: str, gigabytes: float, sender: Connection) -> None:
-    """Check one model under a limit of memory and send the row."""
-    limit = int(gigabytes * 2**30)
+def child(check: Check, name: str, seconds: float, gigabytes: float, sender: Connection) -> None:
+    """Check one model under limits of CPU time and memory, and send the row."""
+    limit, time_limit = int(gigabytes * 2**30), math.ceil(seconds)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (time_limit, time_limit + 5))
     row: dict[str, Any]
     start = time.time()
     try:
@@ -172,18 +175,26 @@ def code_state() -> str:
 
 
 def supervise(check: Check, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
-    """Check one model in a process of its own, forked from this one, which has imported all and computed nothing."""
+    """Check one model in a process of its own, forked from this one, which has imported all and computed nothing.
+
+    Args:
+        check: returns the row.
+        name: of the model.
+        seconds: of CPU time, or what other programs leave of ten times as long.
+        gigabytes: of memory.
+    """
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=child, args=(check, name, gigabytes, sender))
+    process = fork.Process(target=child, args=(check, name, seconds, gigabytes, sender))
     process.start()
     sender.close()
     try:
-        row: dict[str, Any] = receiver.recv() if receiver.poll(seconds) else {}
+        row: dict[str, Any] = receiver.recv() if receiver.poll(10 * seconds) else {}
         return row or {"failed": f"took longer than {seconds:.0f} s"}
     except EOFError:
         process.join()
-        return {"failed": f"ended with {process.exitcode}"}
+        late = process.exitcode == -signal.SIGXCPU
+        return {"failed": f"took longer than {seconds:.0f} s" if late else f"ended with {process.exitcode}"}
     finally:
         process.kill()
         process.join()

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -50,6 +51,17 @@ PAGE = ROOT / "docs" / "stock.md"
 WAYS = ("all", "heads and neurons")
 WIDTH = re.compile(r"hidden_sizes?|hidden_dim|d_model|n_embd|emb(ed)?_dims?|dim")  # of a stream
 SHARED = 0.01  # error up to which a network is saved whose norms share an eps
+
+KINDS = {
+    "^No .* configuration describes": "no configuration describes the shapes",
+    "keeps the statistics": "a norm's weights cannot express the statistics of removed channels",
+    "computes something else|One field of": "a configuration with the same shapes computes something else",
+    "does not run": "the class does not run under the configuration that has the shapes",
+    "do not reach": "the inputs do not reach what was narrowed",
+    "differs from the masked|VerificationError": "refused by the verification",
+    "rejected the example|TraceError": "cannot be recorded",
+    "took longer": "time limit",
+}  # reasons, by what they say
 
 LOADER = """
 import json, sys
@@ -86,9 +98,9 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
-def masks_of(model: Read, inputs: Any, graph: engine.Graph, way: str) -> dict[str, dict[str, Tensor]]:
+def masks_of(groups: Sequence[engine.Group], way: str) -> dict[str, dict[str, Tensor]]:
     """Return masks of half of the units of each group; groups of one size keep one number."""
-    groups = [g for g in engine.dependency_groups(model, inputs, graph=graph) if g.reason is None]
+    groups = [group for group in groups if group.reason is None]
     if way == "heads and neurons":
         groups = [group for group in groups if not wide(group)]
     generator = torch.Generator().manual_seed(0)
@@ -178,7 +190,8 @@ def saved(kind: str, model: Read, inputs: dict[str, Any], way: str) -> dict[str,
     before, folder = parameters(model.body), FOLDERS / kind
     try:
         graph = engine.trace(model, inputs)
-        masks = masks_of(model, inputs, graph, way)
+        groups = engine.dependency_groups(model, inputs, graph=graph)
+        masks = masks_of(groups, way)
         plain = any(isinstance(module, (nn.LayerNorm, nn.GroupNorm)) for module in model.body.modules())
         expected = None if plain else outputs(masked(model, masks), inputs)
         speedup = engine.ModelSpeedup(model, inputs, masks, confidence=0, graph=graph, plain_norms=plain)
@@ -195,6 +208,7 @@ def saved(kind: str, model: Read, inputs: dict[str, Any], way: str) -> dict[str,
         "error": result.error,
         "shared": dict(result.shared_eps),
         "config": dict(result.config),
+        "stays": dict(Counter(general(group.reason) for group in groups if group.reason is not None)),
     }
 
 
@@ -227,11 +241,32 @@ def verdict(row: dict[str, Any]) -> str:
     """Return how a row was saved, or why not."""
     if "error" in row:
         if not smaller(row):
-            return "nothing could be removed"
+            reasons = sorted(row.get("stays", {}).items(), key=lambda item: -item[1])
+            return "nothing could be removed" + (f": {reasons[0][0]}" if reasons else "")
         kind = "exact" if row["exact"] else "plain norms"
         kind += f" but for the eps of {len(row['shared'])} norms" if row.get("shared") else ""
         return kind if row["way"] == WAYS[0] else f"{kind}, {row['way']} only"
-    return general(str(row.get("reasons", [row.get("failed", row.get("refused", "?"))])[0]))[:300]
+    return brief(general(str(row.get("reasons", [row.get("failed", row.get("refused", "?"))])[0])))
+
+
+def brief(reason: str) -> str:
+    """Return a reason without the advice that many have in common, and without a long list of fields.
+
+    Example:
+        >>> brief("InputError: 'a' has shape [2], and [4] under the nearest one (b=2, c=3). Prune with equal amounts.")
+        "'a' has shape [2], and [4] under the nearest one."
+    """
+    reason = re.sub(r"^(InputError|VerificationError): ", "", reason)
+    reason = re.sub(r" under the nearest one \([^()]*\)", " under the nearest one", reason)
+    return textwrap.shorten(reason.partition(" Prune with equal amounts")[0], 400, placeholder=" …")
+
+
+def kind_of(row: dict[str, Any], error: Any) -> str:
+    """Return the kind of reason for which a row is not loaded, or loads with an error."""
+    reason = verdict(row)
+    if "error" in row:
+        return "nothing could be removed" if not smaller(row) else "the error is above 1e-6, in float64 below"
+    return next((kind for pattern, kind in KINDS.items() if re.search(pattern, reason)), "other")
 
 
 def smaller(row: dict[str, Any]) -> bool:
@@ -277,17 +312,27 @@ def line(row: dict[str, Any], error: Any = None) -> str:
 
 HEAD = """# Survey: transformers loads the small network
 
-`python benchmarks/stock.py` takes the small model of each architecture in transformers' `MODEL_MAPPING`
-([survey](architectures.md)), masks half of the heads, the neurons and the residual stream, compacts the model and
-calls `lightning_compress.save_pretrained`. Of {run} architectures that ran, {back} come back by `from_pretrained` in a
-process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
+`python benchmarks/stock.py` takes the small model of each architecture in transformers' `MODEL_MAPPING` that
+[another survey](architectures.md) finds exact, masks half of the heads, the neurons and the residual stream, compacts
+the model and calls `lightning_compress.save_pretrained`. Of {run} architectures, {back} come back by `from_pretrained`
+in a process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
 {plain} with `plain_norms=True` (then equal to the model in memory, while the masked model is another function), {few}
 with heads and neurons masked only, because the whole could not be saved. In {streams} of them a width of the residual
 stream is among the fields that changed; in the others the stream is kept whole, because no configuration describes it
 narrow, or because the masked model would be another one (what did not run, such as an image encoder, could read it).
-Where norms share an eps, the error is the one that `save_pretrained` named. The others have a reason; architectures
-that are not listed were not run. Folders are loaded anew for each table; some were saved by earlier code. torch
-{torch}, transformers {transformers}, one CPU thread.
+In {shared} of them norms share an eps, and the error is the one that `save_pretrained` named.
+
+The other {rest} have a reason:
+
+{reasons}
+
+Where no configuration describes the shapes, the table names the first tensor that does not fit and the fields that its
+sizes follow. The error goes on to say what to do: prune with equal amounts in the layers that share a field
+(`uniform=True`), to widths that fields can express (`round_to`), in whole heads (`attention="heads"`); leave the layers
+that it lists whole (`exclude=`); or save `model.state_dict()`, which holds the plan.
+
+Folders are loaded anew for each table; some were saved by earlier code. torch {torch}, transformers {transformers}, one
+CPU thread.
 
 | architecture | saved, or why not | fields that changed | parameters, k | error |
 |---|---|---|---:|---:|
@@ -299,12 +344,15 @@ def page(rows: Sequence[dict[str, Any]], errors: dict[str, Any]) -> str:
     run = sorted((row for row in rows if "not run" not in row), key=lambda row: str(row["architecture"]))
     back = [row for row in run if is_back(row, errors.get(row["architecture"]))]
     ways = Counter(row["way"] if row["way"] != WAYS[0] else "exact" if row["exact"] else "plain" for row in back)
-    numbers = {"run": len(run), "back": len(back), "streams": sum(map(has_narrow_stream, back))}
+    others = [row for row in run if not is_back(row, errors.get(row["architecture"]))]
+    kinds = Counter(kind_of(row, errors.get(row["architecture"])) for row in others)
+    numbers = {"run": len(run), "back": len(back), "streams": sum(map(has_narrow_stream, back)), "rest": len(others)}
+    numbers["shared"] = sum(bool(row.get("shared")) for row in back)
+    reasons = "\n".join(f"- {kind}: {count}" for kind, count in kinds.most_common())
     numbers |= {name: ways[way] for name, way in (("exact", "exact"), ("plain", "plain"), ("few", WAYS[1]))}
     versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
-    return (
-        HEAD.format(**numbers, **versions) + "\n".join(line(row, errors.get(row["architecture"])) for row in run) + "\n"
-    )
+    table = "\n".join(line(row, errors.get(row["architecture"])) for row in run)
+    return HEAD.format(**numbers, **versions, reasons=reasons) + table + "\n"
 
 
 def latest() -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from engine.errors import InputError
+from engine.errors import InputError, TraceError
 from engine.program import distinct_modules, tensors_in
 from engine.recording import call_model, resolve_inputs
 from engine.surgery import original, weights_of
@@ -29,7 +29,7 @@ from lightning_compress.stock.fields import Values
 from lightning_compress.stock.formats import Format
 from lightning_compress.stock.inputs import random_like, seeded_on
 
-__all__ = ["TOLERANCE", "Fit", "check_reached", "evaluating", "fitted", "measured"]
+__all__ = ["Fit", "agree", "check_reached", "evaluating", "fitted", "measured"]
 
 TOLERANCE = 1e-6
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -45,12 +45,14 @@ class Fit:
         error: largest difference of the outputs, relative to the largest, in the model's precision.
         exact: whether the two compute the same but for rounding, and but for the shared eps.
         shared: by name, the eps of norms that have another one in memory.
+        failure: what the instance raised instead of running: the error is infinite then.
     """
 
     stock: nn.Module
     error: float
     exact: bool
     shared: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
 
 
 def fitted(
@@ -73,17 +75,43 @@ def fitted(
     """
     weights = _weights(model, norms, _scales(model, norms, differing))
     stock = _loaded(model, form, values, weights)
-    error = measured(model, stock, example)
+    try:
+        error = measured(model, stock, example)
+    except TraceError:  # the model itself does not take the example
+        raise
+    except Exception as problem:  # of any kind: it is the class's own code, whose numbers may not go together
+        return Fit(stock, math.inf, False, failure=f"{type(problem).__name__}: {problem}")
     if error <= TOLERANCE:
         return Fit(stock, error, True)
-    is_rounding = error <= _ROUNDING.get(next(stock.parameters()).dtype, TOLERANCE)
     wide = _wide(stock, weights)
     reference = copy.deepcopy(model).double()
-    if is_rounding and _in_float64(reference, wide, example) <= TOLERANCE:
+    if _may_be_rounding(stock, error) and _in_float64(reference, wide, example) <= TOLERANCE:
         return Fit(stock, error, True)
     shared = _with_own_eps(wide, norms, differing)
     exact = bool(shared) and _in_float64(reference, wide, example) <= TOLERANCE
+    if shared and not exact:  # in float64 the class may not run
+        narrow = copy.deepcopy(stock)
+        _with_own_eps(narrow, norms, differing)
+        exact = measured(model, narrow, example) <= TOLERANCE
     return Fit(stock, error, exact, shared if exact else {})
+
+
+def agree(one: nn.Module, other: nn.Module, error: float, example: Any) -> bool:
+    """Whether two models of one class compute the same but for rounding.
+
+    Args:
+        one, other: the models.
+        error: largest difference of their outputs, relative to the largest.
+        example: what they take.
+    """
+    if error <= TOLERANCE:
+        return True
+    wide = [copy.deepcopy(model).double() for model in (one, other)]
+    return _may_be_rounding(one, error) and _in_float64(*wide, example) <= TOLERANCE
+
+
+def _may_be_rounding(model: nn.Module, error: float) -> bool:
+    return error <= _ROUNDING.get(next(model.parameters()).dtype, TOLERANCE)
 
 
 @contextlib.contextmanager

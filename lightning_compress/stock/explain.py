@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from engine.errors import InputError, VerificationError
 from engine.verification import Rescaled
+from lightning_compress.stock.agreement import Fit
 from lightning_compress.stock.describe import Search
 from lightning_compress.stock.fields import Path, Values, shown
 from lightning_compress.stock.formats import Format
@@ -25,11 +26,16 @@ def check_norms(norms: Mapping[str, Rescaled]) -> None:
     for name, norm in norms.items():
         if not norm.is_plain:
             raise InputError(
-                f"{name!r} ({norm.kind}) keeps the statistics of {norm.size} channels while {norm.kept} are left, "
-                "which no weights of an ordinary norm express. Compact with `plain_norms=True`, which computes another "
-                "function than the masked model, or leave the channels that it normalizes whole: `exclude=` one of the "
-                "layers that produce them."
+                f"{name!r} ({norm.kind}) keeps the statistics of {norm.size} channels {_lost(norm)}. Compact with "
+                "`plain_norms=True`, which computes another function than the masked model, or leave the channels that "
+                "it normalizes whole: `exclude=` one of the layers that produce them."
             )
+
+
+def _lost(norm: Rescaled) -> str:
+    if not norm.kept:
+        return "of which some were removed, and has no weight per channel that could be rescaled"
+    return f"while {norm.kept} are left, which no weights of an ordinary norm express"
 
 
 def refuse(search: Search, values: Values, form: Format) -> NoReturn:
@@ -55,14 +61,19 @@ def refuse(search: Search, values: Values, form: Format) -> NoReturn:
     )
 
 
-def refuse_numbers(
-    search: Search, values: Values, error: float, norms: Mapping[str, Rescaled], form: Format
-) -> NoReturn:
+def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str, Rescaled], form: Format) -> NoReturn:
     """Say how far the class is from the model under the nearest configuration.
 
     Raises:
         VerificationError: always.
     """
+    shapes = f"{form.cls.__name__} has the shapes of this network under {_changes(values)}, and"
+    if fit.failure:
+        raise VerificationError(
+            f"{shapes} does not run: {fit.failure.rstrip('.')}. Other numbers of the configuration depend on these "
+            "sizes; leave the layers that follow them whole (`exclude=`), or save `model.state_dict()`, which holds "
+            "the plan."
+        )
     look = search.look(values)
     assert look is not None
     strays = [
@@ -72,9 +83,9 @@ def refuse_numbers(
     ]
     which = f" ({'; '.join(strays[:2])})" if strays else ""
     raise VerificationError(
-        f"{form.cls.__name__} has the shapes of this network under {_changes(values)}, and computes something else: "
-        f"outputs differ by {error:.1e} of the largest{which}. Sizes that were pinned or heads whose dimensions were "
-        "pruned are in no configuration; save `model.state_dict()`, which holds the plan."
+        f"{shapes} computes something else: outputs differ by {fit.error:.1e} of the largest{which}. Sizes that were "
+        "pinned or heads whose dimensions were pruned are in no configuration; save `model.state_dict()`, which holds "
+        "the plan."
     )
 
 

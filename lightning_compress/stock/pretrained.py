@@ -16,7 +16,7 @@ from torch import nn
 from engine.errors import InputError, VerificationError
 from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.stock import explain
-from lightning_compress.stock.agreement import TOLERANCE, Fit, check_reached, evaluating, fitted, measured
+from lightning_compress.stock.agreement import Fit, agree, check_reached, evaluating, fitted, measured
 from lightning_compress.stock.describe import Search, differing, look_at
 from lightning_compress.stock.fields import Values, numbers, shown
 from lightning_compress.stock.formats import Format, format_of
@@ -118,7 +118,7 @@ def _described(
             break
     fit, chosen = min(fits, key=lambda pair: (not pair[0].exact, bool(pair[0].shared), pair[0].error))
     if not fit.exact:
-        explain.refuse_numbers(search, chosen, fit.error, norms, form)
+        explain.refuse_numbers(search, chosen, fit, norms, form)
     if fit.shared and not fit.error <= tolerance:
         explain.refuse_shared(fit.shared, fit.error, norms, form)
     check_reached(fit.stock, search, chosen, example)
@@ -151,7 +151,7 @@ def _write(
         parameter = next(stock.parameters())
         again = form.load(folder, parameter.dtype).to(parameter.device).eval()
         error = measured(stock, again, example)
-        if not error <= TOLERANCE:
+        if not agree(stock, again, error, example):
             raise VerificationError(
                 f"{form.cls.__name__}.from_pretrained loads another network than was saved: its outputs differ by "
                 f"{error:.1e} of the largest. Does its own `save_pretrained` leave anything out?"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.errors import InputError
+from engine.errors import InputError, TraceError
 from engine.verification import Rescaled
-from lightning_compress.stock.agreement import check_reached, evaluating, fitted, measured
+from lightning_compress.stock.agreement import agree, check_reached, evaluating, fitted, measured
 from lightning_compress.stock.describe import Search, differing, look_at
 from lightning_compress.stock.formats import Format
 from tests.engine.language import RootMeanSquare
@@ -82,6 +86,47 @@ def test_a_shared_eps_is_told_from_other_differences() -> None:
     model = narrowed(0.5)
     model.first.forward = lambda x: x  # type: ignore[method-assign]
     assert not fit(model, norms).exact
+
+
+def test_an_eps_of_its_own_shows_where_float64_does_not_run() -> None:
+    """Then the two are compared in the model's precision."""
+    norms = {"first": Rescaled("RootMeanSquare", 4, 2, {}, {"eps": 2e-5}, True)}
+    model = narrowed(0.5)
+    model.inner.forward = functools.partial(F.linear, weight=model.inner.weight, bias=model.inner.bias)  # type: ignore
+    found = fit(model, norms)
+    assert found.exact and found.shared == {"second": 2e-5}
+
+
+def test_two_of_one_class_agree_but_for_rounding() -> None:
+    """More than rounding is a difference, and so is what stays in float64."""
+    one = nn.Linear(3, 3)
+    other, far = copy.deepcopy(one), copy.deepcopy(one)
+    far.bias.data += 1e-5
+    x = torch.ones(1, 3)
+    assert agree(one, other, 1e-7, x) and agree(one, other, 5e-6, x)
+    assert not agree(one, far, 5e-6, x) and not agree(one, other, 1.0, x)
+
+
+class Grouped(Model):
+    """A model that runs only with widths of which its groups are a part."""
+
+    def forward(self, words: Tensor, other: bool = False) -> Tensor:
+        """Return three numbers for each word."""
+        self.embed(words).unflatten(-1, (-1, self.groups))
+        return super().forward(words, other)
+
+    groups = 4
+
+
+def test_a_class_that_does_not_run_is_no_fit() -> None:
+    """What it raises is kept, so that another configuration can be tried; what the model itself raises, is raised."""
+    model, form = narrowed(), Format(Grouped, {"width": 4, "eps": 1e-5})
+    norms = {"first": Rescaled("RootMeanSquare", 4, 2, {}, {"eps": 2e-5}, True)}
+    other = differing(look_at(model), look_at(form.build(VALUES)))
+    fit = fitted(model, form, VALUES, norms, other, {"words": WORDS})
+    assert not fit.exact and fit.error == math.inf and fit.failure.startswith("RuntimeError: ")
+    with pytest.raises(TraceError, match="nothing"):
+        fitted(model, form, VALUES, norms, other, {"nothing": WORDS})
 
 
 def test_outputs_are_measured_on_several_inputs() -> None:
