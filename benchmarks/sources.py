@@ -69,7 +69,7 @@ def check(name: str, folder: Path) -> str:
     groups = [group for group in engine.dependency_groups(model, x) if group.reason is None]
     masks = engine.group_masks(groups, {g.name: torch.arange(g.size) < (g.size + 1) // 2 for g in groups})
     engine.ModelSpeedup(model, x, masks, confidence=0).speedup_model()
-    path = save_stock(model, folder / name, example_input=x)
+    path = save_stock(model, folder / name, example_input=x, constructor=False)
     others = torch.randn(3, 3, side, side)
     with torch.no_grad():
         torch.save((others, model(others)), folder / name / "check.pt")

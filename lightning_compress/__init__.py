@@ -15,11 +15,11 @@ from lightning_compress.callbacks.sparse import SparseTraining
 from lightning_compress.checkpoints.compacted import load_compacted
 from lightning_compress.checkpoints.offline import compact_checkpoint
 from lightning_compress.one_shot import prune
-from lightning_compress.report.summary import summarize
 from lightning_compress.selection.allocation import allocate_by_sensitivity, anneal_amounts
 from lightning_compress.selection.sensitivity import analyze_sensitivity, validation_metric
 from lightning_compress.stock.pretrained import save_pretrained
 from lightning_compress.stock.source import save_stock
+from lightning_compress.summary import summarize
 from lightning_compress.trainer.restore import Compactable
 
 __all__ = [

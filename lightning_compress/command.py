@@ -28,7 +28,7 @@ from lightning_compress.checkpoints.export import (
     export_torchscript,
 )
 from lightning_compress.checkpoints.offline import compact_checkpoint, example_of, load_masked
-from lightning_compress.report.summary import summarize
+from lightning_compress.summary import summarize
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
@@ -68,6 +68,7 @@ _EXAMPLES = {
     "summarize": """\
   python -m lightning_compress summarize train:Classifier --arg width=8 --example 1,3,224,224
   python -m lightning_compress summarize torchvision.models:resnet18 --example 1,3,224,224 --html summary.html
+  python -m lightning_compress summarize train:Classifier --input batch.pt --amounts 0.5 --stock
 """,
     "inspect": "  python -m lightning_compress inspect compacted.ckpt\n",
     "compact": """\
@@ -176,6 +177,8 @@ def _add_summarize(command: argparse.ArgumentParser) -> None:
         "--amounts", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="fractions of the channels"
     )
     command.add_argument("--html", metavar="FILE", help="write the summary as HTML, too")
+    about = "try whether transformers or diffusers could load the small model, and say which groups stand in the way"
+    command.add_argument("--stock", action="store_true", help=about)
 
 
 def _add_inspect(command: argparse.ArgumentParser) -> None:
@@ -232,7 +235,7 @@ def _summarize(options: argparse.Namespace) -> int:
         ) from error
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"{options.cls} is not a module and returns none, but a {type(model).__name__}.")
-    summary = summarize(model, _example(options), amounts=options.amounts, path=options.model)
+    summary = summarize(model, _example(options), amounts=options.amounts, path=options.model, stock=options.stock)
     _say(summary)
     if options.html:
         Path(options.html).write_text(f'<!doctype html>\n<meta charset="utf-8">\n{summary._repr_html_()}\n', "utf-8")

@@ -24,12 +24,12 @@ from engine.recording import call_model, resolve_inputs
 from engine.surgery import original, weights_of
 from engine.verification import Rescaled, Unrounded
 from lightning_compress.checkpoints.export import difference
-from lightning_compress.stock.describe import Differing, Look, Search
+from lightning_compress.stock.describe import Differing, Look, Number, Search
 from lightning_compress.stock.fields import Values
-from lightning_compress.stock.formats import Format
+from lightning_compress.stock.formats import Form
 from lightning_compress.stock.inputs import random_like, seeded_on
 
-__all__ = ["Fit", "agree", "check_reached", "evaluating", "fitted", "measured"]
+__all__ = ["TOLERANCE", "Fit", "agree", "check_reached", "evaluating", "fitted", "measured"]
 
 TOLERANCE = 1e-6
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -57,7 +57,7 @@ class Fit:
 
 def fitted(
     model: nn.Module,
-    form: Format,
+    form: Form,
     values: Values,
     norms: Mapping[str, Rescaled],
     differing: Differing,
@@ -134,13 +134,34 @@ def _scales(model: nn.Module, norms: Mapping[str, Rescaled], differing: Differin
     modules = distinct_modules(model)
     kinds = {original(type(modules[name])) for name in norms}
     factors: dict[str, float] = {}
-    for (name, _), (own, other) in differing.items():
+    for (name, key), (own, other) in differing.items():
         module = modules.get(name)
         if module is None or original(type(module)) in kinds or not isinstance(own, float) or not own or not other:
             continue
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
-            factors[name] = own / other
+            factors |= {} if _is_eps(module, key, other) else {name: own / other}
     return factors
+
+
+def _is_eps(module: nn.Module, key: str, other: Number) -> bool:
+    """Whether a number of a module matters for small inputs alone, as the eps of a norm does that is ordinary by now.
+
+    Example:
+        >>> _is_eps(nn.RMSNorm(2, eps=1e-5), "eps", 1e-6)
+        True
+    """
+    sizes = {parameter.shape for parameter in module.parameters()}
+    if len(sizes) != 1 or len(next(iter(sizes))) != 1:
+        return False
+    one = copy.deepcopy(module).cpu().double()
+    two = copy.deepcopy(one)
+    setattr(two, key, other)
+    x = 1e6 * torch.randn(2, *next(iter(sizes)), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad(), Unrounded():  # type: ignore[no-untyped-call]
+        try:
+            return torch.allclose(one(x), two(x), rtol=1e-9, atol=0)
+        except (RuntimeError, TypeError):  # it does not take numbers
+            return False
 
 
 def _weights(model: nn.Module, norms: Mapping[str, Rescaled], scales: Mapping[str, float]) -> dict[str, Tensor]:
@@ -155,7 +176,7 @@ def _weights(model: nn.Module, norms: Mapping[str, Rescaled], scales: Mapping[st
     return weights
 
 
-def _loaded(model: nn.Module, form: Format, values: Values, weights: Mapping[str, Tensor]) -> nn.Module:
+def _loaded(model: nn.Module, form: Form, values: Values, weights: Mapping[str, Tensor]) -> nn.Module:
     stock = form.build(values, "cpu")
     parameter = next(model.parameters())
     stock = stock.to(device=parameter.device, dtype=parameter.dtype)
@@ -175,7 +196,7 @@ def _with_own_eps(wide: nn.Module, norms: Mapping[str, Rescaled], differing: Dif
     keys = {key for norm in norms.values() for key in norm.numbers}
     shared: dict[str, float] = {}
     for (name, key), (own, other) in differing.items():
-        if key in keys and isinstance(own, float):
+        if isinstance(own, float) and (key in keys or _is_eps(wide.get_submodule(name), key, own)):
             setattr(wide.get_submodule(name), key, own)
             shared[name] = float(other)
     return shared

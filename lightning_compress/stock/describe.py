@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_compress.stock.fields import Path, Values
 
-__all__ = ["Build", "Differing", "Look", "Search", "differing", "look_at"]
+__all__ = ["Build", "Differing", "Look", "Misfit", "Number", "Search", "differing", "look_at"]
 
 Build = Callable[[Values], nn.Module]
 """Builds the class from the old configuration with other numbers; raises whatever the class raises."""
@@ -29,11 +29,15 @@ Move = tuple[Path, Number]
 Differing = Mapping[tuple[str, str], tuple[Number, Number]]
 """By module and name, numbers of modules in two networks."""
 
+Misfit = tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]
+"""A tensor by its name, and its shapes in two networks."""
+
 _MOST = 2_000  # builds
 _WIDTH = 6  # configurations from which the search goes on
 _ROUNDS = 3
 _PATIENCE = 2  # changes that bring nothing nearer
 _DETOURS = 4
+_MANY = 20  # fields
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Look:
     shapes: Mapping[str, tuple[int, ...]]
     numbers: Mapping[tuple[str, str], Number]
 
-    def misfits(self, other: Look) -> list[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]]:
+    def misfits(self, other: Look) -> list[Misfit]:
         """Return the tensors that differ from those of another network: name, shape here, shape there."""
         names = dict.fromkeys((*self.shapes, *other.shapes))
         pairs = [(name, self.shapes.get(name), other.shapes.get(name)) for name in names]
@@ -114,6 +118,7 @@ class Search:
         build: builds the class on the meta device.
         fields: the numbers of the old configuration; None where a field has no value.
         target: the narrowed network.
+        looks: sizes by configuration; searches of one class may share them.
     """
 
     build: Build
@@ -121,13 +126,15 @@ class Search:
     target: Look
     _start: Mapping[Path, Number] = field(default_factory=dict)
     looks: dict[tuple[tuple[Path, Number], ...], Look | None] = field(default_factory=dict)
+    _builds: int = 0
 
     def look(self, values: Values) -> Look | None:
         """Return the sizes under a configuration; None where the class refuses it."""
         key = tuple(sorted(values.items(), key=str))
         if key not in self.looks:
-            if len(self.looks) > _MOST:
+            if self._builds > _MOST:
                 return None
+            self._builds += 1
             try:
                 self.looks[key] = look_at(self.build(values))
             except Exception:  # whatever a class raises for numbers that do not go together
@@ -136,7 +143,7 @@ class Search:
 
     def solve(self) -> list[dict[Path, Number]]:
         """Return the configurations that come nearest, best first: those with all shapes right, or the best one."""
-        values: dict[Path, Number] = {}
+        values = self._together({})
         right: list[dict[Path, Number]] = []
         for _ in range(_ROUNDS):  # what a field changes may show only after another has changed
             score = self.score(values)
@@ -145,6 +152,21 @@ class Search:
             if not self.score(values)[0] or self.score(values) == score:
                 break
         return self._detoured(values) if self.score(values)[0] else right
+
+    def _together(self, start: dict[Path, Number]) -> dict[Path, Number]:
+        """Return all changes of one field at once that each bring the network nearer, where they are many.
+
+        A list of blocks has fields for each of them, more than can be changed one after another.
+        """
+        base = self.look(start)
+        assert base is not None
+        moves, before = self._moves(start, base), self.score(start)
+        if len({path for path, _ in moves}) <= _MANY:
+            return start
+        scores = {(path, value): self.score({**start, path: value}) for path, value in moves}
+        nearer = sorted((move for move in moves if scores[move] < before), key=scores.__getitem__, reverse=True)
+        changed = {**start, **dict(nearer)}
+        return changed if self.score(changed) < before else start
 
     def _detoured(self, nearest: dict[Path, Number]) -> list[dict[Path, Number]]:
         """Return the best configurations behind changes that set one tensor right and others wrong.
@@ -214,7 +236,8 @@ class Search:
         old, new = self._value(path), self._tried_number(path, changed)
         if isinstance(old, float):
             follows = [key for key, value in base.numbers.items() if value == old and changed.numbers.get(key) != value]
-            return sorted({self.target.numbers[key] for key in follows if key in self.target.numbers} - {old})
+            same = {self.target.numbers[key] for key in follows if key in self.target.numbers}
+            return sorted((same | set(self._ratios(old, float(new), base, changed))) - {old})
         if not self._matters(base, changed):
             return []
         values: set[int] = set()
@@ -232,6 +255,12 @@ class Search:
             if differs and isinstance(wanted, int) and (value == old or old is None and changed.numbers[key] == new):
                 values.add(wanted)
         return sorted(value for value in values if value != old and value > 0)
+
+    def _ratios(self, old: float, new: float, base: Look, changed: Look) -> Iterator[float]:
+        """Yield the values of a ratio at which a size is the wanted one, also where classes round it down."""
+        for a, b, c in _dimensions(base, self.target, changed):
+            if a != b and b:
+                yield from (old + (b - a + rest) * (new - old) / (c - a) for rest in (0, 0.5))
 
     def _matters(self, base: Look, changed: Look) -> bool:
         """Whether a dimension that follows a field differs from the target, or nothing but numbers of modules do."""

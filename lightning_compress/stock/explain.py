@@ -12,7 +12,7 @@ from engine.verification import Rescaled
 from lightning_compress.stock.agreement import Fit
 from lightning_compress.stock.describe import Search
 from lightning_compress.stock.fields import Path, Values, shown
-from lightning_compress.stock.formats import Format
+from lightning_compress.stock.formats import Form
 
 __all__ = ["check_norms", "refuse", "refuse_numbers", "refuse_shared"]
 
@@ -38,7 +38,7 @@ def _lost(norm: Rescaled) -> str:
     return f"while {norm.kept} are left, which no weights of an ordinary norm express"
 
 
-def refuse(search: Search, values: Values, form: Format) -> NoReturn:
+def refuse(search: Search, values: Values, form: Form) -> NoReturn:
     """Say which parameter has a shape that no configuration gives it.
 
     Raises:
@@ -61,7 +61,7 @@ def refuse(search: Search, values: Values, form: Format) -> NoReturn:
     )
 
 
-def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str, Rescaled], form: Format) -> NoReturn:
+def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str, Rescaled], form: Form) -> NoReturn:
     """Say how far the class is from the model under the nearest configuration.
 
     Raises:
@@ -89,7 +89,7 @@ def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str,
     )
 
 
-def refuse_shared(shared: Mapping[str, float], error: float, norms: Mapping[str, Rescaled], form: Format) -> NoReturn:
+def refuse_shared(shared: Mapping[str, float], error: float, norms: Mapping[str, Rescaled], form: Form) -> NoReturn:
     """Say which norms share an eps, and how large the error is.
 
     Raises:
@@ -97,9 +97,10 @@ def refuse_shared(shared: Mapping[str, float], error: float, norms: Mapping[str,
     """
     names = ", ".join(repr(name) for name in list(shared)[:3]) + (" and others" if len(shared) > 3 else "")
     eps = next(iter(shared.values()))
+    narrow = f", as {next(iter(norms))!r}" if norms else ""
     raise VerificationError(
-        f"One field of {form.cls.__name__}'s configuration is the eps of norms that lost channels, as "
-        f"{next(iter(norms))!r}, and of norms that need another one. Under the best value {names} get {eps:g}, and "
+        f"One field of {form.cls.__name__}'s configuration is the eps of norms that lost channels{narrow}, "
+        f"and of norms that need another one. Under the best value {names} get {eps:g}, and "
         f"outputs differ by {error:.1e} of the largest. Pass `tolerance={_above(error):g}` to save it like that, leave "
         "the stream unmasked, or save `model.state_dict()`, which holds the plan."
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Path", "Values", "numbers", "set_numbers", "shown"]
+__all__ = ["Path", "Values", "generic", "numbers", "set_numbers", "shown"]
 
 _NO_SIZE = re.compile(r"^_|(^|_)ids?$|id2label|label2id|_version$")  # tokens by number, labels
 
@@ -71,3 +71,13 @@ def shown(path: Path) -> str:
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
     return text
+
+
+def generic(name: str) -> str:
+    """Return the name of a parameter without the numbers of layers.
+
+    Example:
+        >>> generic("layers.0.weight")
+        'layers.*.weight'
+    """
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

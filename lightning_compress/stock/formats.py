@@ -12,20 +12,20 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from engine.errors import InputError
 from engine.surgery import original
-from lightning_compress.stock.fields import Path, Values, set_numbers
+from lightning_compress.stock.fields import Path, Values, numbers, set_numbers
 
-__all__ = ["Format", "format_of"]
+__all__ = ["Form", "Format", "format_of", "silent"]
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Suppress what classes say about configurations that are only tried."""
     level = logging.root.manager.disable
     try:
@@ -35,6 +35,20 @@ def _silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+class Form(Protocol):
+    """How a class is built from numbers."""
+
+    @property
+    def cls(self) -> Any:
+        """The class."""
+
+    def build(self, values: Values, device: str = "meta") -> nn.Module:
+        """Return a new instance under other numbers."""
+
+    def fields(self) -> dict[Path, int | float | None]:
+        """Return the numbers that it is built from."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Format:
     def build(self, values: Values, device: str = "meta") -> nn.Module:
         """Return a new instance under the old configuration with other numbers."""
         config = set_numbers(self.config, values)
-        with _silent(), torch.random.fork_rng(devices=[]), torch.device(device):
+        with silent(), torch.random.fork_rng(devices=[]), torch.device(device):
             model: nn.Module = (
                 self.cls.from_config(config) if self.kind is None else self.cls(self.kind.from_dict(config))
             )
@@ -69,10 +83,14 @@ class Format:
             return []
         config = self.kind.from_dict(dict(self.config))
         parts = {id(part): path for path, part in _parts(config, ())}
-        with _silent(), torch.random.fork_rng(devices=[]), torch.device("meta"), _missing(self.kind) as missing:
+        with silent(), torch.random.fork_rng(devices=[]), torch.device("meta"), _missing(self.kind) as missing:
             self.cls(config)
         paths = [(*parts[id(part)], name) for part, name in missing if id(part) in parts and name[0] != "_"]
         return list(dict.fromkeys(paths))
+
+    def fields(self) -> dict[Path, int | float | None]:
+        """Return the numbers of the configuration, and the fields that may get one."""
+        return {**numbers(self.config), **dict.fromkeys(self.unlisted())}
 
     def load(self, directory: str | os.PathLike[str], dtype: torch.dtype) -> nn.Module:
         """Return the saved network, as anybody loads it."""

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as File
 from typing import Any
@@ -18,11 +18,11 @@ from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.stock import explain
 from lightning_compress.stock.agreement import Fit, agree, check_reached, evaluating, fitted, measured
 from lightning_compress.stock.describe import Search, differing, look_at
-from lightning_compress.stock.fields import Values, numbers, shown
-from lightning_compress.stock.formats import Format, format_of
+from lightning_compress.stock.fields import Values, shown
+from lightning_compress.stock.formats import Form, Format, format_of
 from lightning_compress.stock.inputs import sensible_inputs
 
-__all__ = ["NOTE", "Saved", "save_pretrained"]
+__all__ = ["NOTE", "Saved", "best_fit", "save_pretrained", "search_for"]
 
 NOTE = "lightning_compress.json"
 _TRIES = 12  # configurations with the right shapes that are run
@@ -97,22 +97,48 @@ def save_pretrained(
     return saved
 
 
-def _described(
-    model: nn.Module, form: Format, norms: Mapping[str, Rescaled], example: Any, tolerance: float
-) -> tuple[Fit, Values]:
-    """Return a new instance of the class that computes what the model does, and its configuration."""
+def search_for(model: nn.Module, form: Form, norms: Mapping[str, Rescaled], looks: Any = None) -> Search:
+    """Return the search for the configuration that describes a model.
+
+    Args:
+        model: the narrowed network.
+        form: how its class is built.
+        norms: what ordinary norms need in place of the narrowed ones.
+        looks: sizes by configuration that an earlier search of the same class has seen.
+    """
     eps = {(name, key): value for name, norm in norms.items() for key, value in norm.numbers.items()}
-    target = look_at(model, eps)
-    search = Search(form.build, {**numbers(form.config), **dict.fromkeys(form.unlisted())}, target)
-    candidates = search.solve()
-    look = search.look(candidates[0])
-    if look is None or search.score(candidates[0])[0]:
-        explain.refuse(search, candidates[0], form)
+    return Search(form.build, form.fields(), look_at(model, eps), looks={} if looks is None else looks)
+
+
+def best_fit(
+    model: nn.Module,
+    form: Form,
+    norms: Mapping[str, Rescaled],
+    search: Search,
+    candidates: Sequence[Values],
+    example: Any,
+    tolerance: float = 0.0,
+) -> tuple[Fit, Values]:
+    """Return a new instance of the class that computes what the model does, and its configuration.
+
+    Args:
+        model: the narrowed network.
+        form: how its class is built.
+        norms: what ordinary norms need in place of the narrowed ones.
+        search: for the configuration.
+        candidates: configurations under which all names and shapes agree, best first.
+        example: what the model takes.
+        tolerance: error up to which norms may share an eps.
+
+    Raises:
+        VerificationError: where it computes something else under all of them.
+        InputError: where the example does not run what was narrowed.
+    """
     fits: list[tuple[Fit, Values]] = []
     for values in candidates[:_TRIES]:
         look = search.look(values)
         assert look is not None
-        fit = fitted(model, form, values, norms, differing(target, look), example)
+        fit = fitted(model, form, values, norms, differing(search.target, look), example)
         fits.append((fit, values))
         if fit.exact and not fit.shared:
             break
@@ -123,6 +149,16 @@ def _described(
         explain.refuse_shared(fit.shared, fit.error, norms, form)
     check_reached(fit.stock, search, chosen, example)
     return fit, chosen
+
+
+def _described(
+    model: nn.Module, form: Format, norms: Mapping[str, Rescaled], example: Any, tolerance: float
+) -> tuple[Fit, Values]:
+    search = search_for(model, form, norms)
+    candidates = search.solve()
+    if search.score(candidates[0])[0]:
+        explain.refuse(search, candidates[0], form)
+    return best_fit(model, form, norms, search, candidates, example, tolerance)
 
 
 def _note(saved: Saved) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import lightning_compress
 
 ROOT = Path(lightning_compress.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if path.stem not in ("__init__", "__main__"))
-ORDER = "namesake trainer selection report checkpoints stock callbacks one_shot command".split()
+ORDER = "namesake trainer selection report checkpoints stock callbacks one_shot summary command".split()
 
 
 def room_of(path: Path) -> str:

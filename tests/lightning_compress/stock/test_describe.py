@@ -45,6 +45,29 @@ def test_a_field_without_a_value_gets_one() -> None:
     assert search(ratio=9).solve()[0] == {("ratio",): 9}
 
 
+def test_a_ratio_is_solved_for() -> None:
+    """A size that is a product of the width and a float, also where it is rounded down."""
+
+    def build(values: Mapping[Any, Any]) -> nn.Module:
+        return nn.Linear(30, int(30 * {("ratio",): 4.0, **values}["ratio",]))
+
+    for size in (60, 50, 7):
+        values = Search(build, {("ratio",): 4.0}, look_at(nn.Linear(30, size))).solve()[0]
+        assert int(30 * values["ratio",]) == size
+
+
+def test_many_fields_change_at_once() -> None:
+    """A list of blocks with a size for each."""
+    blocks = {("blocks", n): 8 for n in range(30)}
+
+    def build(values: Mapping[Any, Any]) -> nn.Module:
+        return nn.ModuleList(nn.Linear(1, size) for size in {**blocks, **values}.values())
+
+    wanted = {("blocks", n): 3 + n % 4 for n in range(30)}
+    search = Search(build, blocks, look_at(build(wanted)))
+    assert search.solve()[0] == wanted and len(search.looks) < 500
+
+
 def test_nothing_changes_where_nothing_differs() -> None:
     """The old configuration is the answer."""
     assert search().solve()[0] == {}

@@ -17,6 +17,7 @@ from lightning_compress import save_pretrained
 
 transformers = pytest.importorskip("transformers")
 
+from tests.lightning_compress.stock import models  # noqa: E402
 from tests.lightning_compress.stock.models import CONFIGS, GROUPED, built, compacted, inputs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -87,6 +88,18 @@ def test_norms_that_share_an_eps_are_named(tmp_path: Path, monkeypatch: pytest.M
     """Those of queries and keys did not narrow; their eps scales no weight."""
     monkeypatch.setitem(CONFIGS, "qwen3", ("Qwen3ForCausalLM", GROUPED))
     saved = save_pretrained(compacted("qwen3"), tmp_path / "small", tolerance=1e-2)
+    assert saved.config["rms_norm_eps"] == pytest.approx(2e-6)
+    assert all(name.endswith(("q_norm", "k_norm")) for name in saved.shared_eps)
+
+
+def test_norms_that_are_ordinary_already_may_share_an_eps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a compaction with ``plain_norms`` the eps of other norms is no scale of their weights."""
+    monkeypatch.setitem(CONFIGS, "qwen3", ("Qwen3ForCausalLM", GROUPED))
+    monkeypatch.setattr(models, "PLAIN", ("qwen3",))
+    model = compacted("qwen3")
+    with pytest.raises(VerificationError, match="One field of Qwen3ForCausalLM's configuration is the eps"):
+        save_pretrained(model, tmp_path / "small")
+    saved = save_pretrained(model, tmp_path / "small", tolerance=1e-2)
     assert saved.config["rms_norm_eps"] == pytest.approx(2e-6)
     assert all(name.endswith(("q_norm", "k_norm")) for name in saved.shared_eps)
 

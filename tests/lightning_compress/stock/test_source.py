@@ -152,3 +152,64 @@ def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
     model = compacted("resnet").train()
     save_stock(model, tmp_path / "small", example_input=images(2))
     assert model.training
+
+
+CALLED = """
+import sys, torch
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("engine", "lightning_compress"):
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Blocked())
+torch.set_num_threads(1)
+from safetensors.torch import load_file
+sys.path.insert(0, ".")
+import network
+model = network.Network()
+model.load_state_dict(load_file("network.safetensors"), strict=True)
+inputs, outputs = torch.load("check.pt")
+with torch.no_grad():
+    print(float((model.eval()(inputs) - outputs).abs().max() / outputs.abs().max()))
+"""
+
+
+def halved(model: nn.Module, x: torch.Tensor, only: Any = None, **ways: Any) -> nn.Module:
+    """A network without half of each group, or of the groups that a function chooses."""
+    graph = engine.trace(model.eval(), x)
+    free = [group for group in engine.dependency_groups(model, x, graph=graph) if group.reason is None]
+    free = [group for group in free if only is None or only(group)]
+    masks = engine.group_masks(free, {group.name: torch.arange(group.size) < group.size // 2 for group in free})
+    return engine.ModelSpeedup(model, x, masks, confidence=0, graph=graph, **ways).speedup_model()
+
+
+def called(model: nn.Module, x: torch.Tensor, folder: Path) -> str:
+    """The source of a network, which computes the same in a process that has its package alone."""
+    text = save_stock(model, folder, example_input=x).read_text()
+    with torch.no_grad():
+        torch.save((x, model(x)), folder / "check.pt")
+    (folder / "run.py").write_text(CALLED)
+    command = [sys.executable, "-I", "run.py"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) <= 1e-6
+    return text
+
+
+@pytest.mark.slow
+def test_constructor_arguments_are_written_where_they_exist(tmp_path: Path) -> None:
+    """The inner widths of a residual network of torchvision, whose stream no argument narrows."""
+    torchvision = pytest.importorskip("torchvision")
+    x = torch.randn(2, 3, 32, 32)
+    model = halved(torchvision.models.resnet50(), x, lambda g: len(g.layers) == 1 and g.name.count(".") == 2)
+    text = called(model, x, tmp_path / "small")
+    assert "torchvision.models.resnet.ResNet(" in text and "width_per_group=32," in text
+
+
+@pytest.mark.slow
+def test_constructor_arguments_of_timm(tmp_path: Path) -> None:
+    """The neurons of a transformer are a ratio of its width."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model, x = timm.create_model("test_vit"), torch.randn(2, 3, 160, 160)
+    text = called(halved(model, x, lambda group: "mlp" in group.name), x, tmp_path / "small")
+    assert "timm.models.vision_transformer.VisionTransformer(" in text and "mlp_ratio=1.5," in text

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import engine
 from engine.cost import Predictor
+from engine.errors import InputError
 from engine.progress import notice
 from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render
 from lightning_compress.report.text import plain_section
-from lightning_compress.selection.ladders import ladder
+from lightning_compress.selection.ladders import Ladder, ladder
+from lightning_compress.stock.forecast import Forecast, Part, forecast, part_of
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
@@ -70,6 +72,8 @@ class Summary:
         frozen: what cannot be removed, the most expensive reason first.
         predictions: costs by the fraction of channels that is removed of each group.
         notes: what else is known, as about a configuration that could describe the small model.
+        stock: by the fraction of channels that is removed, whether `save_pretrained` could save what is left; first
+            exactly, and where that leaves groups whole, with ordinary norms. Empty where that was not asked for.
     """
 
     model: str
@@ -79,6 +83,7 @@ class Summary:
     frozen: tuple[Frozen, ...]
     predictions: tuple[Prediction, ...]
     notes: tuple[str, ...] = ()
+    stock: tuple[Forecast, ...] = ()
 
     def __str__(self) -> str:
         return "\n\n".join([self._title(), *map(plain_section, self._sections()), *self.notes])
@@ -97,7 +102,7 @@ class Summary:
         )
 
     def _sections(self) -> list[Section]:
-        sections = (self._predicted(), self._prunable(), self._reasons())
+        sections = (self._predicted(), self._prunable(), self._reasons(), self._loadable(), self._obstacles())
         return [section for section in sections if section.rows]
 
     def _predicted(self) -> Section:
@@ -136,6 +141,39 @@ class Summary:
         lead = f"Channels that stay, by the share of the costs of the layers that produce them.{more}"
         return Section("Frozen, and why", lead, ("MACs", "parameters", "channels", "layers", "reason"), rows)
 
+    def _loadable(self) -> Section:
+        rows = tuple(
+            (f"{one.amount:.0%}", _norms(one), _verdict(one), human(one.params), _fields(one)) for one in self.stock
+        )
+        lead = "Whether `save_pretrained` could write what `uniform=True` leaves of the groups, as a dry run."
+        return Section(
+            "Loadable by its package", lead, ("removed", "norms", "loadable", "parameters", "fields that change"), rows
+        )
+
+    def _obstacles(self) -> Section:
+        rows = tuple(
+            (f"{one.amount:.0%}", _norms(one), _listed(obstacle.groups), obstacle.reason)
+            for one in self.stock
+            for obstacle in one.obstacles
+        )
+        lead = "What no configuration describes: leave these groups whole (`exclude=`), or change what is said."
+        return Section("In the way", lead, ("removed", "norms", "groups", "why"), rows)
+
+
+def _norms(one: Forecast) -> str:
+    return "plain_norms=True" if one.plain_norms else "exact"
+
+
+def _verdict(one: Forecast) -> str:
+    if one.is_loadable:
+        return "yes"
+    count = sum(len(obstacle.groups) for obstacle in one.obstacles)
+    return "no" if one.config is None else f"without {count} group{'s' * (count > 1)}"
+
+
+def _fields(one: Forecast) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in (one.config or {}).items())
+
 
 def summarize(
     model: nn.Module,
@@ -143,6 +181,7 @@ def summarize(
     *,
     amounts: Sequence[float] = (0.25, 0.5, 0.75),
     path: str | None = None,
+    stock: bool = False,
 ) -> Summary:
     """Return what pruning can do for a model, before anybody trains it.
 
@@ -152,6 +191,8 @@ def summarize(
             shape; None: the ``example_input_array`` of a LightningModule.
         amounts: fractions of the channels of each group for which to predict the costs.
         path: path of the model inside a LightningModule; None: as for the callbacks.
+        stock: whether to try on copies, for a model of transformers or diffusers, if `save_pretrained` could save what
+            is left, and which groups stand in the way. Takes seconds to minutes.
 
     Returns:
         A summary that prints as text and shows as a table in notebooks.
@@ -159,6 +200,7 @@ def summarize(
     Raises:
         MisconfigurationException: without an example input, or for an amount outside [0, 1].
         TraceError: if the model rejects the example input.
+        InputError: with ``stock``, for a model on ``meta``, or one that has no configuration.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
@@ -192,7 +234,7 @@ def summarize(
             raise MisconfigurationException(f"`amounts` are fractions in [0, 1], got {amount!r}.")
     network, example = _network(model, example_input, path)
     with notice(f"Analysing {type(network).__name__}"):
-        return _summary(network, example, amounts)
+        return _summary(network, example, amounts, stock)
 
 
 def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn.Module, Any]:
@@ -209,19 +251,56 @@ def _network(model: nn.Module, example_input: Any, path: str | None) -> tuple[nn
     return network, to_device(from_shape(example), device)
 
 
-def _summary(network: nn.Module, example: Any, amounts: Iterable[float]) -> Summary:
+def _summary(network: nn.Module, example: Any, amounts: Iterable[float], stock: bool) -> Summary:
+    part = _part(network, example) if stock else None
     graph = engine.trace(network, example)
     groups = engine.dependency_groups(network, example, graph=graph)
     macs, params, table = engine.count_flops_params(network, example, verbose=False, masks={}, graph=graph)
+    kept = {float(amount): _keep(groups, amount) for amount in amounts}
+    predict = Predictor(network, graph, groups)
     return Summary(
         type(network).__name__,
         int(macs),
         int(params),
         tuple((group.name, group.layers, group.size) for group in groups if group.reason is None),
         _frozen([group for group in groups if group.reason is not None], network, table),
-        tuple(_predictions(groups, Predictor(network, graph, groups), amounts)),
-        _notes(network),
+        tuple(Prediction(amount, *predict(keep)) for amount, keep in kept.items()),
+        () if stock else _notes(network),
+        () if part is None else tuple(_forecasts(network, graph, groups, kept, part)),
     )
+
+
+def _part(network: nn.Module, example: Any) -> Part:
+    """Return what its package would load.
+
+    Raises:
+        InputError: where there is nothing of the kind, or no weights.
+    """
+    if any(parameter.is_meta for parameter in network.parameters()):
+        raise InputError("Copies of the model are compacted and run for `stock=True`; it cannot be on the meta device.")
+    part = part_of(network, example)
+    if part is None:
+        raise InputError(
+            f"{type(network).__name__} holds no model with a configuration and `from_pretrained`; `save_stock` writes "
+            "what is left of it as a Python file, whatever the sizes."
+        )
+    return part
+
+
+def _forecasts(
+    network: nn.Module,
+    graph: engine.Graph,
+    groups: Sequence[engine.Group],
+    kept: Mapping[float, Mapping[str, Tensor]],
+    part: Part,
+) -> Iterable[Forecast]:
+    for amount, keep in kept.items():
+        own = {name: units for name, units in keep.items() if not units.all()}
+        for plain in (False, True):
+            one = forecast(network, graph, groups, own, part, amount=amount, plain_norms=plain)
+            yield one
+            if one.is_loadable or not own:
+                break
 
 
 def _frozen(groups: Sequence[engine.Group], network: nn.Module, table: Mapping[str, Any]) -> tuple[Frozen, ...]:
@@ -238,15 +317,15 @@ def _frozen(groups: Sequence[engine.Group], network: nn.Module, table: Mapping[s
     return tuple(sorted(entries, key=lambda entry: (-entry.macs, -entry.params)))
 
 
-def _predictions(groups: Sequence[engine.Group], predict: Predictor, amounts: Iterable[float]) -> Iterable[Prediction]:
-    scores = {group.name: torch.arange(float(group.size)) for group in groups if group.reason is None}
-    ladders = {group.name: ladder(group, scores[group.name]) for group in groups if group.name in scores}
-    for amount in amounts:
-        keep = {}
-        for name, steps in ladders.items():
-            stops = range(1, len(steps.stops))
-            keep[name] = steps.keep(sum(steps.removed(stop) <= amount * steps.dense + 1e-9 for stop in stops))
-        yield Prediction(float(amount), *predict(keep))
+def _keep(groups: Sequence[engine.Group], amount: float) -> dict[str, Tensor]:
+    """Return which units stay of each group without a fraction of them."""
+    free = [group for group in groups if group.reason is None]
+    ladders: dict[str, Ladder] = {group.name: ladder(group, torch.arange(float(group.size))) for group in free}
+    return {name: steps.keep(_stop(steps, amount)) for name, steps in ladders.items()}
+
+
+def _stop(steps: Ladder, amount: float) -> int:
+    return sum(steps.removed(stop) <= amount * steps.dense + 1e-9 for stop in range(1, len(steps.stops)))
 
 
 def _notes(network: nn.Module) -> tuple[str, ...]:
@@ -257,7 +336,7 @@ def _notes(network: nn.Module) -> tuple[str, ...]:
     kind = type(config).__name__ if origin == "transformers" else "config"
     return (
         f"Whether a {kind} can describe the small model depends on the widths that pruning leaves: it has one number "
-        "for all blocks. The compacted checkpoint holds the plan and loads in any case.",
+        "for all blocks. `stock=True` (`--stock`) tries it. The compacted checkpoint holds the plan and always loads.",
     )
 
 

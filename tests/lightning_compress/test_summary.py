@@ -8,11 +8,13 @@ from markupsafe import escape
 from torch import Tensor, nn
 
 import engine
+from engine.errors import InputError
 from lightning_compress import summarize
 from lightning_compress.report.content import Section
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.models import Net, Root, Wrapped
 from tests.lightning_compress.reports import Sized
+from tests.lightning_compress.stock.test_forecast import Decoder
 
 X = torch.ones(1, 3, 8, 8)
 
@@ -108,3 +110,24 @@ def test_what_is_wrong_is_named() -> None:
         summarize(Wrapped())
     with pytest.raises(MisconfigurationException, match="fractions in \\[0, 1\\], got 50"):
         summarize(Net(), X, amounts=(50,))
+
+
+def test_a_dry_run_says_what_could_be_loaded() -> None:
+    """Layer norms stand in the way of the stream; with ordinary ones the configuration says all."""
+    summary = summarize(Decoder(), torch.randn(2, 4), amounts=(0.5,), stock=True)
+    exact, plain = summary.stock
+    assert not exact.is_loadable and plain.is_loadable and plain.config == {"width": 4, "inner": 6}
+    text = str(summary)
+    page = summary._repr_html_().replace("<wbr>", "")
+    for cell in ("without 1 group", "plain_norms=True", "width=4", "inner=6", "keep the statistics of 8 channels"):
+        assert cell in text and cell in page
+
+
+def test_a_dry_run_needs_a_configuration_and_weights() -> None:
+    """There is nothing that a package could load, or nothing to compact."""
+    with pytest.raises(InputError, match="save_stock"):
+        summarize(Net(), X, stock=True)
+    with torch.device("meta"):
+        model, x = Decoder(), torch.randn(2, 4)
+    with pytest.raises(InputError, match="meta device"):
+        summarize(model, x, stock=True)
