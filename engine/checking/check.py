@@ -13,11 +13,13 @@ from engine.checking.freed import Freed, freed
 from engine.checking.isolated import Call, calls_of
 from engine.checking.validation import check_call
 from engine.errors import RuleError, VerificationError
-from engine.groups import dependency_groups, group_masks
+from engine.groups import Group, dependency_groups, group_masks
 from engine.ops import RULES
-from engine.removal.structure import structure_for
+from engine.removal.propagate import Structure
+from engine.removal.structure import structure_of
 from engine.rule import Registry, Rule, Sample
 from engine.speedup import ModelSpeedup
+from engine.tracer import trace
 
 __all__ = ["RuleReport", "check_rule"]
 
@@ -98,15 +100,16 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
     called: list[str] = []
     for sample in all_samples:
         model, example = _built(sample, seed)
-        for call in calls_of(model, example, rule.ops):
+        graph = trace(model, example)
+        for call in calls_of(model, example, rule.ops, graph):
             could.update(dict.fromkeys(_tried(sample, call, registry, seed)))
             called.append(call.node.op)
-        groups = dependency_groups(model, example, rules=registry)
+        groups = dependency_groups(model, example, graph=graph, rules=registry)
         reasons = {g.reason for g in groups if g.reason and "output of the model" not in g.reason}
         if reasons:
             frozen[sample.name] = sorted(reasons)
         for kind, make in _KINDS.items():
-            masks = make(model, example, registry, torch.Generator().manual_seed(seed))
+            masks = make(model, groups, structure_of(graph, registry), torch.Generator().manual_seed(seed))
             rows.append((sample.name, kind, *_compared(sample, model, example, masks, registry)))
     missing = tuple(op for op in rule.ops if op not in called)
     return RuleReport(tuple(rows), frozen, tuple(could), len(called), missing)
@@ -134,25 +137,24 @@ def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:
     return model, example.double()
 
 
-def _maskable(model: nn.Module, example: Tensor, rules: Registry) -> list[tuple[str, nn.Parameter]]:
+def _maskable(model: nn.Module, structure: Structure) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters except those in which no slice may be zero."""
-    structure = structure_for(model, example, None, rules)
     directions = {index for index, _ in structure.unmasked}
     left = {name for name, value in structure.graph.stored.items() if value.index in directions}
     return [(name, parameter) for name, parameter in model.named_parameters() if name not in left]
 
 
-def _entries(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
+def _entries(model: nn.Module, groups: list[Group], structure: Structure, generator: torch.Generator) -> Masks:
     masks: Masks = {}
-    for name, parameter in _maskable(model, example, rules):
+    for name, parameter in _maskable(model, structure):
         module, _, key = name.rpartition(".")
         masks.setdefault(module, {})[key] = (torch.rand(parameter.shape, generator=generator) < 0.4).double()
     return masks
 
 
-def _units(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
+def _units(model: nn.Module, groups: list[Group], structure: Structure, generator: torch.Generator) -> Masks:
     masks: Masks = {}
-    for name, parameter in _maskable(model, example, rules):
+    for name, parameter in _maskable(model, structure):
         module, _, key = name.rpartition(".")
         if parameter.ndim > 1:
             kept = torch.rand(len(parameter), generator=generator) < 0.5
@@ -161,12 +163,12 @@ def _units(model: nn.Module, example: Tensor, rules: Registry, generator: torch.
     return masks
 
 
-def _groups(model: nn.Module, example: Tensor, rules: Registry, generator: torch.Generator) -> Masks:
-    groups = [g for g in dependency_groups(model, example, rules=rules) if g.reason is None]
-    return group_masks(groups, {g.name: torch.rand(g.size, generator=generator) < 0.5 for g in groups})
+def _groups(model: nn.Module, groups: list[Group], structure: Structure, generator: torch.Generator) -> Masks:
+    free = [group for group in groups if group.reason is None]
+    return group_masks(free, {group.name: torch.rand(group.size, generator=generator) < 0.5 for group in free})
 
 
-_KINDS: dict[str, Callable[[nn.Module, Tensor, Registry, torch.Generator], Masks]] = {
+_KINDS: dict[str, Callable[[nn.Module, list[Group], Structure, torch.Generator], Masks]] = {
     "single entries": _entries,
     "units of each layer": _units,
     "whole groups": _groups,

@@ -80,15 +80,16 @@ class Call:
         return tensors
 
 
-def calls_of(model: nn.Module, example: Tensor, ops: Collection[str]) -> Iterator[Call]:
+def calls_of(model: nn.Module, example: Tensor, ops: Collection[str], graph: Graph | None = None) -> Iterator[Call]:
     """Yield the calls of some ops that a model makes in eval mode, one for each kind of call.
 
     Args:
         model: it is only read.
         example: its input, batch first.
         ops: names of the ops.
+        graph: a graph of this model, to avoid recording it again.
     """
-    graph = trace(model, example)
+    graph = trace(model, example) if graph is None else graph
     tensors = _replayed(graph, canonical_tensors(model, graph), example)
     seen: set[str] = set()
     for node in graph.nodes:
