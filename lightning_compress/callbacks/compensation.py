@@ -20,7 +20,7 @@ from lightning_compress.callbacks.pruning import ChannelPruning
 from lightning_compress.trainer.averages import averages
 from lightning_compress.trainer.calibration import train_batches
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import alone, from_rank_zero
+from lightning_compress.trainer.ranks import alone, from_rank_zero, gathered
 from lightning_compress.trainer.strategy import parallel
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Compensation(CompressionCallback):
         def estimate() -> None:
             batches, processes = self._batches(trainer, pl_module, self.samples), parallel(trainer).processes
             if processes is not None:
-                del batches[min(processes.gathered(len(batches))) :]
+                del batches[min(gathered(len(batches))) :]
             with trainer.precision_plugin.forward_context(), alone() if processes is None else nullcontext():
                 engine.recalibrate_norms(model, batches, processes=processes)
 

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torchmetrics import Metric
 
 import engine
 from lightning_compress.trainer.packages import TREES, MisconfigurationException
+from lightning_compress.trainer.ranks import gathered, grouped
 from lightning_compress.trainer.strategy import check_strategy
 from lightning_compress.trainer.target import find_example, find_model
 
@@ -109,7 +109,7 @@ def analyze_sensitivity(
     )
     launcher = trainer.strategy.launcher
     # Within a process that the Trainer has launched already, launching again would start more of them.
-    rows, columns, baseline, better = task() if launcher is None or _grouped() else launcher.launch(task)
+    rows, columns, baseline, better = task() if launcher is None or grouped() else launcher.launch(task)
     return engine.SensitivityTable(rows, columns, baseline, better)
 
 
@@ -165,10 +165,6 @@ def _data(trainer: Trainer, datamodule: LightningDataModule | None, dataloaders:
     return {"datamodule": getattr(trainer, "datamodule", None) if datamodule is None else datamodule}
 
 
-def _grouped() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def _not_distributed() -> bool:
     return False
 
@@ -199,7 +195,7 @@ class _Task:
             table = analyzer.analysis(specified_layers=self.layers, shard=self._shard())
         except Exception as error:  # raised again below, once no other rank waits for this one
             failure = error
-        shares = self._gather((table, None if failure is None else f"{type(failure).__name__}: {failure}"))
+        shares = gathered((table, None if failure is None else f"{type(failure).__name__}: {failure}"))
         if failure is not None:
             raise failure
         failed = [(rank, message) for rank, (_, message) in enumerate(shares) if message is not None]
@@ -210,21 +206,14 @@ class _Task:
         return {n: rows[n] for n in order if n in rows}, first.sparsities, first.baseline, first.better
 
     def _shard(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if _grouped() else (0, 1)
-
-    def _gather(self, share: Any) -> list[Any]:
-        if not _grouped():
-            return [share]
-        shares: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(shares, share)
-        return shares
+        return (self.trainer.global_rank, self.trainer.world_size) if grouped() else (0, 1)
 
     def _analyzer(self) -> engine.SensitivityAnalysis:
         replica = _replica(self.trainer, self.module)
         model = find_model(replica, self.path)[1]
         own = _own_trainer(self.trainer)
-        grouped = self.settings["group"]
-        example = _example(self.trainer, replica, model, self.data, self.example_input) if grouped else None
+        by_group = self.settings["group"]
+        example = _example(self.trainer, replica, model, self.data, self.example_input) if by_group else None
         rank = self._shard()[0]
         analyzer = engine.SensitivityAnalysis(
             model,
@@ -260,7 +249,7 @@ def _replica(trainer: Trainer, module: LightningModule) -> LightningModule:
     for part in replica.modules():
         if isinstance(part, Metric):  # ranks validate unequally often: waiting for each other, they would hang
             part.distributed_available_fn = _not_distributed
-    if _grouped():
+    if grouped():
         replica.load_state_dict(trainer.strategy.broadcast(replica.state_dict()))
     return replica
 

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
-    """What a function returns on rank 0, on all ranks; where it fails there, all fail instead of waiting for ever.
+    """Return on all ranks what a function returns on rank 0; if it fails there, all fail instead of waiting forever.
 
     Args:
-        trainer: the Trainer; every rank has to come here.
-        function: is called on rank 0 alone; what it returns has to be picklable.
+        trainer: the Trainer; every rank has to call this.
+        function: is called on rank 0 only; its result has to be picklable.
 
     Raises:
         MisconfigurationException: on the other ranks, with the message of rank 0, which raises its own error.
@@ -43,11 +43,30 @@ def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
+def gathered(value: T) -> list[T]:
+    """Return what all processes pass, by rank; every process of the group has to call this.
+
+    Example:
+        >>> gathered("own")
+        ['own']
+    """
+    if not grouped():
+        return [value]
+    values: list[T] = [value] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def grouped() -> bool:
+    """Whether this process belongs to a group of processes that can communicate."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let code inside the context find no other processes, such as synchronised norms, which would wait for them.
+    """Hide other processes from code inside the context, such as synchronised norms, which would wait for them.
 
-    For code that one rank runs by itself. torch has no switch for this: a group of one process takes all ranks to make.
+    For code that only one rank runs. torch has no switch for this, and creating a group of one process takes all ranks.
     """
     asked = torch.distributed.is_initialized
     torch.distributed.is_initialized = lambda: False

@@ -182,7 +182,7 @@ class Sharding:
 
 
 def check_whole_units(plan: engine.Plan, groups: Sequence[engine.Group], splits: Splits) -> None:
-    """Refuse a plan after which a head would be split over processes, each of which computes whole heads.
+    """Refuse a plan that would split a head over processes: each process computes whole heads.
 
     Args:
         plan: the plan.

@@ -273,7 +273,7 @@ def _one_or_all(parts: list[Any]) -> Any:
 
 @contextmanager
 def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
-    """Attach a LightningModule, and those inside, to a Trainer that does nothing; keep what it is told."""
+    """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
     record = _Told(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
     schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
     loggers = [DUMMY_LOGGER() for _ in trainer.loggers]

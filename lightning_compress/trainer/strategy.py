@@ -22,7 +22,7 @@ from engine.errors import EngineError, VerificationError
 from engine.program import gathered_from
 from engine.recording import evaluating
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import from_rank_zero
+from lightning_compress.trainer.ranks import from_rank_zero, gathered
 from lightning_compress.trainer.shards import Sharding, check_whole_units, shared_widths
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Whole:
         """Let the strategy follow a model that got smaller and trains on."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights for a checkpoint in one file; on all ranks, of which rank 0 needs them."""
+        """The weights for a checkpoint in one file; called on all ranks, though only rank 0 needs them."""
         return self.trainer.strategy.lightning_module_state_dict()
 
     def whole_states(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Copied(Whole):
         strategy.model = strategy.lightning_module
         for parameter in self.trainer.lightning_module.parameters():
             renew(parameter)
-        gc.collect()  # the old wrapper lies in reference cycles, and is to be gone before there is a new one
+        gc.collect()  # the old wrapper is part of reference cycles, and has to go before there is a new one
         strategy.configure_ddp()
 
 
@@ -277,7 +277,7 @@ class Sharded(Whole):
 
     def _check_all(self, failure: Exception | None, undo: Callable[[], None] | None = None) -> None:
         """Let all ranks fail where one did, instead of waiting for it."""
-        messages = self.gathered(None if failure is None else str(failure))
+        messages = gathered(None if failure is None else str(failure))
         failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
         if failed and undo is not None:
             undo()
@@ -287,18 +287,12 @@ class Sharded(Whole):
             raise VerificationError(f"On rank {failed[0][0]}: {failed[0][1]}")
 
     def _check_agreement(self, digest: str) -> None:
-        digests = self.gathered(digest)
+        digests = gathered(digest)
         if len(set(digests)) > 1:
             raise MisconfigurationException(
                 f"The ranks hold different models after a compaction ({', '.join(digests)}), so the fit cannot go on. "
                 "Restart from the last checkpoint."
             )
-
-    def gathered(self, value: Any) -> list[Any]:
-        """What all ranks pass, by rank."""
-        values: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(values, value)
-        return values
 
     def state_dict(self) -> dict[str, Any]:
         """The weights, gathered on rank 0's CPU one after the other."""
