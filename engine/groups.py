@@ -48,7 +48,7 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Units (channels) that touch the same parameters, each of which can be removed as a whole.
+    """Units (channels) that touch the same parameters; each can be removed as a whole.
 
     Attributes:
         name: first layer that produces the units; with ``#2`` and so on if a layer feeds several groups.

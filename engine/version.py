@@ -1,4 +1,4 @@
-"""The version of both packages, of which the distribution takes its own."""
+"""The version of both packages, and of the distribution."""
 
 __all__ = ["__version__"]
 

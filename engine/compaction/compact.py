@@ -167,7 +167,7 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
         folds: constants to add.
 
     Raises:
-        PlanError: if the tensor has another shape than the plan was made for.
+        PlanError: if the tensor does not have the shape that the plan was made for.
     """
     if cut is not None and tuple(tensor.shape) != cut.before:
         raise PlanError(

@@ -96,7 +96,7 @@ class _Check:
         return self._cuts[name].shape if name in self._cuts else self._whole(name)
 
     def _blocks(self, path: str, module: nn.Module, numbers: Mapping[str, int]) -> None:
-        """Refuse groups or heads that are not those of which something is kept."""
+        """Refuse groups or heads other than those that keep something."""
         rows = (row for row in _BLOCKS if isinstance(module, row[0]))
         _, key, tensor, dim = next(rows, (None, "", "", 0))
         name = f"{path}.{tensor}" if path else tensor
@@ -145,7 +145,7 @@ class _Check:
 
 
 _Convolution = nn.modules.conv._ConvNd
-# Of which number, and in which dimension of which tensor, there are blocks.
+# Where blocks are counted: which number, and which dimension of which tensor.
 _BLOCKS: tuple[tuple[Any, str, str, int], ...] = (
     (_Convolution, "groups", "weight", 0),
     (nn.GroupNorm, "num_groups", "weight", 0),

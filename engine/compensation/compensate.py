@@ -57,7 +57,7 @@ def compensate(
 
     .. math:: \| T - \varphi(x) W - b \|^2 + \lambda \| W - W_0 \|^2
 
-    where :math:`x` is its input in the masked model as it is by then, and :math:`T` what it puts out in the dense
+    where :math:`x` is its input in the masked model as it is by then, and :math:`T` its output in the dense
     model. Where its output is added to what went another way, as in a residual block, :math:`T` is the dense sum minus
     the present other summand, so that a block makes up for the errors of those in front of it. A quarter of the samples
     is held out: a reader whose error there does not fall keeps its weights, and all do where the model's own outputs
@@ -216,7 +216,7 @@ class _Fitting:
                 return
 
     def _step(self, number: int, run: Run, node: Node, readers: Sequence[Reader]) -> None:
-        """Run a node of the dense model, and keep what the readers that end there should put out."""
+        """Run a node of the dense model, and keep what the readers that end there should output."""
         sizes = [len(batch[0]) for batch in self._inputs]
         inside = {r.key: self._inner_output(r, run) for r in readers if r.contraction.inner}
         run.step(node)

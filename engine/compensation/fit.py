@@ -49,11 +49,11 @@ def correction(
     name: str,
     summed: Callable[[Tensor], Tensor] = _ALONE.summed,
 ) -> Correction:
-    """Return the change of a weight that brings what it puts out closest to a target.
+    """Return the change of a weight that brings its output closest to a target.
 
     Args:
         rows: float64, (rows, columns).
-        residual: target minus what the weight puts out now, float64, (rows, outputs).
+        residual: target minus the present output of the weight, float64, (rows, outputs).
         support: which entries may change, bool, (outputs, columns).
         ridge: weight of the penalty on the change, relative to the mean diagonal of the Gram matrix.
         shifts: whether there is a bias, or something in its place, that takes up a shift.

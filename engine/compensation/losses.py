@@ -207,6 +207,6 @@ def _add(losses: Tensor, inverse: Tensor, weight: Tensor, units: Tensor) -> None
 
 
 def _variance(values: Sequence[Tensor], dim: int) -> float:
-    """Return the sum over channels of the variance of what was put out."""
+    """Return the sum over channels of the variance of the outputs."""
     rows = torch.cat([value.movedim(dim, -1).flatten(0, -2) for value in values])
     return float(rows.double().var(0, correction=0).sum())

@@ -1,4 +1,4 @@
-"""Which weights read a masked channel, and what they should put out."""
+"""Which weights read a masked channel, and what they should output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Reader", "Sum", "adds", "is_affine", "obstacle", "slope_of", "sum_of
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Where what a reader puts out is added to something else.
+    """Where the output of a reader is added to another value.
 
     Attributes:
         chain: nodes between the reader and the sum; each changes a channel by a factor and a shift.
@@ -58,7 +58,7 @@ class Reader:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The call and the weight, of which a call may have several."""
+        """The call and the weight; a call may have several weights."""
         return self.node.index, self.contraction.weight.index
 
     @property

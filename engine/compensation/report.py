@@ -13,7 +13,7 @@ class Compensated:
     """What compensation did for the readers of a group's masked channels.
 
     Attributes:
-        before: squared error of what they put out, on held-out samples, relative to the squared target.
+        before: squared error of their outputs, on held-out samples, relative to the squared target.
         after: the same, with the weights that were chosen.
         layers: names of the layers whose weights were fitted.
         skipped: why other readers were left as they are, by the layer's name.

@@ -201,7 +201,7 @@ class Builder:
 
 
 def _numbers(sizes: Any) -> tuple[int, ...]:
-    """Return sizes, strides or an offset, none of which is negative or more than memory can hold."""
+    """Return sizes, strides or an offset; refuse negative ones, and more than memory can hold."""
     if not isinstance(sizes, (tuple, list)) or len(sizes) > 64:
         raise ValueError("it holds a tensor without a shape")
     if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):

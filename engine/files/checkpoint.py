@@ -114,8 +114,8 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         The checkpoint; its plans are under ``lightning_compress``. On the CPU, tensors are mapped from the file.
 
     Raises:
-        CheckpointError: if there is no such file, it is truncated or no compacted checkpoint, its format is newer, or
-            it is not as it was written.
+        CheckpointError: if there is no such file, truncated or not a compacted checkpoint, its format is newer, or it
+            is not as it was written.
     """
     return checked(read_any(path, map_location), os.fspath(path), os.path.getsize(path))
 

@@ -106,7 +106,7 @@ class FolderIndex:
         """Read a value that is no tensor.
 
         Raises:
-            CheckpointError: where the file is damaged, or holds something else than plain values and tensors.
+            CheckpointError: where the file is damaged, or holds anything but plain values and tensors.
         """
         part = self.values[name]
         return read_part(self.folder / part.file, part.start, part.size)

@@ -64,7 +64,7 @@ def compact_shards(
     """Remove what is masked from a checkpoint in several files, with one file in memory at a time.
 
     The model is planned without data and cannot be run: nothing is verified by running it, and no constants are folded,
-    so what a mask leaves at another value than zero (behind a norm that is not masked) stays.
+    so whatever a mask leaves at a value other than zero (behind a norm that is not masked) stays.
 
     Args:
         model: the network on the meta device (``with torch.device("meta"): ...``), under the names of the checkpoint;
@@ -237,7 +237,7 @@ def _write(path: Path, content: dict[str, Tensor]) -> None:
 
 
 def _shapes(index: _Index, digests: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in all files, each of which is checked."""
+    """Return the shapes in all files; each file is checked."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in index.files:
         shapes |= {name: tuple(tensor.shape) for name, tensor in _checked(index, file, digests).items()}

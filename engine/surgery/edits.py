@@ -152,7 +152,7 @@ def edited(function: FunctionType, pins: Iterable[Pin], count: int = 0) -> ast.M
 
 
 def _one_by_one(call: Place, count: int) -> bool:
-    """Whether the sizes of a call are written one by one, and not as a name that stands for all of them."""
+    """Whether the sizes of a call are written out one by one, rather than passed as one name."""
     sizes = _sizes(call)
     if not isinstance(sizes, Tail):
         return True

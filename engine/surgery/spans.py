@@ -1,4 +1,4 @@
-"""What a state dict says of modules whose statistics span channels that are gone.
+"""Entries in a state dict for modules whose statistics span removed channels.
 
 The weights of a norm that keeps the statistics of 64 channels while 32 are left have the shapes of an ordinary norm
 over 32. A network that somebody narrowed by hand would therefore take them without an error, and compute something
@@ -46,13 +46,13 @@ class Spanning(nn.Module):
     ) -> None:
         rest = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        if prefix + SPAN in missing_keys:  # written before there was such an entry
+        if prefix + SPAN in missing_keys:  # written before this entry existed
             missing_keys.remove(prefix + SPAN)
         error_msgs += _differences(self, prefix, state_dict)
 
 
 def _differences(module: Spanning, prefix: str, weights: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a state dict says of a module that is not so."""
+    """Yield what a state dict says of a module that does not hold."""
     own = module.get_extra_state()
     state = weights.get(prefix + SPAN, own)
     if not isinstance(state, Tensor) or not torch.equal(state.detach().cpu().to(own.dtype), own):
@@ -61,7 +61,7 @@ def _differences(module: Spanning, prefix: str, weights: Mapping[str, Any]) -> I
 
 
 def check_spans(model: nn.Module, weights: Mapping[str, Any], strict: bool) -> None:
-    """Compare what a state dict says of the norms of a model, which ``load_state_dict`` does once weights are loaded.
+    """Compare a state dict's entries for norms with the model, as ``load_state_dict`` does after loading the weights.
 
     Args:
         model: in the shape of the weights.
@@ -85,7 +85,7 @@ def check_spans(model: nn.Module, weights: Mapping[str, Any], strict: bool) -> N
 
 
 def weights_of(model: nn.Module) -> dict[str, Any]:
-    """Return a model's state dict without what its norms say of themselves.
+    """Return a model's state dict without the entries of norms that keep the statistics of removed channels.
 
     Example:
         >>> list(weights_of(nn.LayerNorm(2)))

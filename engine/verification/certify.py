@@ -1,7 +1,7 @@
 """Prove a compaction: masked and compacted model compute the same, inside as well as at the output.
 
 On randomised mobile nets the output hardly depends on the input, so that comparing outputs alone hides wrongly removed
-channels. What every norm and every contraction puts out is compared too, channel by channel, each relative to that
+channels. The outputs of every norm and every contraction are compared too, channel by channel, each relative to that
 channel's own size. Channels are compared by a few random projections, which find any difference, so that nothing large
 has to be stored.
 """
@@ -79,7 +79,7 @@ class Observation:
 
     @property
     def calls(self) -> list[Observation]:
-        """The calls in a row, the first of which this is."""
+        """The consecutive calls, starting with this one."""
         return [self, *(self.again.calls if self.again is not None else ())]
 
     @classmethod

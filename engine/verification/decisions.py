@@ -49,7 +49,7 @@ def _agree(old: Tensor, new: Tensor, tolerance: float) -> bool:
 
 
 def decides(args: Any, kwargs: Any, out: Any) -> tuple[Tensor, ...]:
-    """Return the floating tensors of which a call made whole numbers or truth values; nothing for any other call.
+    """Return the floating-point tensors that a call turned into integers or booleans; none for any other call.
 
     Example:
         >>> x = torch.rand(3)

@@ -40,7 +40,7 @@ class _Network:
     compare: bool
 
     def outputs(self) -> list[Tensor]:
-        """Return what the model puts out, on the same inputs each time."""
+        """Return the outputs of the model, on the same inputs each time."""
         if not self.compare:
             return []
         args, kwargs = random_inputs(self.graph, Trial(None, False, None), self.batch_dim)

@@ -83,7 +83,7 @@ class Proof:
         self._model, self._analysis = model, analysis
         self._graph, self._batch_dim = analysis.structure.graph, batch_dim
         heavy = sample_work(self._graph, analysis.structure.rules, batch_dim) > _HEAVY
-        self._few = heavy and is_analytic(self._graph)  # of which one sample says as much as many
+        self._few = heavy and is_analytic(self._graph)  # one sample says as much as many
         self._confidence = min(confidence, 2) if self._few else confidence
         self._exact = all(exchange.exact for exchange in analysis.plan.exchanges)
         opaque = self._graph.opaque
@@ -289,7 +289,7 @@ class Proof:
         )
 
     def _drawn(self) -> Iterator[str]:
-        """Name what draws random numbers, of which a narrower model draws others."""
+        """Name what draws random numbers: a narrower model draws different ones."""
         for node in self._witness.draws[:1]:
             yield (
                 f"{node!r} draws random numbers in eval mode, as many as there are channels: two calls of either model "

@@ -77,7 +77,7 @@ def _differ(now: Mapping[str, Any], before: Mapping[str, Any], own: Container[in
 
 
 def _lists(value: Any, own: Container[int]) -> bool:
-    """Whether a value is no more than a list of the model's own tensors, as recurrent layers make it at each call."""
+    """Whether a value is just a list of the model's own tensors, as recurrent layers build at each call."""
     if not isinstance(value, list):
         return False
     return all(id(item() if isinstance(item, weakref.ref) else item) in own for item in value)

@@ -19,7 +19,7 @@ __all__ = ["check_run", "check_shapes", "replacement_hint"]
 
 
 def check_run(witness: Witness, reference: Observation, compacted: Observation) -> None:
-    """Hold the shape of what each norm and contraction puts out against the predicted one, at any batch size.
+    """Compare the output shape of each norm and contraction with the predicted one, at any batch size.
 
     Raises:
         VerificationError: naming the first node that differs.
@@ -42,7 +42,7 @@ def replacement_hint(analysis: Analysis) -> str:
 
 
 def check_shapes(model: nn.Module, analysis: Analysis) -> None:
-    """Record the compacted model and hold what each norm and contraction puts out against the predicted shapes.
+    """Record the compacted model and compare the output shape of each norm and contraction with the predicted one.
 
     Ops that only move entries are left out: a slice that has become the whole tensor is another op, or none.
 

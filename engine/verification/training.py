@@ -1,4 +1,4 @@
-"""One training step of the masked and of the compacted model: what each puts out, its gradients, and what it remembers.
+"""One training step of the masked and the compacted model: outputs, gradients, and the state that remains.
 
 The step runs in train mode, forward and backward, on few small samples: the loss is a random projection of the outputs.
 Compared are outputs, the gradients of inputs and of what is left of each parameter, and buffers (running statistics).

@@ -61,7 +61,7 @@ class CompressionCallback(Callback):
     def before_masking(
         self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
     ) -> None:
-        """Look at a model of which channels are about to be masked; on all ranks.
+        """Look at a model before some of its channels are masked; called on all ranks.
 
         Args:
             trainer: the Trainer.
@@ -74,7 +74,7 @@ class CompressionCallback(Callback):
     def during_masking(
         self, trainer: Trainer, pl_module: LightningModule, path: str, masks: Masks, graph: engine.Graph
     ) -> None:
-        """Change a model of which channels are about to be masked, once all callbacks have looked; on all ranks.
+        """Change a model before some of its channels are masked, once all callbacks have looked; called on all ranks.
 
         Args:
             trainer: the Trainer.
@@ -85,7 +85,7 @@ class CompressionCallback(Callback):
         """
 
     def after_masking(self, trainer: Trainer, pl_module: LightningModule, path: str) -> None:
-        """Change a model of which channels were just masked; on all ranks.
+        """Change a model after some of its channels were masked; called on all ranks.
 
         Args:
             trainer: the Trainer.

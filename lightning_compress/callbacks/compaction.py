@@ -1,4 +1,4 @@
-"""Removal of what is masked, while training or at the end of the fit, and the compacted checkpoint."""
+"""Removes masked channels, during training or at the end of the fit, and writes the compacted checkpoint."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class ModelCompaction(CompressionCallback):
         self.certificate = certificate and engine.Certificate.from_state_dict(certificate)
 
     def results(self) -> dict[str, Any]:
-        """What the process that stays behind is to know, where the fit runs in another."""
+        """What the main process has to know when the fit runs in another one."""
         times = self.latency and self.latency.state_dict()
         own = {"checkpoint_path": self.checkpoint_path, "failure": self.failure, "latency": times}
         return {**self.state_dict(), **own, "not_timed": self.not_timed}
@@ -288,7 +288,7 @@ class ModelCompaction(CompressionCallback):
             self._write(trainer, pl_module, alone)
 
     def _try(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
-        """Compact if it can be done; says whether it could."""
+        """Compact if possible, and say whether it was."""
         before = _parameters(self.target(pl_module)[1])
         try:
             changed = self._compact(trainer, pl_module, training=training, alone=alone)

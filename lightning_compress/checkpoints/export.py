@@ -130,7 +130,7 @@ def export_torchscript(model: nn.Module, path: str | os.PathLike[str], example_i
 
 
 def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[Any]) -> float:
-    """Return the largest difference of what two models put out, relative to the largest number that the first puts out.
+    """Return the largest difference between the outputs of two models, relative to the largest output of the first.
 
     Args:
         model: the reference; it is run in the mode that it is in.
@@ -138,7 +138,7 @@ def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[An
         batches: what they take, in the form that ``engine.trace`` takes.
 
     Raises:
-        VerificationError: where they put out different numbers of tensors, or other shapes.
+        VerificationError: where they output different numbers of tensors, or other shapes.
 
     Example:
         >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)

@@ -97,7 +97,7 @@ def survey(model: nn.Module, example: Any, masks: Masks | None = None) -> Survey
     Args:
         model: the model; it is only read.
         example: what it takes, in the form that ``engine.trace`` takes.
-        masks: masks relative to the model, of which the axes say how much they keep.
+        masks: masks relative to the model; each axis says how much of it they keep.
 
     Returns:
         Its survey; costs are those of the model as it is, masked or not.

@@ -1,6 +1,6 @@
 """What masks leave of a model: units of groups, and the weights that read something.
 
-A masked channel puts out zero, so the weights that read it do nothing and a compaction removes them, though no mask
+A masked channel outputs zero, so the weights that read it do nothing and a compaction removes them, though no mask
 covers them. Whoever looks at weights leaves them out: then a masked run decides as a compacted one does.
 """
 
@@ -105,7 +105,7 @@ def survivors(groups: Sequence[Group], model: nn.Module, cuts: Mapping[nn.Parame
 
 
 def _survivors(group: Group, model: nn.Module, cuts: Mapping[nn.Parameter, Slice]) -> Tensor:
-    if not group.members:  # entries of buffers alone, of which none goes
+    if not group.members:  # only entries of buffers, and these stay
         return torch.ones(group.size, dtype=torch.bool)
     member = group.members[0]
     cut = cuts.get(model.get_parameter(member.parameter))

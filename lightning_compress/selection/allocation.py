@@ -256,7 +256,7 @@ def anneal_amounts(
     exclude: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> Annealing:
-    r"""Amounts per group by simulated annealing: random changes, of which worse ones are accepted ever more rarely.
+    r"""Amounts per group by simulated annealing: random changes; worse ones are accepted ever more rarely.
 
     Each candidate is scaled so that the model meets the target. A candidate that is worse by Δ is accepted with
     probability :math:`e^{-\Delta / T}`. The temperature T starts at what the first candidate costs and cools

@@ -1,4 +1,4 @@
-"""Which units of which groups go: pure functions of groups, scores and amounts."""
+"""Which units of each group are pruned: pure functions of groups, scores and amounts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def amounts(
 
     Args:
         groups: dependency groups; those with a ``reason`` stay whole.
-        amount: fraction in [0, 1], or fractions by name pattern, of which the first that matches a layer applies.
+        amount: fraction in [0, 1], or fractions by name pattern; the first that matches a layer applies.
         layers: name patterns (`fnmatch`) of the layers to prune; none means all.
         exclude: name patterns of layers to leave alone.
 
@@ -123,7 +123,7 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
 
 
 def kept_units(groups: Sequence[Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Which units of each group the masks keep: those of which one weight element that puts the unit out is kept.
+    """Which units of each group the masks keep: those with at least one weight element that outputs them.
 
     Args:
         groups: dependency groups.

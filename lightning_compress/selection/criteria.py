@@ -1,4 +1,4 @@
-r"""How important each unit of a dependency group is: plain functions, one score per unit, the lowest go first.
+r"""How important each unit of a dependency group is: plain functions, one score per unit; the lowest are pruned first.
 
 A criterion takes a group and the :class:`~lightning_compress.selection.evidence.Evidence`, and returns scores of shape
 ``(size,)``, or None for a group that it cannot score, which then stays whole. A further one is a function here and its
@@ -60,7 +60,7 @@ def needs(criterion: Criterion) -> frozenset[str]:
 
 
 def l1(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Sum of absolute weights that put a unit out, :math:`s_u = \sum_{w \to u} |w|`.
+    r"""Sum of the absolute weights that output a unit, :math:`s_u = \sum_{w \to u} |w|`.
 
     Args:
         group: the dependency group.
@@ -75,7 +75,7 @@ def l1(group: Group, evidence: Evidence) -> Tensor | None:
 
 
 def l2(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Euclidean norm of the weights that put a unit out, :math:`s_u = \sqrt{\sum_{w \to u} w^2}`.
+    r"""Euclidean norm of the weights that output a unit, :math:`s_u = \sqrt{\sum_{w \to u} w^2}`.
 
     Args:
         group: the dependency group.
@@ -131,7 +131,7 @@ def is_shift(parameter: str) -> bool:
 
 
 def lamp(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Share of what would be left, :math:`s_u = w_u^2 / \sum_{v: w_v^2 \ge w_u^2} w_v^2`, comparable among groups.
+    r"""Share of what would remain, :math:`s_u = w_u^2 / \sum_{v: w_v^2 \ge w_u^2} w_v^2`, comparable among groups.
 
     Args:
         group: the dependency group.
@@ -211,7 +211,7 @@ def fisher(group: Group, evidence: Evidence) -> Tensor | None:
 
 @gathering("reconstruction")
 def reconstruction(group: Group, evidence: Evidence) -> Tensor | None:
-    """What is lost with a unit when the others make up for it: `engine.reconstruction_losses`; None where unknown."""
+    """Loss that remains when other units compensate for a unit: `engine.reconstruction_losses`; None where unknown."""
     return evidence.statistic("reconstruction", group)
 
 

@@ -324,7 +324,7 @@ class NarrowedNorm(Exchange):
 
     @property
     def exact_in_train(self) -> bool:
-        """Whether only zeros are filled in: another constant holds until the layer that puts it out is trained."""
+        """Whether only zeros are filled in: any other constant holds until the layer that outputs it is trained."""
         return self.exact and self.fill is None
 
     def __str__(self) -> str:

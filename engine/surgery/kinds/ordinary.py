@@ -1,9 +1,9 @@
-"""Norms that lost channels become ordinary ones: of their own class again, over the channels that are left.
+"""Norms that lost channels become ordinary norms of their original class, over the remaining channels.
 
 With d of D channels left, ``w x / sqrt(S / D + eps)`` equals ``w' x / sqrt(S / d + eps')`` with ``eps' = eps D / d``
-and ``w' = w sqrt(D / d)``: that is an RMS norm. A layer norm or a group norm computes something else then. Nothing is
-padded, and nothing of this project is left in the module. It does not train as the masked one would, whose weight has
-another scale.
+and ``w' = w sqrt(D / d)``: that is an RMS norm, and exact. A layer norm or a group norm computes a different function.
+Nothing is padded, and no class of this project remains in the module. It does not train as the masked norm would, whose
+weight has another scale.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["OrdinaryNorm"]
 
 @dataclass(frozen=True, eq=False)
 class OrdinaryNorm(Exchange):
-    """A norm that becomes an ordinary one over the channels that are left.
+    """A norm that becomes an ordinary one over the remaining channels.
 
     Attributes:
         size: number of channels that the statistics spanned.
-        kept: number of channels that are left.
-        number: the attribute that is eps.
+        kept: number of channels that remain.
+        number: name of the attribute that holds eps.
         squares: sum of the squares of the constants of the removed channels.
         offset: what the class adds to its weight: 1 where it multiplies by ``1 + w``.
-        approximate: whether eps and weight stay as they are, so that it computes something else.
+        approximate: whether eps and weight stay as they are, so that the norm computes a different function.
     """
 
     kind = "ordinary"
