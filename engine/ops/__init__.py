@@ -1,74 +1,25 @@
-"""Op rules, one file per family; every op is named in exactly one place."""
+"""Op rules, one file per family: every op is named in exactly one place, and a file with ``RULES`` is a family."""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 from torch import nn
 
 from engine.errors import InputError
-from engine.ops import (
-    attention,
-    cells,
-    contraction,
-    dimensions,
-    filled,
-    indexing,
-    join,
-    noise,
-    norm,
-    opaque,
-    order,
-    packed,
-    pointwise,
-    products,
-    recurrent,
-    repeats,
-    sampling,
-    scattering,
-    shape,
-    shuffle,
-    slicing,
-    span,
-    spatial,
-    spread,
-    weights,
-    write,
-)
+from engine.ops import attention, dimensions, spatial
 from engine.program.graph import Graph
 from engine.rule import Registry
 
 __all__ = ["HEAD_DIMENSIONS", "RULES", "rules_of", "set_attention"]
 
-_FAMILIES = (
-    attention,
-    cells,
-    contraction,
-    filled,
-    indexing,
-    join,
-    noise,
-    norm,
-    opaque,
-    order,
-    packed,
-    pointwise,
-    products,
-    recurrent,
-    repeats,
-    sampling,
-    scattering,
-    shape,
-    shuffle,
-    slicing,
-    span,
-    spatial,
-    spread,
-    weights,
-    write,
-)
+_FILES = [importlib.import_module(file.name) for file in pkgutil.iter_modules(__path__, f"{__name__}.")]
+_FAMILIES = [file for file in _FILES if hasattr(file, "RULES") and file is not dimensions]
 
 RULES = Registry(rule for family in _FAMILIES for rule in family.RULES)
 
-_BY_ENTRY = (dimensions, *(family for family in _FAMILIES if family not in (attention, spatial)))
+_BY_ENTRY = [dimensions, *(family for family in _FAMILIES if family not in (attention, spatial))]
 
 HEAD_DIMENSIONS = Registry(rule for family in _BY_ENTRY for rule in family.RULES)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.ranks import alone, from_rank_zero
+from lightning_compress.trainer.ranks import alone, from_rank_zero, gathered
 
 
 def rank(number: int, sent: list[Any], world: int = 2) -> Any:
@@ -29,6 +29,19 @@ def test_rank_zero_decides() -> None:
     assert from_rank_zero(rank(0, sent), lambda: 3) == 3
     assert from_rank_zero(rank(1, sent), lambda: pytest.fail("called")) == 3
     assert from_rank_zero(rank(0, sent, world=1), lambda: 4) == 4 and len(sent) == 1
+
+
+def test_what_all_pass_is_there_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group of processes; a process by itself asks nobody."""
+    assert gathered("own") == ["own"]
+    distributed = {
+        "is_initialized": lambda: True,
+        "get_world_size": lambda: 2,
+        "all_gather_object": lambda values, value: values.__setitem__(slice(None), ["other", value]),
+    }
+    for name, stand_in in distributed.items():
+        monkeypatch.setattr(torch.distributed, name, stand_in)
+    assert gathered("own") == ["other", "own"]
 
 
 def test_failure_reaches_all() -> None:
