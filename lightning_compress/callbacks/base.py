@@ -50,7 +50,7 @@ class CompressionCallback(Callback):
     def compacted(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
-        """Follow the model, which was just made smaller and trains on; on all ranks.
+        """Follow the model, which was just compacted while training goes on; called on all ranks.
 
         Args:
             trainer: the Trainer.
@@ -98,7 +98,7 @@ class CompressionCallback(Callback):
         return 0
 
     def steps(self) -> Sequence[str]:
-        """Names of the LightningModule's steps that what this callback does must not change."""
+        """Names of the LightningModule's steps whose results this callback must not change."""
         return ()
 
     def trace(self, trainer: Trainer, pl_module: LightningModule, training: bool = True) -> engine.Graph:

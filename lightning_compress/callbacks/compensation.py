@@ -1,4 +1,4 @@
-"""Compensation while training: what reads a masked channel makes up for it as soon as it is masked."""
+"""Compensation during training: the consumers of a channel compensate for it as soon as it is masked."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Compensation(CompressionCallback):
         self._on_all_ranks(trainer, pl_module, estimate)
 
     def _on_all_ranks(self, trainer: Trainer, pl_module: LightningModule, change: Any) -> Any:
-        """Change the model on rank 0, and take the change over on the others and in averaged copies."""
+        """Change the model on rank 0, and apply the same change on the other ranks and in averaged copies."""
         spread, model = parallel(trainer), self.target(pl_module)[1]
         if spread.shards:
             return spread.decided(change)

@@ -37,7 +37,7 @@ _LOSSES = ("kl", "mse")
 
 
 class Distillation(CompressionCallback):
-    r"""Adds to the loss of each training step how far the outputs are from those of a teacher.
+    r"""Adds the distance between the outputs of the model and of a teacher to the loss of each training step.
 
     .. math:: L = L_{step} + w \, T^2 \, KL(\mathrm{softmax}(z_{teacher} / T) \,\|\, \mathrm{softmax}(z / T))
 
@@ -182,7 +182,7 @@ class Distillation(CompressionCallback):
         self._write(weights)
 
     def _copy(self, trainer: Trainer, model: nn.Module) -> None:
-        """Let the teacher know what the model knows now, on all ranks what it is on the first."""
+        """Copy the weights of the model into the teacher: on all ranks those of rank 0."""
         weights = stored_tensors(model)
         if self._module is None or not _alike(stored_tensors(self._module), weights):
             self._module = _lone_copy(model)

@@ -78,7 +78,7 @@ class FinalMetric(Callback):
             self._worst = -math.inf if self._agreed(trainer) == "max" else math.inf
 
     def _agreed(self, trainer: Trainer) -> str:
-        """The mode of all who have a say."""
+        """The mode of all callbacks that monitor the metric."""
         said = {} if self.mode is None else {"FinalMetric": self.mode}
         for callback in self._readers(trainer):
             said[type(callback).__name__] = callback.mode

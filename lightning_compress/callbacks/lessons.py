@@ -1,4 +1,4 @@
-"""What a teacher answers to the inputs of a model, and how far the model's own answers are from that."""
+"""A teacher's answers to the inputs of a model, and the distance of the model's own answers from them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Lesson:
         self._open = False
 
     def listen(self, model: nn.Module, layers: Sequence[str]) -> Iterator[RemovableHandle]:
-        """Yield the handles of hooks that ask the teacher whenever the model is called.
+        """Yield the handles of hooks that run the teacher whenever the model is called.
 
         Args:
             model: the student.
@@ -95,7 +95,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Losses:
-    """How far an answer is from the teacher's.
+    """The distance of an answer from the teacher's.
 
     Attributes:
         loss: ``"kl"``, ``"mse"``, or a function of the student's and the teacher's outputs.

@@ -72,7 +72,7 @@ def _without_copies(mask: Tensor) -> Tensor:
 
 
 def combine(several: Iterable[Mapping[str, Mapping[str, Tensor]]]) -> Masks:
-    """The product of masks: kept is what all keep.
+    """The product of masks: an entry is kept if all of them keep it.
 
     Example:
         >>> one, two = {"a": {"w": torch.tensor([1, 0])}}, {"a": {"w": torch.tensor([0, 1])}, "b": {"w": torch.ones(1)}}
@@ -178,7 +178,7 @@ def holders(trainer: Trainer) -> list[MaskingCallback]:
 
 
 class MaskWatch:
-    """Tells whether the masks of a Trainer's callbacks are others than when it was asked before; costs next to nothing.
+    """Tells, at almost no cost, whether the masks of a Trainer's callbacks have changed since it was last asked.
 
     Example:
         >>> from types import SimpleNamespace
@@ -191,7 +191,7 @@ class MaskWatch:
         self._seen: list[Masks] = []
 
     def changed(self, trainer: Trainer) -> bool:
-        """Whether they are others, which from now on are those to compare with."""
+        """Whether they have changed; the next call compares with the present ones."""
         masks = [holder.masks for holder in holders(trainer)]
         same = len(masks) == len(self._seen) and all(a is b for a, b in zip(masks, self._seen, strict=True))
         self._seen = masks
@@ -199,7 +199,7 @@ class MaskWatch:
 
 
 class MaskingCallback(CompressionCallback):
-    """A callback that holds masks and keeps what they mask at zero while training goes on.
+    """A callback that holds masks and keeps masked entries at zero during training.
 
     Args:
         model: path of the model inside the LightningModule.
@@ -231,11 +231,11 @@ class MaskingCallback(CompressionCallback):
         return 0
 
     def forget(self) -> None:
-        """Drop all masks: after a compaction they fit the model no more."""
+        """Drop all masks: after a compaction they no longer fit the model."""
         self._masks, self._zeroings = {}, []
 
     def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Put masks in force: from now on, what they mask is zero and stays zero, in averaged copies too."""
+        """Apply masks: from now on, masked entries are zero and stay zero, in averaged copies too."""
         self._at_rest(pl_module)
         path, model = self.target(pl_module)
         self._masks = place(masks, model)
@@ -245,7 +245,7 @@ class MaskingCallback(CompressionCallback):
             zero_weights(zeroings(average.module, place(rebase(self._masks, "", average.path), average.module)))
 
     def enforce(self, pl_module: LightningModule) -> None:
-        """Zero what is masked once more: averaging callbacks write non-zeros there."""
+        """Zero masked entries again: averaging callbacks write non-zeros there."""
         self._at_rest(pl_module)
         self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
         zero_weights(self._zeroings)
@@ -255,7 +255,7 @@ class MaskingCallback(CompressionCallback):
             parallel(pl_module._trainer).at_rest(pl_module)
 
     def catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Mask what is due by now. Whoever is about to act on the masks may ask for it, as often as it likes."""
+        """Mask what is due by now. Callbacks may call this any number of times before they act on the masks."""
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -1,4 +1,4 @@
-"""Pruning while training: which channels go, and when."""
+"""Pruning during training: which channels are masked, and when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ChannelPruning(MaskingCallback):
-    """Masks the least important channels of whole dependency groups, more of them as training goes on.
+    """Masks the least important channels of whole dependency groups, more and more of them during training.
 
     At progress t of the schedule the fraction ``s(t) * amount`` of the target is masked; what is masked stays masked.
     Heads, head dimensions and neurons of transformers are channels like any other. Where channels can only go in equal
@@ -339,7 +339,7 @@ class ChannelPruning(MaskingCallback):
         self._impose_on_all(trainer, pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")), subject.graph)
 
     def _impose_on_all(self, trainer: Trainer, pl_module: LightningModule, masks: Masks, graph: engine.Graph) -> None:
-        """Put masks in force, and let all callbacks act on the model before and after."""
+        """Apply masks, and let all callbacks act on the model before and after."""
         path = self.target(pl_module)[0]
         others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         for callback in others:
@@ -353,7 +353,7 @@ class ChannelPruning(MaskingCallback):
     def _losses(
         self, trainer: Trainer, pl_module: LightningModule, subject: targets.Subject, samples: int
     ) -> dict[str, Tensor]:
-        """What is lost with each unit when the others make up for it, on batches of the train dataloader."""
+        """Loss that remains when other units compensate for each unit, on batches of the train dataloader."""
         if not self._selector.amounts(subject.groups):
             return {}
         batches = train_batches(trainer, pl_module, subject.model, subject.example, samples, self.seed)

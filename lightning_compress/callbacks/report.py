@@ -1,4 +1,4 @@
-"""The callback that says at the end of a fit what became of the model: a page, the terminal, the loggers."""
+"""The callback that reports at the end of a fit what became of the model: as a page, in the terminal, to loggers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ APART = ("Plan", "Certificate")
 
 
 class CompressionReport(CompressionCallback):
-    """Says at the end of the fit what became of the model.
+    """Reports at the end of the fit what became of the model.
 
     It writes one HTML file that needs nothing else, shows the same in the terminal, and hands pictures, tables and
     hyper-parameters to the loggers that can show them (TensorBoard can show all). It compares the model at the start of
@@ -271,7 +271,7 @@ class CompressionReport(CompressionCallback):
 
 
 def _inside(path: str, other: str) -> bool:
-    """Whether a module is another one, or a part of it, by their paths."""
+    """Whether one path names the same module as another, or a submodule of it."""
     return f"{path}.".startswith(f"{other}." if other else "")
 
 
@@ -296,7 +296,7 @@ def settings(trainer: Trainer, changed: bool = False) -> dict[str, dict[str, Any
 
 
 def arguments(callback: CompressionCallback, changed: bool = False) -> dict[str, Any]:
-    """The arguments that a callback was made with, as far as it or one of its parts keeps them under their names.
+    """The arguments that a callback was created with, as far as it or one of its parts keeps them under their names.
 
     Args:
         callback: a callback of this package.

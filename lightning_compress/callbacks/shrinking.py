@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-    """Remove what is masked, verify it, and let everything follow; on failure all is as it was.
+    """Remove masked channels, verify the result, and let everything follow; on failure everything is restored.
 
     Args:
         trainer: the Trainer.

@@ -1,4 +1,4 @@
-"""When something happens in a fit: by epochs or by optimizer steps, from a start to an end, every so often."""
+"""When events happen in a fit: by epochs or by optimizer steps, from a start to an end, at an interval."""
 
 from __future__ import annotations
 

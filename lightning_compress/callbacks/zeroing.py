@@ -1,4 +1,4 @@
-"""Keep masked entries of parameters at zero, at the price of one pass over the memory of what is masked."""
+"""Keep masked entries of parameters at zero, in one pass over the memory of the masked parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.program import local, spread
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes per entry, the integers of that size."""
+"""Integer dtype by number of bytes per entry."""
 
 
 @dataclass(frozen=True, eq=False)

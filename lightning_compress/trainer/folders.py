@@ -1,4 +1,4 @@
-"""Let Lightning load folders of `torch.distributed.checkpoint` through a reader that runs nothing in them."""
+"""Let Lightning load folders of `torch.distributed.checkpoint` through a reader that runs no code in them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CheckedReader(FileSystemReader):
 
 
 def _saved(value: Any) -> io.BytesIO:
-    """What `torch.save` writes of plain values: planners unpickle freely what they are given."""
+    """Plain values as `torch.save` writes them: planners unpickle whatever they receive."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -85,7 +85,7 @@ def _read_tensor(index: FolderIndex, item: ReadItem, planner: LoadPlanner) -> No
 
 
 def _load(state: dict[str, Any], path: Path) -> None:
-    """What stands for Lightning's function of the name."""
+    """Replacement for Lightning's function of this name."""
     load(state, storage_reader=CheckedReader(path), planner=DefaultLoadPlanner())
 
 

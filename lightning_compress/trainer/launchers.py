@@ -1,4 +1,4 @@
-"""What comes back from processes that were forked or spawned: the small weights, and what the callbacks found out.
+"""Results from processes that were forked or spawned: the small weights, and the results of callbacks.
 
 Under ``ddp_spawn``, ``ddp_fork`` and in notebooks the fit runs in other processes. Lightning hands the weights back to
 the module that stayed behind, which still has its old shapes, and no callback hook runs there: so the two methods of
@@ -25,7 +25,7 @@ KEY = "lightning_compress"
 
 @runtime_checkable
 class Returning(Protocol):
-    """A callback that the process which stays behind is to know the results of."""
+    """A callback whose results the main process needs."""
 
     state_key: str
 
@@ -33,7 +33,7 @@ class Returning(Protocol):
         """Primitives and tensors, in the process that fitted."""
 
     def take_results(self, results: dict[str, Any]) -> None:
-        """Take them, in the process that stayed behind."""
+        """Take them over, in the main process."""
 
 
 def bring_results_back() -> None:

@@ -1,4 +1,4 @@
-"""Decisions that all ranks of a run share."""
+"""Decisions that all ranks share, and values gathered from them."""
 
 from __future__ import annotations
 

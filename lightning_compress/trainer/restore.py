@@ -120,7 +120,7 @@ def _follows(pl_module: LightningModule) -> bool:
 
 
 def _checked_bytes(path: str | os.PathLike[str]) -> BinaryIO:
-    """The content of a file, checked: what another process writes there from then on does not matter."""
+    """The content of a file, checked: later writes of other processes do not matter."""
     content, file = read_bytes(path)
     is_compacted_content(content, os.fspath(path), os.path.getsize(path))
     return file
@@ -128,7 +128,7 @@ def _checked_bytes(path: str | os.PathLike[str]) -> BinaryIO:
 
 @functools.cache
 def _check_first(connector: Any) -> None:
-    """Let Lightning read files as we do; its versions before 2.6 unpickle whatever a file holds."""
+    """Let Lightning read files with our reader: before version 2.6 it unpickles whatever a file holds."""
     start = connector.resume_start
 
     @functools.wraps(start)
@@ -169,7 +169,7 @@ def _checked(path: str | os.PathLike[str]) -> Any:
 
 @contextlib.contextmanager
 def _loading(strategy: Any, content: Any) -> Iterator[None]:
-    """Let a strategy take what was read already, so that there is one reading of the file."""
+    """Let a strategy take the content that was read already, so that the file is read once."""
     strategy.load_checkpoint = lambda *args, **kwargs: content
     try:
         yield
@@ -179,7 +179,7 @@ def _loading(strategy: Any, content: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _loading_folder(strategy: Any, rest: Any) -> Iterator[None]:
-    """Let a strategy read the shards of a folder by a list, and take what was read already of what is beside them."""
+    """Let a strategy read the shards of a folder by a list; what lies beside them was read already."""
     load_checkpoint = strategy.load_checkpoint
 
     def loaded(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ _DRAWN: weakref.WeakKeyDictionary[nn.Module, dict[str, list[Drawn]]] = weakref.W
 
 
 def overrides(pl_module: LightningModule, name: str) -> bool:
-    """Whether a LightningModule has a method of its own of this name.
+    """Whether a LightningModule overrides the method of this name.
 
     Example:
         >>> from pytorch_lightning import LightningModule
@@ -70,7 +70,7 @@ def overrides(pl_module: LightningModule, name: str) -> bool:
 
 
 def forget_steps(pl_module: LightningModule) -> None:
-    """Forget the batches that were drawn for a LightningModule, as another fit begins."""
+    """Forget the batches that were drawn for a LightningModule, when another fit begins."""
     _DRAWN.pop(pl_module, None)
 
 
@@ -166,7 +166,7 @@ def same_order(loader: Any) -> Iterator[None]:
 
 
 def _few(batch: Any, most: int = 8) -> Any:
-    """At most so many samples: they say as much as the whole batch, and the verification runs on them."""
+    """The first samples of a batch, which are enough to verify with."""
     sizes: list[int] = []
     apply_to_collection(batch, Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
     size = max(sizes, default=0)
@@ -177,7 +177,7 @@ def _few(batch: Any, most: int = 8) -> Any:
 
 
 class Step:
-    """A step with the hooks around its batch; whatever it asks of the Trainer does nothing.
+    """A step with the hooks around its batch; its calls of the Trainer do nothing.
 
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
@@ -213,8 +213,8 @@ class Step:
 
 
 @dataclass
-class _Told:
-    """What a step tells the Trainer.
+class _Logged:
+    """What a step logs, and the optimizers that it works with.
 
     Attributes:
         values: tensors and numbers that it logs.
@@ -238,7 +238,7 @@ class _Told:
 
 
 class _Delegate:
-    """Reads from another object, and keeps for itself what is written."""
+    """Reads from another object, and keeps what is written to itself."""
 
     def __init__(self, other: Any, **own: Any) -> None:
         vars(self).update(own, _other=other)
@@ -248,7 +248,7 @@ class _Delegate:
 
 
 class _Still(_Delegate):
-    """Stands for an optimizer or a scheduler that does nothing."""
+    """An optimizer or a scheduler that does nothing."""
 
     def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the closure, and change nothing."""
@@ -272,9 +272,9 @@ def _one_or_all(parts: list[Any]) -> Any:
 
 
 @contextmanager
-def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Told]:
+def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Logged]:
     """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
-    record = _Told(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
+    record = _Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
     schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
     loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
     still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)

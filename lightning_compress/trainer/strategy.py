@@ -1,4 +1,4 @@
-"""What depends on how parameters are spread over processes, asked of one object per strategy.
+"""Everything that depends on how parameters are spread over processes: one object per strategy.
 
 Parameters are whole, in one process or copied to several (DDP), or each process holds a part of them (FSDP2, tensor
 parallelism). The callbacks ask `parallel(trainer)` and know no strategy by its name.
@@ -36,7 +36,7 @@ Result = tuple[engine.Plan, engine.Certificate]
 
 @dataclass(frozen=True)
 class Job:
-    """A compaction that is to be made.
+    """A compaction to carry out.
 
     Attributes:
         path: path of the model inside the LightningModule.
@@ -59,7 +59,7 @@ class Job:
     plain_norms: bool | str = False
 
     def speedup(self, pl_module: LightningModule, confidence: int | None = None) -> engine.ModelSpeedup:
-        """What plans it, and makes it where parameters are whole."""
+        """The `engine.ModelSpeedup` that plans it, and carries it out where parameters are whole."""
         return engine.ModelSpeedup(
             pl_module.get_submodule(self.path),
             self.graph.kwargs or self.graph.args,
@@ -101,15 +101,15 @@ class Whole:
         """Let the LightningModule hold the parameters that the optimizers train."""
 
     def reader(self, model: nn.Module) -> Callable[[str], Tensor]:
-        """What gives a parameter by its name, whole; where it gathers, every process has to ask for the same."""
+        """A function from a name to the whole parameter; where it gathers, every process has to call it alike."""
         return model.get_parameter
 
     def decided(self, function: Callable[[], T]) -> T:
-        """What a function that looks at parameters returns on rank 0, on all ranks."""
+        """The result on rank 0 of a function that reads parameters, on all ranks."""
         return from_rank_zero(self.trainer, function)
 
     def widths(self, model: nn.Module, groups: Sequence[engine.Group]) -> Mapping[str, frozenset[int]]:
-        """By group name the numbers of units that may stay, where not all may."""
+        """By group name, the numbers of units that may remain, where these are restricted."""
         return {}
 
     def summed(self, tensor: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Whole:
         return tensor if self.alone else self.trainer.strategy.reduce(tensor, reduce_op="sum")  # type: ignore[return-value]
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-        """Remove what is masked from a model and cut its optimizers' state; on failure all is as it was, on all ranks.
+        """Remove masked channels from a model and its optimizers' state; on failure restore everything, on all ranks.
 
         Args:
             pl_module: the LightningModule.
@@ -132,7 +132,7 @@ class Whole:
         return speedup.plan, speedup.certificate
 
     def follow(self) -> None:
-        """Let the strategy follow a model that got smaller and trains on."""
+        """Let the strategy follow a model that was compacted while training goes on."""
 
     def state_dict(self) -> dict[str, Any]:
         """The weights for a checkpoint in one file; called on all ranks, though only rank 0 needs them."""
@@ -208,7 +208,7 @@ class Sharded(Whole):
         Sharding(pl_module).at_rest()
 
     def reader(self, model: nn.Module) -> Callable[[str], Tensor]:
-        """What gathers a parameter by its name."""
+        """A function that gathers a parameter by its name."""
         Sharding(model).at_rest()
         return gathered_from(model)
 
@@ -217,7 +217,7 @@ class Sharded(Whole):
         return shared_widths(groups, Sharding(model).parts())
 
     def decided(self, function: Callable[[], T]) -> T:
-        """What a function returns on rank 0; it runs on all ranks, which gather parameters together."""
+        """The result of a function on rank 0; it runs on all ranks, which gather parameters together."""
         return self.trainer.strategy.broadcast(self.together(function))  # type: ignore[return-value]
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
@@ -266,7 +266,7 @@ class Sharded(Whole):
     def together(
         self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
     ) -> T:
-        """What a function returns; where it fails on one rank, it is undone and an error on all."""
+        """Return the result of a function; if it fails on one rank, undo it and raise an error on all."""
         try:
             result = function()
         except Exception as error:  # raised by `_check_all`, once no other rank waits for this one
@@ -276,7 +276,7 @@ class Sharded(Whole):
         return result
 
     def _check_all(self, failure: Exception | None, undo: Callable[[], None] | None = None) -> None:
-        """Let all ranks fail where one did, instead of waiting for it."""
+        """Let all ranks fail if one did, instead of waiting for it."""
         messages = gathered(None if failure is None else str(failure))
         failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
         if failed and undo is not None:
@@ -337,7 +337,7 @@ def _kind(trainer: Trainer) -> type[Whole] | None:
 
 
 def parallel(trainer: Trainer) -> Whole:
-    """What knows how a Trainer's strategy spreads parameters.
+    """Return the object for the way in which a Trainer's strategy spreads parameters.
 
     Raises:
         MisconfigurationException: for a strategy under which channels can be neither masked nor removed.
