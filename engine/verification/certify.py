@@ -59,7 +59,7 @@ class Observation:
         written: number of channels in the table.
         reserved: memory for projections and norms of what is compared.
         decisions: what was compared, sorted and chosen on the way.
-        strayed: whether the model took another way through its code than that which was recorded.
+        diverged: whether the model took another path through its code than the recorded one.
         leaves: whether the call left something that the next one finds.
         again: what the next call in a row computed, where there was one.
     """
@@ -73,7 +73,7 @@ class Observation:
     written: int = 0
     reserved: tuple[Tensor, ...] = ()
     decisions: list[Decision] = field(default_factory=list)
-    strayed: bool = False
+    diverged: bool = False
     leaves: bool = False
     again: Observation | None = None
 
@@ -299,7 +299,7 @@ def _call(
         ]
     del out
     observation.leaves = not decisions.repeats and remains.differ()
-    comparable, observation.strayed = observer.way.end(), observer.way.strayed
+    comparable, observation.diverged = observer.way.end(), observer.way.diverged
     del observer
     observation.choose(looks, comparable)
     return observation

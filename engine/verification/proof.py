@@ -283,7 +283,7 @@ class Proof:
             notes=(
                 *certificate.notes,
                 *not_compared(self._rejected, certificate.notes),
-                *self._strayed(),
+                *self._diverged(),
                 *self._drawn(),
             ),
         )
@@ -296,9 +296,9 @@ class Proof:
                 "differ. Both were compared with the same number for all channels, and dropout left out."
             )
 
-    def _strayed(self) -> Iterator[str]:
+    def _diverged(self) -> Iterator[str]:
         """Say where only outputs were compared."""
-        count = sum(any(call.strayed for call in run.observation.calls) for run in self._runs)
+        count = sum(any(call.diverged for call in run.observation.calls) for run in self._runs)
         if count and self._exact:
             runs = f"In {count} of {len(self._runs)} runs"
             yield (

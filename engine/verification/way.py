@@ -1,4 +1,4 @@
-"""Which of the recorded nodes a call is, where data may lead another way through the code."""
+"""Matches the calls of a run to the recorded nodes, where data may lead to another path through the code."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Way"]
 
 
 class Way:
-    """Tells which of the witness's nodes a call is.
+    """Matches each call to a node of the witness.
 
-    The n-th call is the n-th node, as long as the data lead the way through the code that was recorded. Behind a fork
-    it is the node of its module, where both ran once (the experts of a mixture), and else none.
+    The n-th call is the n-th node, as long as the run follows the recorded path. Once the paths have diverged, a call
+    is the node of its module if both ran once (the experts of a mixture), and no node otherwise.
 
     Args:
-        witness: its nodes.
+        witness: the recorded nodes.
 
     Attributes:
-        strayed: whether another way was taken.
+        diverged: whether the run left the recorded path.
     """
 
     def __init__(self, witness: Witness) -> None:
@@ -29,21 +29,21 @@ class Way:
         self._once = {k: n for n, k in enumerate(self._keys) if witness.decided and number[k] == 1}
         self._ran: Counter[tuple[str, str]] = Counter()
         self._calls = 0
-        self.strayed = False
+        self.diverged = False
 
     def step(self, module: str, op: str) -> int | None:
         """Return the position of the node that runs."""
         position, key = self._calls, (module, op)
         self._calls += 1
         self._ran[key] += 1
-        self.strayed |= position >= len(self._keys) or self._keys[position] != key
-        if not self.strayed:
+        self.diverged |= position >= len(self._keys) or self._keys[position] != key
+        if not self.diverged:
             return position
         return self._once.get(key) if self._ran[key] == 1 else None
 
     def end(self) -> Collection[int]:
         """Return the positions of the nodes that can be compared."""
-        self.strayed |= self._calls != len(self._keys)
-        if not self.strayed:
+        self.diverged |= self._calls != len(self._keys)
+        if not self.diverged:
             return range(len(self._keys))
         return {position for key, position in self._once.items() if self._ran[key] == 1}

@@ -20,7 +20,7 @@ def taken(found: Witness, order: list[int]) -> tuple[list[int | None], set[int],
     """Positions as the nodes run in some order, which can be compared, and whether the way was another one."""
     way, nodes = Way(found), [found.nodes[n] for n in order]
     steps = [way.step(node.module if found.decided else "", node.op) for node in nodes]
-    return steps, set(way.end()), way.strayed
+    return steps, set(way.end()), way.diverged
 
 
 def test_the_same_way() -> None:
@@ -36,14 +36,14 @@ def test_another_order() -> None:
     found = witness(True)
     order = list(range(len(found.nodes)))[::-1]
     assert taken(found, order) == (order, set(order), True)
-    steps, comparable, strayed = taken(witness(False), order)
-    assert steps[0] is None and comparable == set() and strayed
+    steps, comparable, diverged = taken(witness(False), order)
+    assert steps[0] is None and comparable == set() and diverged
 
 
 def test_a_module_that_runs_twice_or_not_at_all() -> None:
     """It is left out: which of its calls is which cannot be told."""
     found = witness(True)
     order = list(range(len(found.nodes)))
-    steps, comparable, strayed = taken(found, [*order, order[-1]])
-    assert steps == [*order, None] and comparable == set(order[:-1]) and strayed
+    steps, comparable, diverged = taken(found, [*order, order[-1]])
+    assert steps == [*order, None] and comparable == set(order[:-1]) and diverged
     assert taken(found, order[1:])[1:] == (set(order[1:]), True)

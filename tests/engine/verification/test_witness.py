@@ -201,7 +201,7 @@ def test_what_differs_inside_is_found_on_another_way() -> None:
     inputs = ((torch.ones(2, 5).double(),), {})
     one = observe(model, model.state_dict(), inputs, witness, witness.looks[0])
     two = observe(other, other.state_dict(), inputs, witness, witness.looks[0], one, 1e-9)
-    assert one.strayed and two.strayed and torch.equal(one.outputs[0], two.outputs[0])
+    assert one.diverged and two.diverged and torch.equal(one.outputs[0], two.outputs[0])
     error, where = compare(one, two, witness, 1e-9)
     assert error > 1e-3 and "'right'" in where
 
