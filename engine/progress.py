@@ -1,4 +1,4 @@
-"""Progress of what takes long: a bar on terminals and in notebooks, a line now and then in log files."""
+"""Progress of long computations: a bar on terminals and in notebooks, an occasional line in log files."""
 
 from __future__ import annotations
 

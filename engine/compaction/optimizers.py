@@ -116,7 +116,7 @@ def _scalars(optimizer: Optimizer) -> dict[tuple[bool, str], float]:
 
 
 def _set_counters(optimizer: Optimizer, counters: Iterable[tuple[bool, str]]) -> None:
-    """Let an optimizer of one parameter believe that it is far ahead."""
+    """Make an optimizer of one parameter behave as after many steps."""
     for in_state, key in counters:
         entries = next(iter(optimizer.state.values())) if in_state else optimizer.param_groups[0]
         entries[key] = torch.full_like(entries[key], _FAR - 1) if isinstance(entries[key], Tensor) else _FAR - 1

@@ -1,4 +1,4 @@
-"""Read a file of ``torch.save`` that nobody vouches for.
+"""Read an untrusted file of ``torch.save``.
 
 ``weights_only=True`` runs no code, but a file can still claim more memory than it holds, and be another one for each
 reader. So it is read here, by the records that any reader sees (`engine.files.records`) and by a list of what they may

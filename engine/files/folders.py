@@ -168,7 +168,7 @@ def read_folder_index(folder: str | os.PathLike[str]) -> FolderIndex:
 
 
 class _Level(dict[Any, Any]):
-    """A dictionary or list of the nested state; what a file holds is none."""
+    """A dictionary or list of the nested state, as opposed to a leaf that a file holds."""
 
 
 def _plain(level: Any) -> Any:

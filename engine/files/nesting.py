@@ -10,7 +10,7 @@ _DEEPEST = 100  # levels of containers in each other
 
 
 def check_nesting(root: Any) -> None:
-    """Refuse containers that hold themselves, or are in each other too deep for whoever goes through them.
+    """Refuse containers that contain themselves, or are nested too deeply to be traversed.
 
     Each container is looked at once, however often it is referred to.
     """

@@ -1,4 +1,4 @@
-"""Read a file in the safetensors format that nobody vouches for: its header is checked, its tensors are copied.
+"""Read an untrusted file in the safetensors format: its header is checked, its tensors are copied.
 
 The format: https://github.com/huggingface/safetensors#format. A mapped file that is cut off kills the process, and one
 that is overwritten changes what was checked; so each tensor is read into memory of its own.

@@ -101,7 +101,7 @@ class Steps:
                 self.courses[key] = course
 
     def pause(self) -> None:
-        """Look away: what follows is not the user's code."""
+        """Stop watching: what follows is not the user's code."""
         if self._watches:
             self._away += 1
             if self._away == 1:

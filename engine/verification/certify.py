@@ -196,7 +196,7 @@ class _Observer(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Look away while a module runs that is not looked into; where data decide, know which module runs."""
+        """Stop watching while an opaque module runs; where data decide, note which module runs."""
         watched = self._witness.opaque if not self._witness.decided else distinct_modules(model)
         hooks: list[RemovableHandle] = []
         for name in watched:
@@ -311,7 +311,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put other tensors into a model's tables, under every name; `evaluating` puts its own back.
+    """Put other tensors into a model's tables, under every name; `evaluating` restores the model's own.
 
     What a compaction itself put there, tables of where channels go, stays as it is.
     """

@@ -1,4 +1,4 @@
-"""Hold the entries of a compacted model against those of the masked one: values, what is written, and gradients."""
+"""Compare the entries of a compacted model with those of the masked one: values, writes, and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that was freed, and that the C library keeps for later."""
+"""Memory that was freed but is still held by the C library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold a compacted model against the masked one: which runs, in which dtype, and the verdict."""
+"""Compare a compacted model with the masked one: which runs, in which dtype, and the verdict."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Proof:
         count, most = self._confidence, self._at_once(Trial(None, False, dtype))
         if count <= most and not self._few:
             return self._attempt(Trial(count, False, dtype), tensors)
-        group = self._company(Trial(2 if self._few else max(most, 2), False, dtype), tensors)
+        group = self._run_batched(Trial(2 if self._few else max(most, 2), False, dtype), tensors)
         if group is None:
             return False
         last = (group.batch or 1) - 1
@@ -143,8 +143,8 @@ class Proof:
             self._attempt(replace(group, batch=min(most, count - n), first=n), tensors)
         return ran or not group.smaller
 
-    def _company(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
-        """Run samples in company: at half the resolution where the model accepts that, which takes a quarter."""
+    def _run_batched(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
+        """Run samples in batches, at half the resolution where the model accepts it: a quarter of the time."""
         half, reject_count = replace(group, smaller=True), len(self._rejected)
         resolutions = any(
             t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))

@@ -16,7 +16,7 @@ from engine.verification.results import attributes
 __all__ = ["Remains", "writes"]
 
 _INSIDE = ("is read by the code", "could be read")
-"""How reasons begin that a value counts as an output which nothing keeps."""
+"""Beginnings of the reasons for which a value counts as an output that cannot be narrowed."""
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 

@@ -1,4 +1,4 @@
-"""RMS norms that lost channels, as ordinary norms over the channels that are left.
+"""RMS norms that lost channels, as ordinary norms over the remaining channels.
 
 With d of D channels left and the others zero, ``w x / sqrt(S / D + eps)`` equals ``w' x / sqrt(S / d + eps')`` where
 ``eps' = eps D / d`` and ``w' = w sqrt(D / d)``; S is the sum of squares of what is left. A removed channel with the

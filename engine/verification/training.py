@@ -167,7 +167,7 @@ def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put copies of other tensors into a model's tables, under every name; `evaluating` puts its own back."""
+    """Put copies of other tensors into a model's tables, under every name; `evaluating` restores the model's own."""
     stored = stored_tensors(model)
     used = {name: _copied(stored[name], tensor) for name, tensor in tensors.items()}
     others = {id(stored[name]): tensor for name, tensor in used.items()}

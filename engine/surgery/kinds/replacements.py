@@ -105,7 +105,7 @@ class Replacement(Exchange):
 
     @property
     def permanent(self) -> str:
-        """That the old module is not stored."""
+        """Why it is permanent: the old module is not stored."""
         return (
             f"{self.module!r} was replaced by a function, which cannot be taken back. Build a new instance of the "
             "model."
