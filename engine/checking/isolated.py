@@ -174,7 +174,7 @@ def run(node: Node, tensors: Tensors, demands: Collection[Demand] = ()) -> list[
     args.update({name: args[name].clone() for name in written})
     schema = node.target._schema.arguments
     positional = [args[a.name] for a in schema if not a.kwarg_only and a.name in args]
-    with _same_memory():
+    with _same_memory(), _same_draws(node):
         outputs = node.target(*positional, **{a.name: args[a.name] for a in schema if a.kwarg_only and a.name in args})
     places = {storage_of(args[name]) for name in written}
     return [*(args[name] for name in written), *(t for t in tensors_in(outputs) if storage_of(t) not in places)]
@@ -193,6 +193,17 @@ def _same_memory() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         memory.fill_uninitialized_memory = filled
+
+
+@contextmanager
+def _same_draws(node: Node) -> Iterator[None]:
+    """Let an op that draws random numbers draw the same ones at each call."""
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def _replaced(item: Any, position: int, number: Any) -> Any:

@@ -60,3 +60,11 @@ def test_a_write_into_a_view() -> None:
     net, x = model(half), torch.randn(2, 3, 5, 5)
     (call,) = calls_of(net, x, ["engine::write"])
     torch.testing.assert_close(run(call.node, call.tensors)[0], net(x))
+
+
+def test_random_numbers_are_the_same_each_time() -> None:
+    """As is what uninitialised memory holds; the global random state stays as it is."""
+    (call,) = calls_of(model(lambda x: x + torch.randn_like(x)), torch.randn(2, 3, 5, 5), ["randn_like"])
+    state = torch.get_rng_state()
+    assert torch.equal(run(call.node, call.tensors)[0], run(call.node, call.tensors)[0])
+    assert torch.equal(state, torch.get_rng_state())
