@@ -195,7 +195,7 @@ class _Task:
             table = analyzer.analysis(specified_layers=self.layers, shard=self._shard())
         except Exception as error:  # raised again below, once no other rank waits for this one
             failure = error
-        shares = gathered((table, None if failure is None else f"{type(failure).__name__}: {failure}"))
+        shares: list[Any] = gathered((table, None if failure is None else f"{type(failure).__name__}: {failure}"))
         if failure is not None:
             raise failure
         failed = [(rank, message) for rank, (_, message) in enumerate(shares) if message is not None]

@@ -107,7 +107,7 @@ def agree(one: nn.Module, other: nn.Module, error: float, example: Any) -> bool:
     if error <= TOLERANCE:
         return True
     wide = [copy.deepcopy(model).double() for model in (one, other)]
-    return _may_be_rounding(one, error) and _in_float64(*wide, example) <= TOLERANCE
+    return _may_be_rounding(one, error) and _in_float64(wide[0], wide[1], example) <= TOLERANCE
 
 
 def _may_be_rounding(model: nn.Module, error: float) -> bool:
