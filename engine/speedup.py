@@ -175,7 +175,9 @@ class ModelSpeedup:
         Raises:
             VerificationError: where it has to be, and is not.
         """
-        analysis, exact = self._decided()
+        return self._in_train(*self._decided(), training)
+
+    def _in_train(self, analysis: Analysis, exact: bool, training: bool) -> bool:
         in_train = exact and exact_in_train(analysis, self._model, self._masks)
         if training and not in_train:
             raise VerificationError(_LEAVES_CONSTANTS)
@@ -198,8 +200,8 @@ class ModelSpeedup:
             PlanError: if an optimizer's state cannot be narrowed, or `customized_replace_func` fails or would leave an
                 optimizer with stale parameters; the model is left unchanged.
         """
-        in_train = self.check_training(training)
         analysis, exact = self._decided()
+        in_train = self._in_train(analysis, exact, training)
         plan = analysis.plan
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
         verify = self._confidence > 0 and not plan.is_empty

@@ -40,10 +40,14 @@ def _of_module(
     module: str, kind: type, numbers: Mapping[str, int], slices: Mapping[str, Slice], ran: Collection[Any]
 ) -> Iterator[str]:
     """Yield a note for each of a module's attributes that is as large as a parameter under it was."""
+    idle = _idle(kind, ran)
+    if not idle:
+        return
     prefix = f"{module}." if module else ""
     inside = {name.removeprefix(prefix): cut for name, cut in slices.items() if name.startswith(prefix)}
-    readers = list(_methods(kind, {name.partition(".")[0] for name in inside}, ran))
-    for key, number in numbers.items():
+    parts = {name.partition(".")[0] for name in inside}
+    readers = [(method, names) for method, names in idle if names & parts]
+    for key, number in numbers.items() if readers else ():
         sizes = {size for cut in inside.values() for size in _narrowed(cut, number)}
         for method, names in readers if sizes else ():
             if key.partition("[")[0] in names:
@@ -59,14 +63,18 @@ def _narrowed(cut: Slice, number: int) -> Iterator[int]:
     yield from (new for old, new in zip(cut.before, cut.shape, strict=True) if old == number != new)
 
 
-def _methods(kind: type, parts: set[str], ran: Collection[Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the methods that did not run, take arguments and read layers, with all the names that they read."""
+def _idle(kind: type, ran: Collection[Any]) -> list[tuple[str, frozenset[str]]]:
+    """Return the methods that did not run and take arguments, with all the names that they read."""
+    return [(name, names) for name, code, names in _methods(kind) if code not in ran]
+
+
+def _methods(kind: type) -> Iterator[tuple[str, types.CodeType, frozenset[str]]]:
+    """Yield the methods that take arguments, with all the names that they read."""
     for base in kind.__mro__:
         if base.__module__.startswith("torch.") or base is object:
             continue
         for name, member in vars(base).items():
             function: Any = member
             if isinstance(function, types.FunctionType) and name != "forward" and name[:2] != "__":
-                names = frozenset(function.__code__.co_names)
-                if function.__code__ not in ran and function.__code__.co_argcount > 1 and names & parts:
-                    yield name, names
+                if function.__code__.co_argcount > 1:
+                    yield name, function.__code__, frozenset(function.__code__.co_names)
