@@ -100,7 +100,7 @@ def _nothing(node: Node, shapes: Shapes) -> int:
 def as_recorded(node: Node, kept: Callable[[Value, int], Tensor | None], shapes: Shapes) -> Iterable[Demand]:
     """Keep numbers that are not the size of a tensor (``x * heads``) as recorded."""
     for name, position in node.sizes:
-        number = list(numbers_in(node.args[name]))[position]
+        number = numbers_in(node.args[name])[position]
         yield Demand((name, position), number, number)
 
 

@@ -19,6 +19,7 @@ from engine.errors import InputError, VerificationError
 from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph
+from engine.program.stored import settled
 from engine.recording.inputs import check_model
 from engine.removal.finite import check_finite
 from engine.removal.structure import structure_of
@@ -200,8 +201,9 @@ class ModelSpeedup:
             PlanError: if an optimizer's state cannot be narrowed, or `customized_replace_func` fails or would leave an
                 optimizer with stale parameters; the model is left unchanged.
         """
-        analysis, exact = self._decided()
-        in_train = self._in_train(analysis, exact, training)
+        with settled(self._model):
+            analysis, exact = self._decided()
+            in_train = self._in_train(analysis, exact, training)
         plan = analysis.plan
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
         verify = self._confidence > 0 and not plan.is_empty

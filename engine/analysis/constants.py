@@ -119,7 +119,8 @@ class Constants:
             arrays = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
         for position, value in enumerate(node.outputs):
             array = _varies(value) if arrays is None else self._held(arrays[position], value)
-            self._arrays[value.index] = self._settled(array, value)
+            self._arrays[value.index] = array = self._settled(array, value)
+            self._tidy.add(id(array))
         if self._asked:
             self._asking.add(node.index)
 
@@ -162,7 +163,8 @@ class Constants:
                 changed.update(v.index for v in node.outputs if not there or self._differs(v.index, base))
                 continue
             for value in node.outputs:
-                self._arrays[value.index] = base._arrays[value.index]
+                self._arrays[value.index] = array = base._arrays[value.index]
+                self._tidy.add(id(array))
                 if value.index in base._profiles:
                     self._profiles.add(value.index)
                 if value.index in base._infinite:
@@ -181,9 +183,7 @@ class Constants:
         """
         if self.graph.decided and not array.numel() and not value.stored:  # for other data there may be entries
             return _varies(value)
-        if array.isinf().any():
-            self._infinite.add(value.index)
-        array = self._cleaned(array)
+        array = self._cleaned(array, value)
         if value.dtype.is_complex or (value.dtype.is_floating_point and torch.finfo(value.dtype).bits >= self._bits):
             return array
         same = array.nan_to_num().to(value.dtype).double() == array
@@ -209,12 +209,16 @@ class Constants:
         plain = _is_plain(data) and not data.is_complex()
         return compact(data.to("cpu", torch.float64)) if plain else self[value]
 
-    def _cleaned(self, array: Tensor) -> Tensor:
-        """Clean an array once; arrays that a rule passes on unchanged are clean already."""
-        if id(array) not in self._tidy:
-            array = _clean(array)
-            self._tidy.add(id(array))
-        return array
+    def _cleaned(self, array: Tensor, value: Value) -> Tensor:
+        """Compact an array once, with NaN in place of infinities; what a rule passes on unchanged is clean already."""
+        if id(array) in self._tidy:
+            return array
+        array = array.to(torch.float64)
+        infinite = np.isinf(array.numpy())
+        if infinite.any():
+            self._infinite.add(value.index)
+            array = torch.where(torch.from_numpy(infinite), math.nan, array)
+        return compact(array)
 
     def __getitem__(self, value: Value) -> Tensor:
         """Return the compact array of a value."""
@@ -329,14 +333,6 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _varies(value: Value) -> Tensor:
     return torch.full([1] * value.ndim, math.nan, dtype=torch.float64)
-
-
-def _clean(array: Tensor) -> Tensor:
-    """Compact an array, with NaN in place of infinities."""
-    array = array.to(torch.float64)
-    if np.isinf(array.numpy()).any():
-        array = torch.where(array.isfinite(), array, math.nan)
-    return compact(array)
 
 
 def varies_where(unknown: Sequence[Tensor], result: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ so that whatever saves the weights also saves what is needed to load them, witho
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,6 +128,13 @@ def _is_plain(key: str, value: Any) -> bool:
     return key not in _CONTAINERS and not key.endswith("_hooks") and not isinstance(value, Tensor)
 
 
+def _is_same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether two tables hold the same objects under the same names, in the same order."""
+    return len(now) == len(before) and all(map(operator.is_, now, before)) and all(
+        map(operator.is_, now.values(), before.values())
+    )
+
+
 def changed(before: Outside, model: nn.Module) -> Outside:
     """Return the modules of a snapshot that have changed, with their changed attributes."""
     return dict(_changes(before, model))
@@ -137,6 +145,8 @@ def _changes(before: Outside, model: nn.Module) -> Iterator[tuple[str, tuple[typ
     for name, (kind, attributes) in before.items():
         if name in modules:
             now = vars(modules[name])
+            if kind is type(modules[name]) and _is_same(now, attributes):
+                continue
             values = {k: v for k, v in attributes.items() if now.get(k) is not v and _is_plain(k, v)}
             if kind is not type(modules[name]) or values:
                 yield name, (kind, values)

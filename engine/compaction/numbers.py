@@ -8,6 +8,7 @@ the nearest module around it whose tensors it can count.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -99,9 +100,9 @@ class _Check:
         """Refuse groups or heads other than those that keep something."""
         rows = (row for row in _BLOCKS if isinstance(module, row[0]))
         _, key, tensor, dim = next(rows, (None, "", "", 0))
-        name = f"{path}.{tensor}" if path else tensor
-        old, mask = int(getattr(module, key, 1)), _mask(self._cuts[name], dim) if name in self._cuts else None
-        if old == 1 or mask is None or len(mask) % old:
+        name, old = f"{path}.{tensor}" if path else tensor, int(getattr(module, key, 1))
+        mask = _mask(self._cuts[name], dim) if old != 1 and name in self._cuts else None
+        if mask is None or len(mask) % old:
             return
         left = blocks(mask, old)
         if left != numbers[key]:
@@ -111,7 +112,16 @@ class _Check:
             raise _wrong(path, module, "head_dim", size, numbers["head_dim"], why)
 
     def _inside(self, prefix: str) -> list[Dimension]:
-        return [d for name in self._stored if name.startswith(prefix) for d in self._of(name)]
+        inside = (names for module, names in self._by_module.items() if module.startswith(prefix))
+        return [d for names in inside for name in names for d in self._of(name)]
+
+    @functools.cached_property
+    def _by_module(self) -> dict[str, list[str]]:
+        """The names of tensors by the prefix of their module."""
+        names: dict[str, list[str]] = {}
+        for name in self._stored:
+            names.setdefault(name[: name.rfind(".") + 1], []).append(name)
+        return names
 
     def _of(self, name: str) -> list[Dimension]:
         tensor, cut = self._stored[name], self._cuts.get(name)

@@ -21,6 +21,7 @@ from engine.compaction.numbers import check_numbers
 from engine.compaction.slices import Packed, Slice, Unpacked
 from engine.errors import PlanError
 from engine.program.garbage import uncollected
+from engine.program.stored import settled
 from engine.surgery.exchange import Exchange, Replace
 from engine.surgery.kinds import exchanges_from, joined, printed, state_of
 
@@ -213,10 +214,11 @@ class Plan:
         Raises:
             PlanError: if something does not fit.
         """
-        change = Compaction(model, optimizer, customized_replace_func)
-        change.add_tensors(self.slices, self.masks, self.folds)
-        check_numbers(model, self.slices, self.attributes, self.exchanges)
-        change.add_attributes(self.attributes)
+        with settled(model):
+            change = Compaction(model, optimizer, customized_replace_func)
+            change.add_tensors(self.slices, self.masks, self.folds)
+            check_numbers(model, self.slices, self.attributes, self.exchanges)
+            change.add_attributes(self.attributes)
         change.add_exchanges(self.exchanges)
         if not self.is_empty:
             change.add_history(self.structure().state_dict())

@@ -127,7 +127,7 @@ class Run:
         places = [place for key, place in node.sizes if key == name]
         if not places:
             return argument
-        numbers = list(numbers_in(argument))
+        numbers = numbers_in(argument)
         for place in places:
             numbers[place] = evaluate(
                 node.sizes[name, place], lambda v: self._shapes.get(v.index, v.shape), self._attribute

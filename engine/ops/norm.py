@@ -54,13 +54,15 @@ def _labels(node: Node, labels: Labels) -> None:
 def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     """``β`` where ``γ = 0`` or where batch statistics see a constant; otherwise the affine map of a constant."""
     a = node.args
-    batch = a["training"] or constants.training or a["running_mean"] is None
-    variance = torch.ones(1, dtype=torch.float64) if batch else constants[a["running_var"]] + a["eps"]
-    nowhere = torch.zeros(1) > 0 if batch else constants.at_present(a["running_var"]) + a["eps"] <= 0
-    sound = not nowhere.any()  # otherwise zero would be divided by zero
-    easy = _of_zeros(node, constants) if sound and constants.only_zeros(a["input"]) else None
+    batch = a["training"] or a["running_mean"] is None
+    nowhere = None if batch else _nowhere(node, constants)
+    if nowhere is not None and constants.training:  # asked only where the mode matters
+        nowhere = None
+    easy = _of_zeros(node, constants) if nowhere is None and constants.only_zeros(a["input"]) else None
     if easy is not None:
         return [easy]
+    batch = batch or constants.training
+    variance = torch.ones(1, dtype=torch.float64) if batch else constants[a["running_var"]] + a["eps"]
     x = constants.along(a["input"], 1)
     if constants.has_profile(a["input"]):
         x = torch.where(x == 0, x, torch.nan)
@@ -77,8 +79,14 @@ def _constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     result = torch.where(dead, 0.0, normed * gamma) + stored("bias", 0.0)
     if constants.repaired:  # repair masks γ and β of a channel that arrives as zero, and β of one without γ
         result = torch.where(dead | (x == 0), 0.0, result)
-    result = result if sound else torch.where(nowhere, torch.nan, result)
+    result = result if nowhere is None else torch.where(nowhere, torch.nan, result)
     return [result.view([1, -1] + [1] * (node.output.ndim - 2))]
+
+
+def _nowhere(node: Node, constants: Constants) -> Tensor | None:
+    """Where the square root of the stored variance would divide zero by zero; None if it does so nowhere."""
+    negative = constants.at_present(node.args["running_var"]).numpy() + node.args["eps"] <= 0
+    return torch.from_numpy(negative) if negative.any() else None
 
 
 def _of_zeros(node: Node, constants: Constants) -> Tensor | None:

@@ -5,6 +5,7 @@ Slot labels, constants and use are all stored in this form, so that shape ops ca
 
 from __future__ import annotations
 
+import cmath
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -78,7 +79,7 @@ def is_finite(tensor: Tensor) -> bool:
         tensor = tensor.to_dense()
     if tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 16:
         tensor = tensor.float()  # no arithmetic in these dtypes
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())  # a sum may overflow
+    return cmath.isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())  # a sum may overflow
 
 
 def align(array: Tensor, ndim: int) -> Tensor:

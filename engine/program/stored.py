@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 __all__ = ["distinct_modules", "modules_of", "parameters_of", "settled", "stored_tensors", "unsettled"]
 
-_SETTLED: dict[int, list[tuple[str, nn.Module]]] = {}
-"""Modules of the models that nobody changes at the moment, by identity."""
+_SETTLED: dict[int, tuple[list[tuple[str, nn.Module]], dict[str, nn.Module]]] = {}
+"""Modules of the models that nobody changes at the moment, by identity: under every name, and once."""
 
 _NAMERS = ("named_buffers", "named_modules", "named_parameters")
 
@@ -29,7 +29,7 @@ def _names_alone(model: nn.Module) -> bool:
 def settled(model: nn.Module) -> Iterator[None]:
     """Say that the body changes no modules of a model but where it is `unsettled`, so that they are listed once."""
     before = _SETTLED.get(id(model))
-    _SETTLED[id(model)] = modules_of(model)
+    _SETTLED[id(model)] = modules_of(model), distinct_modules(model)
     try:
         yield
     finally:
@@ -66,7 +66,7 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
         ['', '0', '1', '1.0']
     """
     if id(model) in _SETTLED:
-        return list(_SETTLED[id(model)])
+        return list(_SETTLED[id(model)][0])
     if not _names_alone(model):
         return list(model.named_modules(remove_duplicate=False))
     named_modules = [("", model)]
@@ -76,6 +76,8 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def distinct_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return every module once, by its first name, like ``named_modules()``."""
+    if id(model) in _SETTLED:
+        return dict(_SETTLED[id(model)][1])
     named_modules: dict[int, tuple[str, nn.Module]] = {}
     for name, module in modules_of(model):
         named_modules.setdefault(id(module), (name, module))

@@ -107,6 +107,8 @@ class Changing:
 
     def declared(self, name: str) -> bool:
         """Whether the user says that a buffer or an attribute stays as it is."""
+        if not self._constants:
+            return False
         matching = [pattern for pattern in self._constants if fnmatch.fnmatchcase(name, pattern)]
         self._matched.update(matching)
         return bool(matching)

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from engine.errors import InputError, TraceError
 from engine.program.entries import Entry
 from engine.program.sharded import why_sharded
-from engine.program.stored import distinct_modules, stored_tensors
+from engine.program.stored import distinct_modules, settled, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
 
 __all__ = ["NEEDS_DATA", "call_entry", "call_model", "check_model", "larger_inputs", "resolve_inputs"]
@@ -65,6 +65,12 @@ def check_model(model: Any) -> None:
         raise InputError("The model is TorchScript, which cannot lose channels; pass the module that it was made from.")
     if not isinstance(model, nn.Module):
         raise InputError(f"The model is a {type(model).__name__}, and not an `nn.Module`.")
+    with settled(model):
+        _check_parts(model)
+
+
+def _check_parts(model: nn.Module) -> None:
+    """Refuse sharded parameters, lazy or scripted layers, and layers without entries."""
     sharded = why_sharded(model)
     if sharded is not None:
         raise InputError(sharded)

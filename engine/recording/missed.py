@@ -85,13 +85,7 @@ class Missed:
     def impossible(self) -> bool:
         """Whether it uses what this module does not have: an attribute that is None, or missing."""
         owner = self._modules[self.owner]
-        for node in certainly(self.part.nodes) if self.first is not None else ():
-            used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
-            if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
-                own = isinstance(used.value, ast.Name) and used.value.id == self.first
-                if own and getattr(owner, used.attr, None) is None:
-                    return True
-        return False
+        return self.first is not None and any(getattr(owner, n, None) is None for n in _used(self.part, self.first))
 
     def sized(self) -> set[str]:
         """Return the variables that it gives sizes that stand in the code, which do not follow."""
@@ -225,6 +219,18 @@ def _is_number(size: ast.expr) -> bool:
     inner = list(ast.walk(size))
     numbers = (n.value for n in inner if isinstance(n, ast.Constant))
     return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
+
+
+@functools.cache
+def _used(part: Part, first: str) -> tuple[str, ...]:
+    """Return the attributes of the module that are certainly called, indexed or looked into."""
+    names: list[str] = []
+    for node in certainly(part.nodes):
+        used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
+        if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
+            if isinstance(used.value, ast.Name) and used.value.id == first:
+                names.append(used.attr)
+    return tuple(names)
 
 
 @functools.cache

@@ -225,7 +225,7 @@ class OtherSizes:
             theirs = other.args.get(name)
             if isinstance(value, Value) or isinstance(theirs, Value) or "dim" in name:
                 continue
-            numbers = list(numbers_in(value)), list(numbers_in(theirs))
+            numbers = numbers_in(value), numbers_in(theirs)
             for position, pair in enumerate(zip(*numbers, strict=False)):
                 if pair[0] != pair[1]:
                     self.varying |= {(node.index, (name, position)) for node in ((one, other) if both else (one,))}

@@ -91,12 +91,19 @@ class Recorder(Versions, TorchDispatchMode):
         stored = self._names.keys() | self._owned.keys() | leaves.keys() | self._fakes.keys()
         stand_ins = set(map(id, self._fakes.values()))
         held = outliving(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins)
+        weights = self._maker is None
         for tensor in held:
-            if id(tensor) in self._hidden.keys() - self._current.keys():
-                raise TraceError("A tensor that a replaced module makes inside outlives the call; exclude the module.")
-            if id(tensor) in self._current and id(tensor) not in stored and not self._is_stored(self._read(tensor)):
+            key = id(tensor)
+            if key not in self._current:
+                if key in self._hidden:
+                    raise TraceError(
+                        "A tensor that a replaced module makes inside outlives the call; exclude the module."
+                    )
+            elif key not in stored and not self._is_stored(self._read(tensor)):
                 self._exit(tensor, "outlives the call: something keeps it beside what forward returns")
-        if any(id(t) in self._current and id(t) not in stand_ins for t in held):
+            else:
+                weights = weights or key not in stand_ins
+        if weights:
             self._weights |= set(self._computed_weights())
 
     def _computed_weights(self) -> Iterator[tuple[str, str]]:

@@ -80,6 +80,7 @@ class Snapshot:
         self._owner, self._packages = owner, packages
         self._seen: dict[int, Any] = {id(value): value for value in skip}
         self._kept: list[_Kept] = []
+        self._kinds: dict[type, _Ways | None] = {}
         waiting, most = deque(roots), _MOST + len(self._seen)
         with uncollected():  # what a collection frees leaves weak tables while they are read
             while waiting and len(self._seen) < most:
@@ -102,16 +103,17 @@ class Snapshot:
 
     def _look_into(self, value: Any) -> Iterable[Any]:
         """Keep what is in a value, and return what to look into next."""
-        for kind, read, same, write in _KINDS:
-            if isinstance(value, kind):
-                content = read(value)
-                if content is None:
-                    return ()
-                self._kept.append(_Kept(value, content, same, write))
-                break
-        else:
-            if isinstance(value, nn.Module) and value is self._owner:
+        own = type(value)
+        if own not in self._kinds:
+            self._kinds[own] = next((row[1:] for row in _KINDS if isinstance(value, row[0])), None)
+        ways = self._kinds[own]
+        if ways is not None:
+            content = ways[0](value)
+            if content is None:
                 return ()
+            self._kept.append(_Kept(value, content, *ways[1:]))
+        elif value is self._owner:
+            return ()
         inner = _entries(value) if type(value) in _BUILT_IN else [*_entries(value), *self._attributes(value)]
         return inner if len(inner) < _LARGE else ()
 
@@ -323,6 +325,7 @@ def _write_state(value: Any, state: Any) -> None:
     value.bit_generator.state = state
 
 
+_Ways = tuple[Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]]
 _KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]], ...] = (
     (dict, _items, _same_items, _write_items),
     (list, lambda v: list(list.__iter__(v)), _same_sequence, _write_list),

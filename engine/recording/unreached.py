@@ -19,6 +19,7 @@ from torch import nn
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
 from engine.program.places import shown_place
+from engine.program.stored import modules_of
 from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
 from engine.source.entrywise import Effect
@@ -247,7 +248,7 @@ _PRIVATE = ("_", *_SETTERS)
 
 def files_of(model: nn.Module) -> set[str]:
     """Return the files of the classes of a model's modules."""
-    names = {base.__module__ for kind in set(map(type, model.modules())) for base in kind.__mro__}
+    names = {base.__module__ for kind in {type(m) for _, m in modules_of(model)} for base in kind.__mro__}
     return {file for name in names if (file := getattr(sys.modules.get(name), "__file__", None)) is not None}
 
 

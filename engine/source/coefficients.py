@@ -28,9 +28,9 @@ def coefficients(module: nn.Module) -> Iterator[tuple[str, float]]:
         >>> dict(coefficients(Blend())), dict(coefficients(nn.Dropout(0.0)))
         ({'gain': 1.0, 'alpha': 0.0}, {})
     """
-    classes = [base for base in type(module).__mro__ if not base.__module__.startswith("torch.")]
     if type(module).__module__.startswith("torch.nn.") or isinstance(module, nn.modules.batchnorm._NormBase):
         return
+    classes = [base for base in type(module).__mro__ if not base.__module__.startswith("torch.")]
     inherited = {name: value for base in reversed(classes) for name, value in vars(base).items()}
     for name, value in {**inherited, **vars(module)}.items():
         if is_coefficient(value) and name[0] != "_":

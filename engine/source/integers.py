@@ -97,9 +97,12 @@ def is_settable(module: nn.Module, name: str) -> bool:
     alone = isinstance(value, int) and not isinstance(value, bool)
     if not alone and name not in dict(_sequences(module)):
         return False
-    bases = [base for base in type(module).__mro__ if base.__module__.startswith("torch.")]
-    of_torch = any(name in vars(base).get(kind, ()) for base in bases for kind in ("__annotations__", "__constants__"))
-    of_torch = of_torch or type(module) in bases
+    of_torch = type(module).__module__.startswith("torch.") or any(
+        name in vars(base).get(kind, ())
+        for base in type(module).__mro__
+        if base.__module__.startswith("torch.")
+        for kind in ("__annotations__", "__constants__")
+    )
     named = isinstance(value, (list, tuple)) and bool(value) and type(value[0]) is tuple
     return name in _OF_RULES if of_torch else name[0] != "_" or named
 

@@ -208,7 +208,7 @@ class Provenance(TorchFunctionMode):
                 if name in self._data:  # numbers that become entries of a tensor
                     tell_numbers(numbers_in((args, kwargs)))
                 self._leave(self.numbers)
-                self.numbers = list(numbers_in((args, kwargs)))
+                self.numbers = numbers_in((args, kwargs))
                 self.site = user_site(name, _take_reflected(self.numbers))
                 self.uncertain = [*(self._uncertain((args, kwargs)) if self.reads else ()), *settable(self.numbers)]
                 result = func(*args, **kwargs)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr, Guard
 from engine.source.sites import is_library
 
@@ -204,13 +206,20 @@ def _parts(tree: Any) -> Iterable[Any]:
     return tree if isinstance(tree, (list, tuple)) else ()
 
 
-def numbers_in(tree: Any) -> Iterator[int | float]:
-    """Yield the numbers in nested arguments, in order."""
+def numbers_in(tree: Any) -> list[int | float]:
+    """Return the numbers in nested arguments, in order."""
+    numbers: list[int | float] = []
     for item in (tree,) if isinstance(tree, (int, float)) else _parts(tree):
+        if type(item) in _WITHOUT_NUMBERS:
+            continue
         if not isinstance(item, (int, float)):
-            yield from numbers_in(item)
+            numbers += numbers_in(item)
         elif not isinstance(item, bool):
-            yield item
+            numbers.append(item)
+    return numbers
+
+
+_WITHOUT_NUMBERS = frozenset({bool, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device})
 
 
 def truths_in(tree: Any) -> Iterator[bool]:

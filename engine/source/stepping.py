@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
+@functools.cache
 def _foreign(file: str) -> bool:
     """Whether a file is not part of the user's project: torch's, Python's, the engine's, or a package's."""
     return is_library(file) or file.startswith((_ENGINE, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
