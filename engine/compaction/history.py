@@ -130,8 +130,10 @@ def _is_plain(key: str, value: Any) -> bool:
 
 def _is_same(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """Whether two tables hold the same objects under the same names, in the same order."""
-    return len(now) == len(before) and all(map(operator.is_, now, before)) and all(
-        map(operator.is_, now.values(), before.values())
+    return (
+        len(now) == len(before)
+        and all(map(operator.is_, now, before))
+        and all(map(operator.is_, now.values(), before.values()))
     )
 
 
