@@ -191,8 +191,9 @@ def summarize(
             shape; None: the ``example_input_array`` of a LightningModule.
         amounts: fractions of the channels of each group for which to predict the costs.
         path: path of the model inside a LightningModule; None: as for the callbacks.
-        stock: whether to try on copies, for a model of transformers or diffusers, if `save_pretrained` could save what
-            is left, and which groups stand in the way. Takes seconds to minutes.
+        stock: whether to try on copies if `save_pretrained` could save what is left of a model of transformers or
+            diffusers, or a constructor's arguments describe it for one of timm or torchvision, and which groups stand
+            in the way. Takes seconds to minutes.
 
     Returns:
         A summary that prints as text and shows as a table in notebooks.
@@ -281,8 +282,8 @@ def _part(network: nn.Module, example: Any) -> Part:
     part = part_of(network, example)
     if part is None:
         raise InputError(
-            f"{type(network).__name__} holds no model with a configuration and `from_pretrained`; `save_stock` writes "
-            "what is left of it as a Python file, whatever the sizes."
+            f"{type(network).__name__} holds no model with a configuration and `from_pretrained`, nor is it built by a "
+            "package from arguments; `save_stock` writes what is left of it as a Python file, whatever the sizes."
         )
     return part
 

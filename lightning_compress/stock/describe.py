@@ -119,6 +119,7 @@ class Search:
         fields: the numbers of the old configuration; None where a field has no value.
         target: the narrowed network.
         looks: sizes by configuration; searches of one class may share them.
+        most: how many configurations are built.
     """
 
     build: Build
@@ -126,13 +127,14 @@ class Search:
     target: Look
     _start: Mapping[Path, Number] = field(default_factory=dict)
     looks: dict[tuple[tuple[Path, Number], ...], Look | None] = field(default_factory=dict)
+    most: int = _MOST
     _builds: int = 0
 
     def look(self, values: Values) -> Look | None:
         """Return the sizes under a configuration; None where the class refuses it."""
         key = tuple(sorted(values.items(), key=str))
         if key not in self.looks:
-            if self._builds > _MOST:
+            if self._builds > self.most:
                 return None
             self._builds += 1
             try:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ from lightning_compress.stock.pretrained import best_fit, search_for
 __all__ = ["imported", "save_stock"]
 
 SOURCE, WEIGHTS = "network.py", "network.safetensors"
+_MOST = 600  # networks that are built in search of arguments: most sizes are described by none
 
 
 _CALL = '''"""{kind} of {package} with other arguments; the weights are in the file of safetensors beside this one.
@@ -113,7 +115,7 @@ def _called(model: nn.Module, example: Any) -> Written | None:
     form, norms = constructor_of(model), rescaled_norms(model)
     if form is None or not all(norm.is_plain for norm in norms.values()):
         return None
-    search = search_for(model, form, norms)
+    search = replace(search_for(model, form, norms), most=_MOST)
     candidates = search.solve()
     if search.score(candidates[0])[0]:
         return None
