@@ -1,7 +1,7 @@
 """Small networks that transformers loads by itself: half of each group masked, compacted, saved, loaded, compared.
 
     python benchmarks/stock.py [architecture ...]      (default: all; resumes where it stopped)
-    python benchmarks/stock.py --load                  (load all that was saved, in a process without this project)
+    python benchmarks/stock.py --load                  (load what was saved, in a process without this project)
 
 For each architecture of ``architectures.py`` the same small model is taken, in float32. Half of the heads, of the
 neurons and of the stream is masked, the model is compacted, and `lightning_compress.save_pretrained` writes it. A
@@ -19,9 +19,7 @@ import json
 import logging
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import textwrap
 import warnings
 from collections import Counter
@@ -39,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import engine
 from benchmarks.architectures import Headed, NotRun, cell, prepared
 from benchmarks.breadth import general, supervise
+from benchmarks.stock_loading import loaded
 from benchmarks.survey import ROOT, Survey, code_state
 from engine.errors import EngineError, VerificationError
 from engine.program.trees import tensors_in
@@ -60,42 +59,8 @@ KINDS = {
     "do not reach": "the inputs do not reach what was narrowed",
     "differs from the masked|VerificationError": "refused by the verification",
     "rejected the example|TraceError": "cannot be recorded",
-    "took longer": "time limit",
+    "took longer|ended with -24": "time limit",
 }  # reasons, by what they say
-
-LOADER = """
-import json, sys
-from pathlib import Path
-import torch, transformers
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("engine", "lightning_compress"):
-            raise ImportError(f"{name} is not there")
-sys.meta_path.insert(0, Blocked())
-transformers.logging.set_verbosity_error()
-def tensors(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict) or hasattr(value, "values") and callable(value.values):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-for folder in map(Path, sys.argv[1:]):
-    try:
-        saved = torch.load(folder / "outputs.pt", weights_only=True)
-        model = getattr(transformers, saved["class"]).from_pretrained(folder, dtype=torch.float32).eval()
-        torch.manual_seed(0)
-        with torch.no_grad():
-            outputs = [t for t in tensors(model(**saved["inputs"])) if t.is_floating_point()]
-        pairs = list(zip(outputs, saved["outputs"], strict=True))
-        error = max(float((a - b).abs().max() / (b.abs().max() or 1)) for a, b in pairs)
-        print(json.dumps({"architecture": folder.name, "loaded": error}), flush=True)
-    except Exception as problem:
-        text = f"{type(problem).__name__}: {problem}"[:200]
-        print(json.dumps({"architecture": folder.name, "loaded": text}), flush=True)
-"""
 
 
 def masks_of(groups: Sequence[engine.Group], way: str) -> dict[str, dict[str, Tensor]]:
@@ -265,7 +230,7 @@ def kind_of(row: dict[str, Any], error: Any) -> str:
     """Return the kind of reason for which a row is not loaded, or loads with an error."""
     reason = verdict(row)
     if "error" in row:
-        return "nothing could be removed" if not smaller(row) else "the error is above 1e-6, in float64 below"
+        return "nothing could be removed" if not smaller(row) else "the error is above 1e-6 in float32, though not in float64"
     return next((kind for pattern, kind in KINDS.items() if re.search(pattern, reason)), "other")
 
 
@@ -284,22 +249,6 @@ def is_back(row: dict[str, Any], error: Any) -> bool:
     return smaller(row) and isinstance(error, float) and error <= (1.1 * row["error"] if row.get("shared") else 1e-6)
 
 
-def loaded(names: Sequence[str]) -> dict[str, Any]:
-    """Load what was saved in a process that cannot import this project; the error by architecture."""
-    errors: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as elsewhere:
-        script = Path(elsewhere, "load.py")
-        script.write_text(LOADER)
-        folders = [str(FOLDERS / name) for name in names]
-        command = [sys.executable, "-I", str(script), *folders]
-        run = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True)
-    for row in map(json.loads, filter(lambda text: text.startswith("{"), run.stdout.splitlines())):
-        errors[row["architecture"]] = row["loaded"]
-    if run.returncode:
-        print(run.stderr[-2000:])
-    return errors
-
-
 def line(row: dict[str, Any], error: Any = None) -> str:
     """Return a row of the table."""
     if "error" not in row:
@@ -312,15 +261,16 @@ def line(row: dict[str, Any], error: Any = None) -> str:
 
 HEAD = """# Survey: transformers loads the small network
 
-`python benchmarks/stock.py` takes the small model of each architecture in transformers' `MODEL_MAPPING` that
-[another survey](architectures.md) finds exact, masks half of the heads, the neurons and the residual stream, compacts
-the model and calls `lightning_compress.save_pretrained`. Of {run} architectures, {back} come back by `from_pretrained`
-in a process that cannot import this project, with outputs within 1e-6 of the largest in float32: {exact} as they are,
-{plain} with `plain_norms=True` (then equal to the model in memory, while the masked model is another function), {few}
-with heads and neurons masked only, because the whole could not be saved. In {streams} of them a width of the residual
-stream is among the fields that changed; in the others the stream is kept whole, because no configuration describes it
-narrow, or because the masked model would be another one (what did not run, such as an image encoder, could read it).
-In {shared} of them norms share an eps, and the error is the one that `save_pretrained` named.
+`python benchmarks/stock.py` takes the small model of an architecture in transformers' `MODEL_MAPPING`, masks half of
+the heads, the neurons and the residual stream, compacts the model and calls `lightning_compress.save_pretrained`. Of
+{run} architectures that were tried, {back} come back by `from_pretrained` in a process that cannot import this project,
+with outputs within 1e-6 of the largest in float32: {exact} as they are, {plain} with `plain_norms=True` (then equal to
+the model in memory, while the masked model is another function), {few} with heads and neurons masked only, because the
+whole could not be saved. In {streams} of them a width of the residual stream is among the fields that changed; in the
+others the stream is kept whole, because no configuration describes it narrow, or because the masked model would be
+another one (what did not run, such as an image encoder, could read it). In {shared} of them norms share an eps, and the
+error is the one that `save_pretrained` named. Architectures that are not listed were not tried; [another
+survey](architectures.md) says which of them are exact.
 
 The other {rest} have a reason:
 
@@ -331,7 +281,7 @@ sizes follow. The error goes on to say what to do: prune with equal amounts in t
 (`uniform=True`), to widths that fields can express (`round_to`), in whole heads (`attention="heads"`); leave the layers
 that it lists whole (`exclude=`); or save `model.state_dict()`, which holds the plan.
 
-Folders are loaded anew for each table; some were saved by earlier code. torch {torch}, transformers {transformers}, one
+Each folder was loaded once after it was written, some by earlier code. torch {torch}, transformers {transformers}, one
 CPU thread.
 
 | architecture | saved, or why not | fields that changed | parameters, k | error |
@@ -385,7 +335,7 @@ def main() -> int:
             print(f"| {name} | not run |" if "not run" in row else line(row), flush=True)
     earlier = latest() if args.any_state else {}
     rows = [row for name in names if (row := survey.stored(name) or earlier.get(name)) is not None]
-    errors = loaded([row["architecture"] for row in rows if "error" in row])
+    errors = loaded(FOLDERS, [row["architecture"] for row in rows if "error" in row])
     print(f"{sum(is_back(row, errors.get(row['architecture'])) for row in rows)} of {len(rows)} load")
     if args.partial or survey.all(everything) is not None and not args.architectures:
         others = PAGE.read_text().partition("\n## ")  # of other packages
