@@ -154,7 +154,7 @@ def saved(kind: str, model: Read, inputs: dict[str, Any], way: str) -> dict[str,
     """Compact a model in one of the ways and save it."""
     before, folder = parameters(model.body), FOLDERS / kind
     try:
-        graph = engine.trace(model, inputs)
+        graph = engine.trace(model, inputs, dynamic_dims={})  # only these sizes are compared
         groups = engine.dependency_groups(model, inputs, graph=graph)
         masks = masks_of(groups, way)
         plain = any(isinstance(module, (nn.LayerNorm, nn.GroupNorm)) for module in model.body.modules())
