@@ -230,7 +230,8 @@ def kind_of(row: dict[str, Any], error: Any) -> str:
     """Return the kind of reason for which a row is not loaded, or loads with an error."""
     reason = verdict(row)
     if "error" in row:
-        return "nothing could be removed" if not smaller(row) else "the error is above 1e-6 in float32, though not in float64"
+        above = "the error is above 1e-6 in float32, though not in float64"
+        return above if smaller(row) else "nothing could be removed"
     return next((kind for pattern, kind in KINDS.items() if re.search(pattern, reason)), "other")
 
 
