@@ -247,7 +247,7 @@ class Search:
             if a != b and b != 0:
                 values |= _linear(old, new, a, c, b)
                 if isinstance(old, int):
-                    values |= {old * b // a} if old * b % a == 0 else set()
+                    values |= {old * b // a} if a and old * b % a == 0 else set()
         for ratio in {(a, b) for a, b, _ in _dimensions(base, self.target, None) if a != b and a and b}:
             for a, b in (ratio, ratio[::-1]):
                 if isinstance(old, int) and old * b % a == 0:

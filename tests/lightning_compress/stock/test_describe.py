@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_compress.stock.describe import Search, look_at
@@ -79,3 +80,12 @@ def test_the_nearest_is_returned_where_none_fits() -> None:
     task.target.shapes["outer.weight"] = (5, 23)
     nearest = task.solve()[0]
     assert nearest == {("width",): 8, ("heads",): 2} and task.score(nearest)[0] == 1
+
+
+def test_a_size_that_was_zero() -> None:
+    """An optional part of size 0 gets the size that it has."""
+
+    def build(values: Mapping[Any, Any]) -> nn.Module:
+        return nn.ParameterDict({"extra": torch.empty(values.get(("extra",), 0), 2)})
+
+    assert Search(build, {("extra",): 0}, look_at(build({("extra",): 5}))).solve()[0] == {("extra",): 5}
