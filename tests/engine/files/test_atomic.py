@@ -64,23 +64,24 @@ def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Run code in a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=env)
 
 
 WRITER = """
-import sys, time
+import sys
 from engine.files.atomic import replacing
 with replacing(sys.argv[1]) as temporary:
     temporary.write_text(sys.argv[2] * 1000)
     print("writing", flush=True)
-    time.sleep(float(sys.argv[3]))
+    sys.stdin.readline()
 """
 
 
 def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     """Its temporary file is removed by the next writer; that of a live one stays, and both write whole files."""
     path = tmp_path / "a.txt"
-    killed, live = process(WRITER, path, "k", 60), process(WRITER, path, "l", 15)
+    killed, live = process(WRITER, path, "k"), process(WRITER, path, "l")
     for writer in (killed, live):
         assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
     killed.kill()
