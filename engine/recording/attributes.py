@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -122,8 +123,8 @@ class Settings:
             ]
 
     def fixed(self) -> list[Attribute]:
-        """Return the attributes that are read and of which no other value is known: None, and text."""
-        return [a for a in self._read if a.value is None or isinstance(a.value, str)]
+        """Return the attributes that are read and may have values that nothing lists: None, and text."""
+        return [a for a in self._read if a.value is None or type(a.value) is str]
 
     def others(self, guards: Iterable[Guard]) -> list[Setting]:
         """Return the settings to record.
@@ -144,12 +145,16 @@ class Settings:
             limits = {n for guard in compared for n in _limits(guard, self._numbers, names)}
             limits |= {n for a in group for n in _stages(a)}
             settings += [[(a, n) for a in group] for n in sorted(limits - {group[0].value + 1})]
+        for group in (*self._by_name(str), *self._by_name(Enum)):
+            choices = dict.fromkeys(choice for a in group for choice in _choices(a))
+            settings += [[(a, choice) for a in group if a.value != choice] for choice in choices]
         return [setting for setting in settings if setting]
 
     def _by_name(self, kind: type) -> list[list[Attribute]]:
         groups: dict[tuple[type, str], list[Attribute]] = {}
         for attribute in self._read:
-            if type(attribute.value) is kind:
+            own = type(attribute.value)
+            if own is kind or (kind is Enum and issubclass(own, Enum)):
                 groups.setdefault((type(attribute.module), attribute.name), []).append(attribute)
         return list(groups.values())
 
@@ -191,6 +196,23 @@ def _stages(attribute: Attribute) -> set[int]:
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
     most = max((len(child) for child in attribute.module.children() if isinstance(child, lists)), default=-1)
     return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= _SMALL else set()
+
+
+def _choices(attribute: Attribute) -> Iterator[Any]:
+    """Yield the members of an enumeration, or the other keys of tables that have a text as a key.
+
+    Tables are those of the module, and the global ones beside its classes.
+    """
+    value, module = attribute.value, attribute.module
+    if isinstance(value, Enum):
+        yield from type(value)
+        return
+    spaces = [vars(sys.modules[kind.__module__]) for kind in type(module).__mro__ if kind.__module__ in sys.modules]
+    own = [vars(module), dict(module.named_children()), *map(vars, type(module).__mro__)]
+    for space in (*own, *(s for s in spaces if not s["__name__"].startswith(("torch.", "builtins")))):
+        for table in list(space.values()):
+            if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= _SMALL and value in table:
+                yield from (key for key in table if isinstance(key, str))
 
 
 def _limits(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:

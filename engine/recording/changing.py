@@ -12,6 +12,7 @@ import fnmatch
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ class Changing:
         return name in written or (EVERYTHING in written and name in module._buffers)
 
 
-_SETTABLE = (type(None), bool, int, float, str)
+_SETTABLE = (type(None), bool, int, float, str, Enum)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
 
 

@@ -12,7 +12,8 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -22,9 +23,10 @@ from engine.program.places import shown_place
 from engine.program.stored import modules_of
 from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
+from engine.source.deciding import attribute_code, is_fixed_property
 from engine.source.entrywise import Effect
 from engine.source.stepping import Course
-from engine.source.writers import assigned_attributes, written_attributes
+from engine.source.writers import assigned_anywhere, assigned_attributes, written_anywhere, written_attributes
 
 __all__ = ["Reach", "Unreached", "arguments_of", "files_of"]
 
@@ -82,7 +84,10 @@ class Unreached:
         self._idle = {n[:end] for n in idle for end in (*(i for i, c in enumerate(n) if c == "."), len(n))}
         self._own = files_of(modules[""])
         self._written, self._assigned = written_attributes(modules[""]), assigned_attributes(modules[""])
+        self._classes = list(dict.fromkeys(map(type, modules.values())))
+        self._anywhere: dict[tuple[bool, frozenset[type]], frozenset[str]] = {}
         self._fixed: dict[tuple[Part, str, bool], bool] = {}
+        self._computing: set[FunctionType] = set()  # properties that are looked into, which may read each other
         self._borders: dict[str, tuple[list[Value], list[Value]]] = {}
         self._others: dict[str, dict[int, Value]] = {}
         self._frozen: dict[str, None] = {}
@@ -212,15 +217,46 @@ class Unreached:
             names = (own if forward or declared else own & set(self._arguments)) - {missed.first}
             elsewhere = missed.code.co_filename not in self._own and not declared
             prefix = f"{missed.owner}." if missed.owner else ""
-            settled = (lambda n: self._declared(prefix + n)) if declared else functools.partial(self._settled, module)
+            settled = (lambda p: self._declared(prefix + p)) if declared else functools.partial(self._settled, module)
             self._fixed[key] = elsewhere or missed.fixed(names, settled)
         return self._fixed[key]
 
-    def _settled(self, module: nn.Module, name: str) -> bool:
+    def _settled(self, module: nn.Module, path: str) -> bool:
         """Whether no code gives an attribute another value, or another content where it can have one."""
-        plain = isinstance(getattr(module, name, None), (bool, int, float, str, type(None)))
-        written = (self._assigned if plain else self._written).get(type(module), frozenset())
-        return name not in written
+        *way, name = path.split(".")
+        owners: list[Any] = [module]
+        for key in way:
+            owners.append(getattr(owners[-1], key, _UNKNOWN))
+        kinds = self._classes if owners[-1] is _UNKNOWN else [type(owners[-1])]
+        computed = [c for c in (attribute_code(kind, name) for kind in kinds) if c is not None]
+        if computed:
+            return self._computes_the_same(module, ".".join([*way, ""]), computed)
+        value = _UNKNOWN if owners[-1] is _UNKNOWN else getattr(owners[-1], name, None)
+        plain = isinstance(value, (bool, int, float, str, type(None)))
+        if not way:
+            return name not in (self._assigned if plain else self._written).get(type(module), frozenset())
+        return name not in self._somewhere(plain, *map(type, owners))
+
+    def _computes_the_same(self, module: nn.Module, prefix: str, functions: Sequence[FunctionType]) -> bool:
+        """Whether properties of a module, or of what it holds, come out the same at all times."""
+        if not self._computing.isdisjoint(functions):
+            return False
+        self._computing.update(functions)
+        try:
+            return all(is_fixed_property(f, lambda path: self._settled(module, prefix + path)) for f in functions)
+        finally:
+            self._computing.difference_update(functions)
+
+    def _somewhere(self, assigned: bool, *owners: type) -> frozenset[str]:
+        """Return the attributes that some code gives another value, or another content as well, of any object."""
+        key = assigned, frozenset(owners)
+        if key not in self._anywhere:
+            names_of = assigned_anywhere if assigned else written_anywhere
+            self._anywhere[key] = names_of(self._modules[""], *owners)
+        return self._anywhere[key]
+
+
+_UNKNOWN = object()
 
 
 def _is_in(module: str, outer: str) -> bool:

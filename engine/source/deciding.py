@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 from engine.source.branches import syntax_of
 
-__all__ = ["Decider"]
+__all__ = ["Decider", "attribute_code", "is_fixed_property"]
 
 _NEVER = frozenset(
     "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
@@ -24,6 +25,7 @@ _NEVER = frozenset(
 _FIXED = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _KINDS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
+_OF_DATA = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
 _MISSING = object()
 
 
@@ -36,7 +38,8 @@ class Decider:
         space: globals.
         open: names of arguments that whoever calls the model may give: in its forward all, elsewhere those that are
             called as one of forward's.
-        settled: tells of an attribute's name that nobody sets it once the model is built.
+        settled: tells of a path of attributes of the module (``gate.mode``; ``*.mode`` where it is not known whose
+            attribute it is) that nobody sets the last one of them once the model is built.
         ran: tells of syntax whether it ran, or has nothing to run; what did not has no part in a decision.
     """
 
@@ -103,12 +106,15 @@ class Decider:
         held = self._held(node)
         if held is not _MISSING:
             return isinstance(held, _FIXED)
-        root = _root(node)
-        if root is None:
-            return self._fixed(node.value, seen)
-        if node.attr in ("dtype", "device", "requires_grad", "is_cuda", "grad_fn", "is_nested", "is_sparse"):
+        if node.attr in _OF_DATA:
             return False
-        return root in self._arguments() and root not in self.open and self.settled(node.attr)
+        path, inner = [node.attr], node.value
+        while isinstance(inner, ast.Attribute):
+            path, inner = [inner.attr, *path], inner.value
+        if not self._fixed(inner, seen):
+            return False
+        start = [] if isinstance(inner, ast.Name) and inner.id in self._arguments() else ["*"]
+        return all(self.settled(".".join([*start, *path[:end]])) for end in range(1, len(path) + 1))
 
     def _held(self, node: ast.expr) -> Any:
         """Return what a global, or an attribute of a Python module, is."""
@@ -145,6 +151,39 @@ class Decider:
         open_names = {name for name, value in names.items() if not self._fixed(value, seen)}
         inner = Decider(tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, held.__code__)
         return inner.fixed(result)
+
+
+def attribute_code(kind: type, name: str) -> types.FunctionType | None:
+    """Return the function behind an attribute that is computed when it is read; None for one that is stored.
+
+    Example:
+        >>> class Net(torch.nn.Module):
+        ...     @property
+        ...     def wide(self):
+        ...         return self.width > 8
+        >>> attribute_code(Net, "wide").__name__, attribute_code(Net, "width")
+        ('wide', None)
+    """
+    held = inspect.getattr_static(kind, name, None)
+    function = getattr(held, "fget", None) or (held.func if isinstance(held, functools.cached_property) else None)
+    if held is None:
+        function = inspect.getattr_static(kind, "__getattr__", None)
+    ours = isinstance(function, types.FunctionType) and not function.__module__.startswith("torch.nn.")
+    return function if ours else None
+
+
+def is_fixed_property(function: types.FunctionType, settled: Callable[[str], bool]) -> bool:
+    """Whether a property does nothing but return what comes out the same at all times.
+
+    Args:
+        function: of the property.
+        settled: tells of a path of attributes of its owner that nobody sets the last one of them.
+    """
+    tree = syntax_of(function.__code__)
+    result = None if tree is None or function.__closure__ else _returned(tree)
+    if tree is None or result is None:
+        return False
+    return Decider(tree, function.__globals__, (), settled, lambda syntax: True, function.__code__).fixed(result)
 
 
 def _returned(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:

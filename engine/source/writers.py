@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from engine.program.stored import modules_of
 
-__all__ = ["EVERYTHING", "assigned_attributes", "written_attributes", "written_by_modules"]
+__all__ = [
+    "EVERYTHING",
+    "assigned_anywhere",
+    "assigned_attributes",
+    "written_anywhere",
+    "written_attributes",
+    "written_by_modules",
+]
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
 EVERYTHING = "*"
@@ -91,10 +98,48 @@ def assigned_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
     return {kind: names.own | names.others for kind, names in _by_class(model).items()}
 
 
+def written_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
+    """Return the names of the attributes, of whatever object, that some code writes to.
+
+    Args:
+        model: code is that of its modules' classes, and whatever lies in the same Python modules.
+        others: further classes whose code counts.
+
+    Example:
+        >>> class Switch:
+        ...     def flip(self):
+        ...         self.on = True
+        >>> "on" in written_anywhere(nn.Linear(1, 1), Switch), "on" in written_anywhere(nn.Linear(1, 1))
+        (True, False)
+    """
+    names = _anywhere(model, others)
+    return names.own | names.others | names.filled
+
+
+def assigned_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
+    """Return the names of the attributes, of whatever object, that some code gives another value.
+
+    Args:
+        model: as for `written_anywhere`.
+        others: further classes whose code counts.
+    """
+    names = _anywhere(model, others)
+    return names.own | names.others
+
+
+def _anywhere(model: nn.Module, others: Iterable[type]) -> _Names:
+    classes = {base for kind in (*_kinds(model), *others) for base in kind.__mro__ if not _is_torch(base)}
+    return _union([*map(_of_module, {cls.__module__ for cls in classes}), *map(_of_class, classes)])
+
+
+def _kinds(model: nn.Module) -> set[type]:
+    return {type(module) for _, module in modules_of(model)}
+
+
 def _by_class(model: nn.Module) -> dict[type, _Names]:
-    kinds = {type(module) for _, module in modules_of(model)}
+    kinds = _kinds(model)
     classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
-    anywhere = [_of_module(name) for name in {cls.__module__ for cls in classes}]
+    anywhere = [_of_module(name)._replace(own=frozenset()) for name in {cls.__module__ for cls in classes}]
     return {kind: _union([*anywhere, *(_of_class(b) for b in kind.__mro__ if not _is_torch(b))]) for kind in kinds}
 
 
@@ -124,7 +169,7 @@ def _of_class(cls: type) -> _Names:
 
 @functools.cache
 def _of_module(name: str) -> _Names:
-    """Return the attributes of other objects that code of a Python module writes to."""
+    """Return the attributes that code of a Python module writes to."""
     parts: list[_Names] = []
     space = vars(sys.modules[name]) if name in sys.modules else {}
     for key, item in list(space.items()):
@@ -132,7 +177,7 @@ def _of_module(name: str) -> _Names:
             parts.append(_names(item.__code__))
         elif isinstance(item, type) and item.__module__ == name:
             parts.append(_of_class(item))
-    return _union(parts)._replace(own=frozenset())
+    return _union(parts)
 
 
 def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:

@@ -1,0 +1,207 @@
+"""Traps: switches that pick what runs, through enumerations, tables of functions, properties and other objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.recording import attributes, unreached
+from engine.recording.unreached import Unreached
+from tests.engine.traps.trap import Ablation, Trap, Use, once
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+
+class Mode(Enum):
+    """How features are summarised."""
+
+    PLAIN = 1
+    SUMMED = 2
+
+
+def plain(h: Tensor) -> Tensor:
+    """Return the features."""
+    return h.relu()
+
+
+def summed(h: Tensor) -> Tensor:
+    """Return sums over all features in front of each."""
+    return h.cumsum(-1)
+
+
+BY_MODE = {Mode.PLAIN: plain, Mode.SUMMED: summed}
+BY_NAME = {"plain": plain, "summed": summed}
+
+
+class Summed(nn.Module):
+    """Sums over all features in front of each."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the sums."""
+        return h.cumsum(-1)
+
+
+class Options:
+    """Plain options, which are no module."""
+
+    def __init__(self) -> None:
+        self.mode: Any = Mode.PLAIN
+
+    def change(self) -> None:
+        """Set the other mode."""
+        self.mode = Mode.SUMMED
+
+
+class Gate(nn.Module):
+    """A layer with a mode, which a method of its own sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.options = nn.Linear(8, 8), Options()
+        self.mode, self.kind = Mode.PLAIN, "plain"
+        self._hidden: tuple[Mode, ...] = ()
+
+    def change(self) -> None:
+        """Set the other mode."""
+        self.mode, self.kind, self._hidden = Mode.SUMMED, "summed", (Mode.SUMMED,)
+        self.options.change()
+
+    @property
+    def sums(self) -> bool:
+        """Whether it is in the other mode."""
+        return self.hidden == (Mode.SUMMED,)
+
+    @property
+    def hidden(self) -> tuple[Mode, ...]:
+        """The modes that were set."""
+        return self._hidden
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the layer's output."""
+        return self.body(h)  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    """Three layers; what runs between the first two is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.gate, self.head = nn.Linear(6, 8), Gate(), nn.Linear(8, 3)
+        self.gates, self.listed = [self.gate], nn.ModuleList([self.gate])
+        self.table = nn.ModuleDict({"plain": nn.ReLU(), "summed": Summed()})
+        self.kind = "plain"
+
+    def change(self) -> None:
+        """Set the other mode of all parts."""
+        self.kind = "summed"
+        self.gate.change()
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return what the second layer reads."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.gate(self.between(self.stem(x))).relu())  # type: ignore[no-any-return]
+
+
+def _net(between: Callable[[Any, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: type("Net", (Net,), {"between": between, "__module__": __name__})()
+
+
+def _by_gate(self: Any, h: Tensor) -> Tensor:
+    if self.gate.mode is Mode.SUMMED:
+        return h.cumsum(-1)
+    return h.relu()
+
+
+def _by_item(self: Any, h: Tensor) -> Tensor:
+    if self.gates[0]._hidden:
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_any(self: Any, h: Tensor) -> Tensor:
+    for gate in self.listed:
+        if gate._hidden:
+            h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_property(self: Any, h: Tensor) -> Tensor:
+    if self.gate.sums:
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_property_of_item(self: Any, h: Tensor) -> Tensor:
+    gate = self.gates[-1]
+    if gate.sums:
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_options(self: Any, h: Tensor) -> Tensor:
+    if self.gate.options.mode is Mode.SUMMED:
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_mode(self: Any, h: Tensor) -> Tensor:
+    return BY_MODE[self.gate.mode](h)
+
+
+def _by_name(self: Any, h: Tensor) -> Tensor:
+    return BY_NAME[self.kind](h)
+
+
+def _by_key(self: Any, h: Tensor) -> Tensor:
+    return self.table[self.kind](h)  # type: ignore[no-any-return]
+
+
+def _changed(model: nn.Module) -> Any:
+    model.change()  # type: ignore[operator]
+    return once(4, 6)(model)
+
+
+def _trap(name: str, source: str, between: Callable[[Any, Tensor], Tensor]) -> Trap:
+    uses: list[Use] = [once(4, 6), _changed]
+    example = torch.zeros(2, 6, dtype=torch.float64)
+    return Trap(name=name, source=source, make=_net(between), example=lambda _: example, uses=uses, shrinks=True)
+
+
+TRAPS = [
+    _trap("an enumeration of a child decides", "if self.quantizer.mode is Mode.EVAL", _by_gate),
+    _trap("an item of a list decides", "if self.layers[0].adapters", _by_item),
+    _trap("each item of a list decides", "diffusers: for block in self.down_blocks: if block.…", _by_any),
+    _trap("a property of a child decides", "peft: if self.lora.active_adapters", _by_property),
+    _trap("a property of an item decides", "peft: layer = self.layers[-1]; if layer.merged", _by_property_of_item),
+    _trap("an object that is no module decides", "if self.backbone.config.mode is …", _by_options),
+    _trap("an enumeration picks a function", "a table of functions by an Enum", _by_mode),
+    _trap("a text picks a function", "timm: a table of pooling functions by name", _by_name),
+    _trap("a text picks a module", "an nn.ModuleDict of activations", _by_key),
+]
+
+
+def _only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unreached, "_somewhere", lambda self, assigned, *owners: frozenset())
+
+
+def _stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unreached, "attribute_code", lambda kind, name: None)
+
+
+def _no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attributes, "_choices", lambda attribute: iter(()))
+
+
+ABLATIONS = [
+    Ablation("attributes of parts are set by the parts' code", _only_its_own, "an item of a list decides"),
+    Ablation("a property is what it reads", _stored, "a property of a child decides"),
+    Ablation("members of an enumeration, and keys of tables, are tried", _no_choices, "a text picks a function"),
+]
