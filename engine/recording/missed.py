@@ -131,15 +131,13 @@ class Missed:
         return kept + [stored[n] for kind, n in held if kind == "stored" and n in stored]
 
     def passed(self) -> set[str]:
-        """Return the variables that go only to modules which ran, to hooks, and to functions."""
+        """Return the variables that go only to modules which ran, and to hooks."""
         own: set[int] = set()
         for call in (n for n in self.part.syntax if isinstance(n, ast.Call)):
             arguments = [
                 a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
             ]
-            outside = isinstance(call.func, ast.Name) and call.func.id in self._course.space
-            outside |= inspect.ismethod(self._attribute(call.func))
-            own.update(map(id, arguments if outside or any(map(self._is_module, (call.func, *arguments))) else ()))
+            own.update(map(id, arguments if any(map(self._is_module, (call.func, *arguments))) else ()))
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
                 own.add(id(call.func.value))
         loads = [n for n in self.part.syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]

@@ -84,7 +84,7 @@ class Unreached:
         self._idle = {n[:end] for n in idle for end in (*(i for i, c in enumerate(n) if c == "."), len(n))}
         self._own = files_of(modules[""])
         self._written, self._assigned = written_attributes(modules[""]), assigned_attributes(modules[""])
-        self._classes = list(dict.fromkeys(map(type, modules.values())))
+        self._one_of_each = list({type(module): module for module in modules.values()}.values())
         self._anywhere: dict[tuple[bool, frozenset[type]], frozenset[str]] = {}
         self._fixed: dict[tuple[Part, str, bool], bool] = {}
         self._computing: set[FunctionType] = set()  # properties that are looked into, which may read each other
@@ -227,12 +227,14 @@ class Unreached:
         owners: list[Any] = [module]
         for key in way:
             owners.append(getattr(owners[-1], key, _UNKNOWN))
-        kinds = self._classes if owners[-1] is _UNKNOWN else [type(owners[-1])]
-        computed = [c for c in (attribute_code(kind, name) for kind in kinds) if c is not None]
+        holders = self._one_of_each if owners[-1] is _UNKNOWN else [owners[-1]]
+        if any(_is_looked_up(holder, name) for holder in holders):
+            return False
+        computed = [c for c in (attribute_code(type(holder), name) for holder in holders) if c is not None]
         if computed:
             return self._computes_the_same(module, ".".join([*way, ""]), computed)
         value = _UNKNOWN if owners[-1] is _UNKNOWN else getattr(owners[-1], name, None)
-        plain = isinstance(value, (bool, int, float, str, type(None)))
+        plain = isinstance(value, (bool, int, float, str, type(None), nn.Module))
         if not way:
             return name not in (self._assigned if plain else self._written).get(type(module), frozenset())
         return name not in self._somewhere(plain, *map(type, owners))
@@ -257,6 +259,19 @@ class Unreached:
 
 
 _UNKNOWN = object()
+
+
+def _is_looked_up(holder: Any, name: str) -> bool:
+    """Whether an attribute comes out of a ``__getattr__`` of the user's, not out of where attributes are stored."""
+    function = inspect.getattr_static(type(holder), "__getattr__", None)
+    if function in (None, nn.Module.__getattr__) or inspect.getattr_static(holder, name, _UNKNOWN) is not _UNKNOWN:
+        return False
+    tables = (
+        [vars(holder).get(key, {}) for key in ("_modules", "_parameters", "_buffers")]
+        if hasattr(holder, "__dict__")
+        else []
+    )
+    return not any(name in table for table in tables) and hasattr(holder, name)
 
 
 def _is_in(module: str, outer: str) -> bool:

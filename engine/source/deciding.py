@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ _KINDS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
 _OF_DATA = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
 _MISSING = object()
+
+_Seen = frozenset[tuple[str, int]]
+"""Variables that are looked into, each with the line that sets it."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,14 @@ class Decider:
         """
         return self._fixed(test, frozenset())
 
-    def _fixed(self, node: ast.AST, seen: frozenset[str]) -> bool:
+    def _fixed(self, node: ast.AST, seen: _Seen) -> bool:
         if not self.ran(node):
             return True
         if isinstance(node, ast.stmt):
             tests = [n.test for n in ast.walk(node) if isinstance(n, (ast.If, ast.IfExp, ast.While))]
             return bool(tests) and all(self._fixed(test, seen) for test in tests)
         if isinstance(node, ast.Name):
-            return self._name(node.id, seen)
+            return self._name(node.id, seen, getattr(node, "lineno", None))
         if isinstance(node, ast.Attribute):
             return self._attribute(node, seen)
         if isinstance(node, ast.Call):
@@ -72,14 +76,14 @@ class Decider:
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return all(self._fixed(child, seen) for child in children)
 
-    def _name(self, name: str, seen: frozenset[str]) -> bool:
-        if name in seen:
+    def _name(self, name: str, seen: _Seen, line: int | None = None) -> bool:
+        lines = self._lines_that_set(name, line)
+        if (name, lines.start) in seen:
             return True
-        if name in self._arguments():
-            return name not in self.open
-        own = list(self._assigned(name))
-        if own:
-            return all(self._fixed(value, seen | {name}) for value in own)
+        own, passed = list(self._assigned(name, lines)), name in self._arguments() and not lines.start
+        if own or passed:
+            is_open = passed and name in self.open
+            return not is_open and all(self._fixed(value, seen | {(name, lines.start)}) for value in own)
         value = self.space.get(name, vars(builtins).get(name, _MISSING))
         return value is _MISSING or isinstance(value, _FIXED)
 
@@ -87,9 +91,21 @@ class Decider:
         a = self.tree.args
         return {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg is not None}
 
-    def _assigned(self, name: str) -> Iterator[ast.AST]:
-        """Yield what a variable is set to."""
+    def _lines_that_set(self, name: str, line: int | None) -> range:
+        """Return where what sets a variable may stand: from the last statement on every way on, as far as a line."""
+        body = self.tree.body
+        inside = next((s for s in body if line is not None and s.lineno <= line <= (s.end_lineno or 0)), None)
+        if inside is None:
+            return range(sys.maxsize)
+        sets = (s for s in body[: body.index(inside)] if isinstance(s, ast.Assign))
+        start = max((s.lineno for s in sets if any(_is_named(t, name) for t in s.targets)), default=0)
+        return range(start, (inside.end_lineno or inside.lineno) + 1)
+
+    def _assigned(self, name: str, lines: range = range(sys.maxsize)) -> Iterator[ast.AST]:
+        """Yield what a variable is set to on some lines."""
         for node in _syntax(self.tree):
+            if getattr(node, "lineno", lines.start) not in lines:
+                continue
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
                 targets = node.targets
@@ -102,7 +118,7 @@ class Decider:
                 value = getattr(node, "value", None)
                 yield from [] if value is None or not self.ran(value) else [value]
 
-    def _attribute(self, node: ast.Attribute, seen: frozenset[str]) -> bool:
+    def _attribute(self, node: ast.Attribute, seen: _Seen) -> bool:
         held = self._held(node)
         if held is not _MISSING:
             return isinstance(held, _FIXED)
@@ -126,7 +142,7 @@ class Decider:
             return getattr(held, node.attr, _MISSING) if isinstance(held, (types.ModuleType, type)) else _MISSING
         return _MISSING
 
-    def _call(self, node: ast.Call, seen: frozenset[str]) -> bool:
+    def _call(self, node: ast.Call, seen: _Seen) -> bool:
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if function in _NEVER:
             return True
@@ -140,7 +156,7 @@ class Decider:
             return all(self._fixed(a, seen) for a in node.args)
         return self._inside(node, seen)
 
-    def _inside(self, node: ast.Call, seen: frozenset[str]) -> bool:
+    def _inside(self, node: ast.Call, seen: _Seen) -> bool:
         """Whether what a function returns is fixed that does nothing else (``def exists(x): return x is not None``)."""
         held = self._held(node.func)
         tree = syntax_of(held.__code__) if isinstance(held, types.FunctionType) and not held.__closure__ else None
@@ -154,7 +170,7 @@ class Decider:
 
 
 def attribute_code(kind: type, name: str) -> types.FunctionType | None:
-    """Return the function behind an attribute that is computed when it is read; None for one that is stored.
+    """Return the function of a property; None for an attribute that is stored.
 
     Example:
         >>> class Net(torch.nn.Module):
@@ -165,11 +181,10 @@ def attribute_code(kind: type, name: str) -> types.FunctionType | None:
         ('wide', None)
     """
     held = inspect.getattr_static(kind, name, None)
-    function = getattr(held, "fget", None) or (held.func if isinstance(held, functools.cached_property) else None)
-    if held is None:
-        function = inspect.getattr_static(kind, "__getattr__", None)
-    ours = isinstance(function, types.FunctionType) and not function.__module__.startswith("torch.nn.")
-    return function if ours else None
+    function = held.func if isinstance(held, functools.cached_property) else getattr(held, "fget", None)
+    if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch.nn."):
+        return None
+    return function
 
 
 def is_fixed_property(function: types.FunctionType, settled: Callable[[str], bool]) -> bool:
@@ -207,6 +222,10 @@ def _syntax(tree: ast.AST) -> tuple[ast.AST, ...]:
     """Return the assignments and loops in a function."""
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension)
     return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _root(node: ast.AST) -> str | None:
