@@ -43,6 +43,10 @@ class _Net(nn.Module):
         """Return the channels in another order."""
         return y.roll(3, 1)
 
+    def way(self, warm: bool) -> Callable[[Tensor], Tensor]:
+        """Return what runs in the first call, or in later ones: out of a list, where no branch shows the other."""
+        return (torch.relu, self.turned)[warm]
+
 
 class _Flag(_Net):
     ready = False
@@ -106,9 +110,7 @@ class _Options(_Net):
         self.options: dict[str, Any] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.stem(x).relu()
-        if self.options.get("warm"):
-            y = self.turned(y)
+        y = self.way("warm" in self.options)(self.stem(x).relu())
         self.options["warm"] = True
         return self.head(y)  # type: ignore[no-any-return]
 
@@ -121,9 +123,7 @@ class _Counter(_Net):
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.stem(x).relu()
-        if int(self.count) > 0:
-            y = self.turned(y)
+        y = self.way(int(self.count) > 0)(self.stem(x).relu())
         self.count += 1
         return self.head(y)  # type: ignore[no-any-return]
 
@@ -147,8 +147,7 @@ class _Closure(_Net):
         self.count = _counting()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.stem(x).relu()
-        return self.head(y if self.count() == 1 else self.turned(y))  # type: ignore[no-any-return]
+        return self.head(self.way(self.count() > 1)(self.stem(x).relu()))  # type: ignore[no-any-return]
 
 
 class _Cached(_Net):

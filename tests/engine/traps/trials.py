@@ -108,7 +108,8 @@ class _Strip(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.stem(x).relu()
         height, width = "x".join(map(str, x.shape[-2:])).split("x")
-        return self.head(y if height == width else self.wide(y))  # type: ignore[no-any-return]
+        way = (self.wide, torch.relu)[height == width]  # out of a list, where no branch shows the other
+        return self.head(way(y))  # type: ignore[no-any-return]
 
 
 def _ids(model: nn.Module) -> Tensor:
