@@ -4,7 +4,8 @@
 
 Half of the units of each dependency group are masked, and `engine.compensate` is given 32 random inputs. On 32 fresh
 ones, the dense model is compared with the masked model and with the compensated one: at the outputs of the compensated
-layers or, where such an output is added to something else, at the sum; and at the outputs of the model. Then the
+layers or, where such an output is added to something else, at the sum; where a layer has no bias, so that the mean of
+the norm behind it is fitted instead, at the output of that norm; and at the outputs of the model. Then the
 compensated model is compacted, and compared with itself. Weights and statistics are random, in float64 (in float32
 above 300 million parameters), images of 64 x 64 where the model takes them. Results are kept, line by line, in
 ``build/compensation.jsonl``, by model and state of the code; the page is ``docs/compensation.md``.
@@ -32,6 +33,7 @@ from benchmarks.survey import ROOT, Survey, code_state
 from engine.compaction.build import canonical_tensors
 from engine.compensation.interpreter import Run, first_path
 from engine.compensation.readers import sums
+from engine.program.graph import Node
 from tests.engine import zoo
 from tests.engine.exactness import masked, parameters, randomised, relative_error, run
 
@@ -91,9 +93,22 @@ def compared(graph: engine.Graph, layers: Container[str]) -> list[Any]:
     values = []
     for node in first_path(graph):
         if node.module in layers and any(value.name and len(value.shape) > 1 for value in node.inputs):
-            _, end, _ = next(sums(node, users, outputs), ((), node, None))
+            _, end, _ = next(sums(node, users, outputs), ((), _shifted(node, users), None))
             values.append(end.output)
     return values
+
+
+def _shifted(node: Node, users: dict[int, list[Node]]) -> Node:
+    """Return the node behind which the shift that was fitted counts: this one, or the norm behind it."""
+    readers = users.get(node.output.index, [])
+    if not _reads_vectors(node) and len(readers) == 1 and _reads_vectors(readers[0]):
+        return readers[0]
+    return node
+
+
+def _reads_vectors(node: Node) -> bool:
+    """Whether a node reads parameters or buffers of one dimension, such as a bias or running means."""
+    return any(value.name and len(value.shape) == 1 for value in node.inputs)
 
 
 def inside(graph: engine.Graph, model: nn.Module, values: Sequence[Any], batches: Sequence[Tensor]) -> list[Tensor]:
@@ -180,10 +195,10 @@ HEAD = """# Survey of compensation
 
 `python benchmarks/compensation.py` masks half of the units of each dependency group in every classifier of torchvision
 and in the smallest model of each of timm's modules, and calls `engine.compensate` with {samples} random inputs. On
-{samples} fresh inputs, the squared error against the dense model, at the outputs of the compensated layers, falls in
-{inner} of {all} models; at the outputs of the model it rises by more than 1 % in {worse}. Compacted, {exact} of {all}
-compute the same function as before. torch {torch}, float64 (float32 above 300 million parameters), 64 x 64 images where
-the model takes them, one CPU thread.
+{samples} fresh inputs, the squared error against the dense model, at the outputs of the compensated layers (behind the
+norm, where its mean is fitted in place of a bias), falls in {inner} of {all} models; at the outputs of the model it
+rises by more than 1 % in {worse}. Compacted, {exact} of {all} compute the same function as before. torch {torch},
+float64 (float32 above 300 million parameters), 64 x 64 images where the model takes them, one CPU thread.
 
 Weights are random, so that nothing is to be learned here about accuracy: [Results](results.md) has that. Errors are
 relative to the squared values of the dense model.

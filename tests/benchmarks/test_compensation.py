@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import engine
 from benchmarks import compensation
+from tests.engine.exactness import randomised
 
 ROW: dict[str, Any] = {
     "model": "torchvision:net",
@@ -31,6 +33,19 @@ def test_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compensation, "build", lambda name: (model.eval(), (3, 8, 8)))
     row = compensation.check("net")
     assert row["layers"][0] >= 1 and not compensation.objections(row) and row["inner"][1] < row["inner"][0]
+
+
+def test_the_mean_of_a_norm_is_part_of_what_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer without a bias is compared behind its norm, where the shift counts that was fitted with its weight."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(n, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU()) for n in (3, 12, 12)]
+    model = randomised(nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5)).eval())
+    monkeypatch.setattr(compensation, "build", lambda name: (model, (3, 10, 10)))
+    graph = engine.trace(model, torch.zeros(2, 3, 10, 10, dtype=torch.float64))
+    ends = [graph.nodes[value.producer].op for value in compensation.compared(graph, ("1.0", "2.0", "5"))]
+    assert ends == ["batch_norm", "batch_norm", "linear"]
+    row = compensation.check("net")
+    assert row["inner"][1] < row["inner"][0] and not compensation.objections(row)
 
 
 def test_objections() -> None:
