@@ -174,7 +174,7 @@ def trained(options: argparse.Namespace) -> Row:
     seed_everything(options.seed)
     images = Images.load(options.data, options.images)
     dense = pretrained(options.network, options.weights)
-    folder = options.folder / "-".join((options.network, str(options.times), str(options.seed), *options.peers))
+    folder = options.folder / "-".join(_words(getattr(options, key)) for key in KEYS)
     by, small = compacted(dense, images, options, folder)
     x = images.test[:2]
     row = {"by": by, "left": macs(small, x) / macs(dense, x), "before": accuracy(small, images)}
@@ -196,28 +196,42 @@ def trained(options: argparse.Namespace) -> Row:
     return {**about, **row, "curve": module.curve, "seconds": module.seconds}
 
 
+def _words(value: Any) -> str:
+    """Return the value of an option as part of a folder's name."""
+    return "+".join(value) or "ours" if isinstance(value, list) else str(value)
+
+
+def _kind(row: Row) -> tuple[str, float, str, int]:
+    """Return what rows have in common that differ in their seeds alone."""
+    return row["network"], row["times"], row["by"] + ("" if row["weight"] else ", no teacher"), row["epochs"]
+
+
 def page(table: list[Row]) -> str:
     """Return the section of the page that the rows make."""
     first = table[0]
     lines = [
-        START, "", f"Trained on for {first['epochs']} epochs with the dense network as the teacher (a cycle of the "
-        f"learning rate up to {first['lr']:g}, batches of {first['batch']}, {first['precision']} on the CPU): "
-        f"accuracy in % on {first['images']:,} test images, of the last epoch.", "",
-        "| network | times fewer | by | before | seeds | mean | CPU minutes |", "|---|---:|---|---:|---|---:|---:|",
+        START, "", f"Trained on with the dense network as the teacher, if not said otherwise (a cycle of the learning "
+        f"rate up to {first['lr']:g}, batches of {first['batch']}, {first['precision']} on the CPU): accuracy in % on "
+        f"{first['images']:,} test images, of the last epoch.", "",
+        "| network | times fewer MACs | by | epochs | before | by seed | mean | CPU minutes |",
+        "|---|---:|---|---:|---:|---|---:|---:|",
     ]  # fmt: skip
-    for key in dict.fromkeys((row["network"], row["times"], row["by"]) for row in table):
-        own = [row for row in table if (row["network"], row["times"], row["by"]) == key]
+    for key in dict.fromkeys(map(_kind, table)):
+        own = [row for row in table if _kind(row) == key]
         last, before = [row["curve"][-1] for row in own], statistics.mean(row["before"] for row in own)
         spread = f" ± {statistics.stdev(last):.2f}" if len(last) > 1 else ""
-        minutes = statistics.mean(row["seconds"] for row in own) / 60
+        minutes, seeds = (
+            statistics.mean(row["seconds"] for row in own) / 60,
+            ", ".join(f"{value:.2f}" for value in last),
+        )
         lines.append(
-            f"| {key[0]} | {key[1]:g} | {key[2]} | {before:.2f} | {', '.join(f'{value:.2f}' for value in last)} | "
+            f"| {key[0]} | {key[1]:g} | {key[2]} | {key[3]} | {before:.2f} | {seeds} | "
             f"{statistics.mean(last):.2f}{spread} | {minutes:.0f} |"
         )
     lines += ["", "After each epoch:", ""]
     for row in table:
         curve = ", ".join(f"{value:.2f}" for value in row["curve"])
-        lines.append(f"- {row['network']}, {row['times']:g} times fewer, {row['by']}, seed {row['seed']}: {curve}")
+        lines.append(f"- {row['network']}, {row['times']:g} times fewer, {_kind(row)[2]}, seed {row['seed']}: {curve}")
     return "\n".join([*lines, "", END])
 
 

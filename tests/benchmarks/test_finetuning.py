@@ -51,7 +51,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypa
     monkeypatch.setattr(finetuning, "prune", None)  # the compacted network comes out of its file
     parts = run(tmp_path / "parts", monkeypatch)
     states = [
-        torch.load(tmp_path / kind / "runs" / "resnet8-2.1-0" / "last.ckpt", weights_only=False)["state_dict"]
+        torch.load(next((tmp_path / kind / "runs").glob("resnet8-2.1-0-*/last.ckpt")), weights_only=False)["state_dict"]
         for kind in ("whole", "parts")
     ]
     assert states[0].keys() == states[1].keys() and all(
@@ -70,6 +70,15 @@ def test_the_best_of_the_rivals_trains_in_the_same_way(tmp_path: Path, monkeypat
     pytest.importorskip("torch_pruning")
     row = run(tmp_path / "peers", monkeypatch, "--peers", "magnitude")
     assert row["by"].startswith("Torch-Pruning, magnitude") and len(row["curve"]) == 2 and row["left"] <= 1 / 2.1
+
+
+def test_each_set_of_options_trains_a_network_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a teacher, it does not go on where the run with one ended, and has a line of its own."""
+    taught, alone = (run(tmp_path / "net", monkeypatch, "--weight", weight) for weight in ("1.0", "0.0"))
+    assert len(alone["curve"]) == 2 and alone["before"] == taught["before"] and alone["weight"] == 0.0
+    assert len(list((tmp_path / "net" / "runs").iterdir())) == 2
+    text = (tmp_path / "net" / "results.md").read_text()
+    assert text.count("| resnet8 | 2.1 | lightning-compress") == 2 and "lightning-compress, no teacher | 2 |" in text
 
 
 def test_an_epoch_shifts_and_mirrors() -> None:
