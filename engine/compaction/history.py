@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.compaction.digest import digest
 from engine.compaction.format import KEY, VERSION
-from engine.program.stored import distinct_modules
+from engine.program.stored import HISTORY, distinct_modules
 
 __all__ = [
     "Entry",
@@ -32,8 +32,7 @@ __all__ = [
     "tell",
 ]
 
-_ATTRIBUTE = "_compactions"
-_CONTAINERS = ("_parameters", "_buffers", "_modules", _ATTRIBUTE)
+_CONTAINERS = ("_parameters", "_buffers", "_modules", HISTORY)
 
 Entry = Mapping[str, Any]
 """Stored history of a compacted module: ``{"plans": [...], "certificates": [...]}``, primitives and tensors."""
@@ -59,7 +58,7 @@ class Step:
 
 def history(model: nn.Module) -> tuple[Step, ...]:
     """Return the compactions of a model, oldest first."""
-    steps: tuple[Step, ...] = vars(model).get(_ATTRIBUTE, ())
+    steps: tuple[Step, ...] = vars(model).get(HISTORY, ())
     return steps
 
 
@@ -71,15 +70,15 @@ def is_compacted(model: nn.Module) -> bool:
 def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
     """Set a model's history; returns a function that undoes it."""
     old = history(model)
-    vars(model)[_ATTRIBUTE] = steps
+    vars(model)[HISTORY] = steps
     is_hooked = tell in model._state_dict_hooks.values()
     handle = None if is_hooked else model.register_state_dict_post_hook(tell)
 
     def undo() -> None:
         if handle is None:
-            vars(model)[_ATTRIBUTE] = old
+            vars(model)[HISTORY] = old
         else:
-            del vars(model)[_ATTRIBUTE]
+            del vars(model)[HISTORY]
             handle.remove()
 
     return undo
@@ -88,7 +87,7 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
 def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
     """Attach the state dict of a certificate to a model's last compaction, to be saved with it."""
     steps = history(model)
-    vars(model)[_ATTRIBUTE] = (*steps[:-1], replace(steps[-1], certificate=certificate))
+    vars(model)[HISTORY] = (*steps[:-1], replace(steps[-1], certificate=certificate))
 
 
 def entry_of(model: nn.Module) -> Entry:

@@ -20,11 +20,10 @@ from engine.compaction import history as whole
 from engine.compaction.format import KEY, VERSION
 from engine.compaction.history import Entry, Step, history
 from engine.errors import CheckpointError
-from engine.program.stored import distinct_modules
+from engine.program.stored import PART, distinct_modules
 
 __all__ = ["certify", "part_entry", "refuse", "remember"]
 
-_PART = "_compacted_part"
 _SAVE = "save_pretrained"
 _DEEPEST = 12  # calls between `save_pretrained` and the hook of `state_dict`
 
@@ -48,7 +47,7 @@ def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
 
 def part_entry(model: nn.Module) -> Entry | None:
     """Return the share that a part of a compacted model has in its plans; None for anything else."""
-    prefix, steps = vars(model).get(_PART, ("", ()))
+    prefix, steps = vars(model).get(PART, ("", ()))
     plans = [_within(step.plan, prefix) for step in steps]
     if not any(plan["slices"] for plan in plans):
         return None
@@ -72,7 +71,7 @@ def _share_history(model: nn.Module, steps: tuple[Step, ...]) -> list[Callable[[
     undo = []
     for name, module in distinct_modules(model).items():
         if name:
-            undo.append(_set(module, _PART, (f"{name}.", steps) if steps else None))
+            undo.append(_set(module, PART, (f"{name}.", steps) if steps else None))
         undo += _hooked(module)
         if callable(getattr(type(module), _SAVE, None)):
             undo.append(_set(module, _SAVE, refuse if steps else None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,14 @@ class Cut:
         if len(self.dims) == 1:
             return tensor.index_select(self.dims[0], index)
         return tensor.flatten(0, 1).index_select(0, index).unflatten(0, self.sizes)
+
+    def rest(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor that is not kept."""
+        whole = tensor if len(self.dims) == 1 else tensor.flatten(0, 1)
+        dim = self.dims[0] if len(self.dims) == 1 else 0
+        gone = torch.ones(whole.size(dim), dtype=torch.bool, device=tensor.device)
+        gone[self.index.to(tensor.device)] = False
+        return whole.index_select(dim, gone.nonzero()[:, 0])
 
     def expand(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor in its shape before the cut, with zeros for removed entries."""
@@ -95,6 +103,21 @@ class Slice:
         for cut in self.cuts:
             tensor = cut.apply(tensor)
         return tensor.contiguous(memory_format=layout)
+
+    def removed(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Yield the parts of a tensor that are not kept: what each cut takes off what the cuts before it leave.
+
+        Args:
+            tensor: tensor of the shape ``before``.
+
+        Example:
+            >>> cut = Slice((2, 3), (Cut((0,), torch.tensor([1]), (1,)), Cut((1,), torch.tensor([0, 2]), (2,))))
+            >>> [part.tolist() for part in cut.removed(torch.arange(6).view(2, 3))]
+            [[[0, 1, 2]], [[4]]]
+        """
+        for cut in self.cuts:
+            yield cut.rest(tensor)
+            tensor = cut.apply(tensor)
 
     def then(self, later: Slice) -> Slice:
         """Return the slice that is equivalent to this one followed by a later one.

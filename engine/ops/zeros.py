@@ -78,6 +78,17 @@ def _read(tensor: Tensor) -> Tensor:
     return tensor.materialized() if isinstance(tensor, StandIn) else tensor
 
 
+def _summary(tensor: Tensor, summarize: Callable[[Tensor], Tensor]) -> Tensor:
+    return tensor.summary(summarize) if isinstance(tensor, StandIn) else summarize(tensor)
+
+
+def _part(tensor: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return what stays of a weight along its first two dimensions."""
+    if isinstance(tensor, StandIn):
+        return tensor.part(first.nonzero()[:, 0], second.nonzero()[:, 0])
+    return _cut(_cut(tensor, 0, first), 1, second)
+
+
 def _reduced(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor | None:
     """Multiply two matrices without rows, columns and sums that are zero, and add a bias; None where few are."""
     nonzero = left != 0, right != 0
@@ -120,18 +131,17 @@ def _convolution(func: Callable[..., Any], arguments: dict[str, Any]) -> Tensor 
         return None
     if x.numel() * math.prod(stand_in.shape) < _LARGE * stand_in.size(1) * groups:
         return None
-    weight, dims = _read(stand_in), tuple(range(2, x.ndim))
-    entries, pictures = weight.abs().sum(dims), x.abs().sum((0, *dims))
+    dims = tuple(range(2, x.ndim))
+    entries, pictures = _summary(stand_in, lambda weight: weight.abs().sum(dims)), x.abs().sum((0, *dims))
     outputs, inputs = entries.any(1), pictures.bool()
     inputs = inputs & (outputs if depthwise else entries.any(0))
     outputs = inputs if depthwise else outputs
     share = _share(outputs) if depthwise else _share(outputs, inputs)
     if not 0 < share <= _WORTH or not _is_finite(entries, pictures):
         return None
-    weight = _cut(weight, 0, outputs)
     reduced = arguments | {
         "input": _cut(x, 1, inputs),
-        "weight": weight if depthwise else _cut(weight, 1, inputs),
+        "weight": _part(stand_in, outputs, torch.ones(1, dtype=torch.bool) if depthwise else inputs),
         "bias": None,
         "groups": int(inputs.sum()) if depthwise else 1,
     }

@@ -12,7 +12,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["distinct_modules", "modules_of", "parameters_of", "settled", "stored_tensors", "unsettled"]
+__all__ = [
+    "HISTORY",
+    "PART",
+    "distinct_modules",
+    "modules_of",
+    "parameters_of",
+    "settled",
+    "stored_tensors",
+    "unsettled",
+]
+
+HISTORY = "_compactions"
+"""Attribute in which a compacted module keeps its history."""
+
+PART = "_compacted_part"
+"""Attribute in which a part of a compacted module keeps its share of that."""
 
 _SETTLED: dict[int, tuple[list[tuple[str, nn.Module]], dict[str, nn.Module]]] = {}
 """Modules of the models that nobody changes at the moment, by identity: under every name, and once."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import InputError
-from engine.program.stored import modules_of, parameters_of, stored_tensors
+from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.recording.attributes import Attribute
 from engine.recording.memos import spaces_of
 from engine.source.coefficients import coefficients
@@ -29,7 +29,7 @@ __all__ = ["Changing"]
 
 _STATISTICS = ("running_mean", "running_var")
 _MOST = 5_000
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), HISTORY, PART})
 
 
 class Changing:

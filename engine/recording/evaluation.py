@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import TraceError
-from engine.program.stored import distinct_modules
+from engine.program.stored import HISTORY, PART, distinct_modules
 from engine.recording.memos import classes_of, forgetting, spaces_of
 from engine.recording.opaque import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
@@ -170,7 +170,7 @@ def _parameters(module: nn.Module) -> Iterable[Tensor | None]:
     return module._parameters.values()
 
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), HISTORY, PART})
 
 
 _TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))

@@ -17,6 +17,8 @@ from engine.program.trees import map_tensors
 
 __all__ = ["StandIn"]
 
+Part = Callable[[Tensor, Tensor], Tensor]
+
 
 class StandIn(Tensor):
     """Stands for a tensor that is made again whenever an op reads it.
@@ -29,6 +31,7 @@ class StandIn(Tensor):
         dtype: of what is made.
         make: makes it.
         kept: whether to keep what was made once.
+        part: makes what is at some indices of the first two dimensions, without all else.
 
     Example:
         >>> weight = StandIn(torch.ones(2, 2), torch.float64, lambda: torch.eye(2, dtype=torch.float64))
@@ -37,17 +40,27 @@ class StandIn(Tensor):
     """
 
     _make: Callable[[], Tensor]
+    _part: Part | None
+    _summary: Tensor | None
     _kept: bool
     _materialized: Tensor | None
 
     @staticmethod
-    def __new__(cls, like: Tensor, dtype: torch.dtype, make: Callable[[], Tensor], kept: bool = False) -> StandIn:
+    def __new__(
+        cls,
+        like: Tensor,
+        dtype: torch.dtype,
+        make: Callable[[], Tensor],
+        kept: bool = False,
+        part: Part | None = None,
+    ) -> StandIn:
         """Return a tensor without memory of its own."""
         with torch.inference_mode():  # views of it are made there
             self: StandIn = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
                 cls, like.shape, strides=like.stride(), dtype=dtype, device=like.device
             )
         self._make, self._kept, self._materialized = make, kept, None
+        self._part, self._summary = part, None
         return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -73,6 +86,20 @@ class StandIn(Tensor):
     def materialized(self) -> Tensor:
         """Return what it stands for."""
         return self._read(False)
+
+    def summary(self, summarize: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a function makes of what it stands for: looked up once, as long as nothing may write into it."""
+        if self._materialized is not None:
+            return summarize(self._materialized)
+        if self._summary is None:
+            self._summary = summarize(self._read(False))
+        return self._summary
+
+    def part(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return what is at some indices of the first two dimensions."""
+        if self._materialized is None and self._part is not None and not self._kept:
+            return self._part(first, second)
+        return self._read(False).index_select(0, first).index_select(1, second)
 
     def data_ptr(self) -> int:
         """Refuse: there is no memory that foreign code could read.

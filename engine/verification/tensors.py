@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.recording.standin import StandIn
 
-__all__ = ["Recipe", "masked_recipes", "plain", "run_tensors", "same_entries", "small_recipes"]
+__all__ = ["Recipe", "masked_recipes", "may_share", "plain", "run_tensors", "same_entries", "small_recipes"]
 
 _SMALL = 4096
 """Elements below which a tensor is not worth a stand-in."""
@@ -62,6 +63,15 @@ class Recipe:
             tensor = fold.apply(tensor)
         return tensor
 
+    def part(self, wide: torch.dtype | None, first: Tensor, second: Tensor) -> Tensor:
+        """Return what is at some indices of the first two dimensions, where nothing is cut off or added."""
+        assert self.cut is None and not self.folds
+        tensor = self.stored.index_select(0, first).index_select(1, second).to(self.dtype(wide))
+        mask = self.mask
+        for dim, index in ((0, first), (1, second)) if mask is not None else ():
+            mask = mask if mask.size(dim) == 1 else mask.index_select(dim, index)
+        return tensor if mask is None else tensor.mul_(mask)
+
 
 def masked_recipes(model: nn.Module, graph: Graph, masks: Mapping[str, Tensor]) -> dict[str, Recipe]:
     """Return ``parameter * mask`` and the buffers of a model as it is now, by canonical name."""
@@ -78,6 +88,19 @@ def small_recipes(masked: Mapping[str, Recipe], plan: Plan) -> dict[str, Recipe]
         name: replace(recipe, cut=plan.slices.get(name), folds=tuple(folds.get(name, ())))
         for name, recipe in masked.items()
     }
+
+
+def may_share(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors may stand for the same memory.
+
+    Example:
+        >>> weight = torch.ones(2)
+        >>> may_share(weight, weight.detach()), may_share(weight, weight.double())
+        (True, False)
+    """
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return True
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -132,7 +155,8 @@ def run_tensors(
 
 
 def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool) -> Tensor:
-    return StandIn(recipe.stored, recipe.dtype(wide), lambda: recipe.make(wide), often)
+    part = functools.partial(recipe.part, wide) if recipe.stored.ndim > 1 else None
+    return StandIn(recipe.stored, recipe.dtype(wide), lambda: recipe.make(wide), often, part)
 
 
 def _late(model: nn.Module) -> set[str]:

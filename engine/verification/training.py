@@ -34,7 +34,7 @@ from engine.verification.certificate import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
 from engine.verification.rounding import unrounded
-from engine.verification.tensors import Recipe, masked_recipes, plain, small_recipes
+from engine.verification.tensors import Recipe, masked_recipes, may_share, plain, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs
 
 __all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]
@@ -84,17 +84,19 @@ def training_step(
     *,
     through: bool = True,
     weights: Collection[tuple[str, str]] = (),
+    copied: bool = True,
 ) -> Step:
     """Run a call in train mode, forward and backward, with other parameters and buffers.
 
     Args:
         model: is left as it was.
-        tensors: parameters and buffers to run it with, by name; they are copied.
+        tensors: parameters and buffers to run it with, by name.
         inputs: positional and keyword arguments.
         call: what is run, given the model and the inputs; its forward by default. The loss of a step, or whatever
             tensors a forward returns.
         through: whether gradients reach the inputs.
         weights: module and name of attributes that hold what is made of parameters alone.
+        copied: whether the tensors are copied, or may be written into, but for those that are the model's own.
 
     Raises:
         TraceError: where the model rejects the inputs, or its backward fails.
@@ -115,7 +117,7 @@ def training_step(
         return leaves[-1].clone()  # a forward may write into its input
 
     with evaluating(model), seeded(), torch.inference_mode(False), torch.enable_grad():
-        used = _exchange(model, tensors)
+        used = _exchange(model, tensors, copied)
         args, kwargs = map_tensors(inputs[0], leaf), map_tensors(dict(inputs[1]), leaf)
         wide = any(t.dtype == torch.float64 for t in tensors.values())
         with EvenDraws(_wide if wide else in_float64) as draws, Leftovers() as leftovers:
@@ -166,10 +168,13 @@ def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
         raise TraceError(f"The backward of {type(model).__name__} fails: {type(error).__name__}: {error}") from error
 
 
-def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _exchange(model: nn.Module, tensors: Mapping[str, Tensor], copied: bool) -> dict[str, Tensor]:
     """Put copies of other tensors into a model's tables, under every name; `evaluating` restores the model's own."""
     stored = stored_tensors(model)
-    used = {name: _copied(stored[name], tensor) for name, tensor in tensors.items()}
+    used = {
+        name: _stands_for(stored[name], t.clone() if copied or may_share(stored[name], t) else t)
+        for name, t in ((name, tensor.detach()) for name, tensor in tensors.items())
+    }
     others = {id(stored[name]): tensor for name, tensor in used.items()}
     for module in distinct_modules(model).values():
         for table in (module._parameters, module._buffers):
@@ -179,17 +184,17 @@ def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return used
 
 
-def _copied(stored: Tensor, tensor: Tensor) -> Tensor:
-    """Return a copy, with the hooks of the parameter whose place it takes."""
+def _stands_for(stored: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor with the hooks of the parameter whose place it takes."""
     if not isinstance(stored, nn.Parameter):
-        return tensor.detach().clone()
-    copied = nn.Parameter(tensor.detach().clone(), requires_grad=stored.requires_grad)
+        return tensor
+    parameter = nn.Parameter(tensor, requires_grad=stored.requires_grad)
     if stored.requires_grad:
         for hook in (stored._backward_hooks or {}).values():
-            copied.register_hook(hook)
+            parameter.register_hook(hook)
         for hook in (getattr(stored, "_post_accumulate_grad_hooks", None) or {}).values():
-            copied.register_post_accumulate_grad_hook(hook)
-    return copied
+            parameter.register_post_accumulate_grad_hook(hook)
+    return parameter
 
 
 # ---------------------------------------------------------------- the comparison
@@ -264,8 +269,8 @@ def _gradient_gaps(
     after = torch.zeros_like(left) if after is None else after if inner is None else after * inner.to(after)
     yield _gap(left, after, floor), f"the gradient of {name!r}"
     if cut is not None:
-        gone = before - cut.expand(left)
-        yield _gap(torch.zeros_like(gone), gone, max(floor, _peak(left))), f"the gradient of what {name!r} loses"
+        scale, reason = max(floor, _peak(left)), f"the gradient of what {name!r} loses"
+        yield from ((_ratio(_peak(part), scale), reason) for part in cut.removed(before) if part.numel())
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -277,7 +282,13 @@ def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _peak(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+    """Return the largest magnitude, without another tensor of that size; NaN where there is one."""
+    if not tensor.numel():
+        return 0.0
+    if not tensor.is_floating_point():
+        return float(tensor.abs().max())
+    low, high = tensor.aminmax()
+    return max(float(high), -float(low))
 
 
 def _gap(one: Tensor, other: Tensor, floor: float) -> float:
@@ -288,7 +299,10 @@ def _gap(one: Tensor, other: Tensor, floor: float) -> float:
         return 0.0
     if not (one.is_floating_point() or one.is_complex()):
         return 0.0 if torch.equal(one, other) else math.inf
-    difference, scale = _peak(one - other), max(_peak(one), floor)
+    return _ratio(_peak(one - other), max(_peak(one), floor))
+
+
+def _ratio(difference: float, scale: float) -> float:
     if not (math.isfinite(difference) and math.isfinite(scale)):
         return math.inf
     return difference / scale if scale else (0.0 if difference == 0 else math.inf)
@@ -319,8 +333,7 @@ class TrainingProof:
         self._model, self._plan, self._dtype = model, analysis.plan, dtype
         self._graph, self._use = analysis.structure.graph, analysis.kept.use
         self._recipes = masked_recipes(model, self._graph, masks or {})
-        tensors = {name: recipe.make(dtype) for name, recipe in self._recipes.items()}
-        self._masks = masks if masks is not None else {name: t != 0 for name, t in tensors.items()}
+        self._masks = masks if masks is not None else {n: r.make(dtype) != 0 for n, r in self._recipes.items()}
         self._rejected = ""
         self._reference: Step | None = None
         small = replace(self._graph, args=_small(self._graph.args), kwargs=_small(dict(self._graph.kwargs)))
@@ -329,7 +342,8 @@ class TrainingProof:
             self._inputs = random_inputs(graph, Trial(samples, False, dtype), batch_dim)
             self._options: dict[str, Any] = {"through": through, "weights": self._graph.weights}
             try:
-                self._reference = training_step(model, tensors, self._inputs, **self._options)
+                tensors = {name: recipe.make(dtype) for name, recipe in self._recipes.items()}
+                self._reference = training_step(model, tensors, self._inputs, copied=False, **self._options)
                 break
             except TraceError as error:
                 self._rejected = str(error)
@@ -343,7 +357,7 @@ class TrainingProof:
         if self._reference is None:
             return _withdrawn(certificate, f"Train mode was not compared: {self._rejected}")
         try:
-            step = training_step(self._model, self._small(), self._inputs, **self._options)
+            step = training_step(self._model, self._small(), self._inputs, copied=False, **self._options)
         except TraceError as error:
             return _withdrawn(certificate, f"The compacted model does not train as the masked one does: {error}")
         gap, where = largest_difference(self._reference, step, self._plan, self._masks, self._replaced, self._used)
