@@ -35,7 +35,11 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
         yield tree
     elif type(tree) not in _LEAVES:
         for item in _items(tree):
-            if type(item) not in _LEAVES:
+            if type(item) in _LEAVES:
+                continue
+            if isinstance(item, Tensor):
+                yield item
+            else:
                 yield from tensors_in(item)
 
 
@@ -80,14 +84,19 @@ def _slots(cls: type) -> list[str]:
 
 def map_tensors(tree: Any, f: Callable[[Tensor], Any]) -> Any:
     """Return nested lists, tuples and mappings with ``f`` applied to every tensor."""
-    if type(tree) in _LEAVES:
+    kind = type(tree)
+    if kind in _LEAVES:
         return tree
+    if kind is tuple or kind is list:
+        return kind([x if type(x) in _LEAVES else map_tensors(x, f) for x in tree])
+    if kind is dict:
+        return {k: x if type(x) in _LEAVES else map_tensors(x, f) for k, x in tree.items()}
     if isinstance(tree, Tensor):
         return f(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(map_tensors(x, f) for x in tree))
     if isinstance(tree, (list, tuple)):
         return type(tree)([map_tensors(x, f) for x in tree])
-    if type(tree) is dict or isinstance(tree, Mapping):
+    if isinstance(tree, Mapping):
         return {k: map_tensors(x, f) for k, x in tree.items()}
     return tree

@@ -81,6 +81,7 @@ class Snapshot:
         self._seen: dict[int, Any] = {id(value): value for value in skip}
         self._kept: list[_Kept] = []
         self._kinds: dict[type, _Ways | None] = {}
+        self._slots: dict[type, list[Any]] = {}
         waiting, most = deque(roots), _MOST + len(self._seen)
         with uncollected():  # what a collection frees leaves weak tables while they are read
             while waiting and len(self._seen) < most:
@@ -125,7 +126,10 @@ class Snapshot:
         if table is not None:
             self._kept.append(_Kept(value, table, lambda v, t: _table(v) is t, _set_table))
             yield table
-        for member in _slots(type(value)):
+        own = type(value)
+        if own not in self._slots:
+            self._slots[own] = list(_slots(own))
+        for member in self._slots[own]:
             try:
                 content = (member, member.__get__(value))
             except AttributeError:  # nothing is in it yet

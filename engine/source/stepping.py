@@ -85,12 +85,23 @@ class Steps:
         self.courses: dict[tuple[CodeType, str], Course] = {}
         self._run: dict[tuple[CodeType, str], Course] = {}
         self._watches, self._away = False, 0
+        self._ignored: set[int] = set()  # identities of code, which is kept above, of which nothing is watched
+        self._trace = self._tracer()
+
+    def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
+        """Return a trace function, which runs for each call of Python code."""
+        ignored, call = self._ignored, self._call
+
+        def trace(frame: FrameType, event: str, arg: Any) -> Any:
+            return None if id(frame.f_code) in ignored else call(frame)
+
+        return trace
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the body runs."""
         self._run, self._watches, self._away, prior = {}, True, 0, sys.gettrace()
-        sys.settrace(self._call)
+        sys.settrace(self._trace)
         try:
             yield
         finally:
@@ -114,7 +125,7 @@ class Steps:
         if self._watches:
             self._away -= 1
             if not self._away:
-                sys.settrace(self._call)
+                sys.settrace(self._trace)
 
     def _course(self, function: Branching, frame: FrameType) -> Course:
         owner, is_method = self._owner(frame)
@@ -130,9 +141,11 @@ class Steps:
         own = not is_library(file) and (file in self._files or not _foreign(file))
         function = branching(code) if own else None
         self._functions[id(code)] = code, function
+        if function is None:
+            self._ignored.add(id(code))
         return function
 
-    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _call(self, frame: FrameType) -> Any:
         code = frame.f_code
         entry = self._functions.get(id(code))  # the hash of code takes longer than all else
         function = self._function(code) if entry is None else entry[1]
