@@ -604,3 +604,19 @@ def test_a_model_that_trains_on_must_be_exact_in_train_mode() -> None:
     repaired = engine.fix_mask_conflict(masks, model, image())
     engine.ModelSpeedup(model, image(), repaired).speedup_model(training=True)
     assert model[0].weight.shape[0] == 4
+
+
+def test_it_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether training may go on is asked of the same analysis."""
+    model = plain()
+    calls: list[nn.Module] = []
+    analyse = engine.speedup.analyse
+
+    def counted(model: nn.Module, *rest: Any) -> Any:
+        calls.append(model)
+        return analyse(model, *rest)
+
+    monkeypatch.setattr("engine.speedup.analyse", counted)
+    speedup = engine.ModelSpeedup(model, image(), dead(model, {"0": [0, 1]}, bias=True))
+    speedup.speedup_model()
+    assert calls == [model] and speedup.certificate.verified

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import engine
+from engine.analysis.constants import Constants
 from engine.ops.norm import sized_like
 from tests.engine.exactness import check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Mean, constants_of, dead, image, plain, structure
@@ -155,3 +156,17 @@ def test_what_does_not_fit_is_for_the_op_to_say() -> None:
     wrong = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(4)).double()
     with pytest.raises(engine.errors.TraceError, match="5"):
         engine.trace(wrong, image())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_variance_of_zero_or_less(training: bool) -> None:
+    """Where eval mode divides zero by zero, only batch statistics have a constant."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4, eps=0.0))
+    net[1].running_var[1] = 0
+    masks = {"0.weight": torch.zeros(4, 1, 1, 1), "0.bias": torch.zeros(4), "1.weight": torch.zeros(4)}
+    graph = engine.trace(net, torch.zeros(2, 1, 3, 3))
+    stored = {name: t for name, t in [*net.named_parameters(), *net.named_buffers()]}
+    base = Constants(graph, engine.RULES, stored, masks)
+    constants = Constants(graph, engine.RULES, stored, masks, training=training, base=base)
+    undefined = constants[graph.outputs[0]].reshape(-1).expand(4).isnan()
+    assert undefined.any() != training and (training or undefined[1])

@@ -93,3 +93,13 @@ def test_a_write_that_runs() -> None:
     """It is seen where it runs, and the buffer is read again as one that changes."""
     model = Written(lambda buffer, x: buffer.copy_(x.mean(0)))
     assert engine.trace(model, torch.zeros(3, 2)).changing == {"scale"}
+
+
+def test_the_history_of_a_compaction_is_no_state() -> None:
+    """Plans hold indices; each part of a compacted model holds all of them."""
+    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
+    mask = torch.tensor([1.0, 0, 1, 0, 1, 0])
+    masks = {"0": {"weight": mask[:, None].expand(6, 2), "bias": mask}}
+    engine.ModelSpeedup(model, torch.randn(3, 2), masks).speedup_model()
+    changing = Changing(model)
+    assert any(isinstance(value, tuple) for value in vars(model[0]).values()) and not changing._tensors

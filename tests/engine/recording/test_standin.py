@@ -55,3 +55,22 @@ def test_memory_that_is_not_there_is_not_handed_out() -> None:
     weight, _ = counted()
     with pytest.raises(RuntimeError, match="no memory of its own"):
         weight.data_ptr()
+
+
+@torch.inference_mode()
+def test_a_part_and_a_summary_without_the_whole() -> None:
+    """A summary is made once, as long as nothing is written; a part is made by itself."""
+    whole, parts = torch.arange(9.0).double().view(3, 3), [0]
+
+    def part(first: Tensor, second: Tensor) -> Tensor:
+        parts[0] += 1
+        return whole.index_select(0, first).index_select(1, second)
+
+    weight = StandIn(torch.zeros(3, 3), torch.float64, whole.clone, part=part)
+    rows, columns = torch.tensor([0, 2]), torch.tensor([1])
+    assert float(weight.summary(torch.sum)) == 36 == float(weight.summary(torch.prod))
+    assert weight.part(rows, columns).tolist() == [[1.0], [7.0]] and parts == [1]
+    weight.zero_()
+    assert float(weight.summary(torch.sum)) == 0 and not weight.part(rows, columns).any() and parts == [1]
+    weight.forget()
+    assert float(weight.summary(torch.sum)) == 36 and weight.part(rows, columns).any()
