@@ -165,7 +165,7 @@ def test_a_variance_of_zero_or_less(training: bool) -> None:
     net[1].running_var[1] = 0
     masks = {"0.weight": torch.zeros(4, 1, 1, 1), "0.bias": torch.zeros(4), "1.weight": torch.zeros(4)}
     graph = engine.trace(net, torch.zeros(2, 1, 3, 3))
-    stored = {name: t for name, t in [*net.named_parameters(), *net.named_buffers()]}
+    stored = dict([*net.named_parameters(), *net.named_buffers()])
     base = Constants(graph, engine.RULES, stored, masks)
     constants = Constants(graph, engine.RULES, stored, masks, training=training, base=base)
     undefined = constants[graph.outputs[0]].reshape(-1).expand(4).isnan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils import prune
 from torchvision.ops import FrozenBatchNorm2d
 
 import engine
+from engine.program.stored import PART
 from engine.recording.changing import Changing
 
 
@@ -95,11 +97,18 @@ def test_a_write_that_runs() -> None:
     assert engine.trace(model, torch.zeros(3, 2)).changing == {"scale"}
 
 
-def test_the_history_of_a_compaction_is_no_state() -> None:
-    """Plans hold indices; each part of a compacted model holds all of them."""
+def test_the_history_of_a_compaction_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans hold many indices, and each part of a compacted model holds all of them: nobody looks there."""
     model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
     mask = torch.tensor([1.0, 0, 1, 0, 1, 0])
     masks = {"0": {"weight": mask[:, None].expand(6, 2), "bias": mask}}
     engine.ModelSpeedup(model, torch.randn(3, 2), masks).speedup_model()
-    changing = Changing(model)
-    assert any(isinstance(value, tuple) for value in vars(model[0]).values()) and not changing._tensors
+    looked: list[Any] = []
+
+    def held(values: Any) -> list[Tensor]:
+        looked.extend(values)
+        return []
+
+    monkeypatch.setattr("engine.recording.changing._held", held)
+    Changing(model)
+    assert PART in vars(model[0]) and not any(value is vars(model[0])[PART] for value in looked)
