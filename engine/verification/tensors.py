@@ -67,10 +67,12 @@ class Recipe:
         """Return what is at some indices of the first two dimensions, where nothing is cut off or added."""
         assert self.cut is None and not self.folds
         tensor = self.stored.index_select(0, first).index_select(1, second).to(self.dtype(wide))
+        if self.mask is None:
+            return tensor
         mask = self.mask
-        for dim, index in ((0, first), (1, second)) if mask is not None else ():
+        for dim, index in ((0, first), (1, second)):
             mask = mask if mask.size(dim) == 1 else mask.index_select(dim, index)
-        return tensor if mask is None else tensor.mul_(mask)
+        return tensor.mul_(mask)
 
 
 def masked_recipes(model: nn.Module, graph: Graph, masks: Mapping[str, Tensor]) -> dict[str, Recipe]:

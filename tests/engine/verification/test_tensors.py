@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -44,3 +45,12 @@ def test_large_weights_are_made_when_they_are_read() -> None:
     assert [name for name, tensor in found.items() if isinstance(tensor, StandIn)] == ["0.weight"]
     same = run_tensors(model.double(), graph, masked_recipes(model, graph, {}), torch.float64)
     assert not any(isinstance(tensor, StandIn) for tensor in same.values())
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 1), (4, 3, 1), (1, 3, 2)])
+def test_a_part_is_a_part_of_the_whole(shape: tuple[int, ...]) -> None:
+    """Made by itself, in the same dtype and with the same mask."""
+    recipe = Recipe(torch.randn(4, 3, 2), torch.rand(shape) > 0.5)
+    rows, columns = torch.tensor([0, 3]), torch.tensor([1])
+    part = recipe.part(torch.float64, rows, columns)
+    assert torch.equal(part, recipe.make(torch.float64)[rows][:, columns]) and part.dtype == torch.float64
