@@ -16,6 +16,8 @@ from lightning_compress.stock.formats import Form
 
 __all__ = ["check_norms", "refuse", "refuse_numbers", "refuse_shared"]
 
+Shape = tuple[int, ...]
+
 
 def check_norms(norms: Mapping[str, Rescaled]) -> None:
     """Refuse norms that an ordinary one does not replace.
@@ -49,7 +51,7 @@ def refuse(search: Search, values: Values, form: Form) -> NoReturn:
     misfits = search.target.misfits(look)
     name, wanted, shape = misfits[0]
     layers = list(dict.fromkeys(_generic(parameter.rpartition(".")[0]) for parameter, _, _ in misfits))
-    fields = _fields_of(search, name)
+    fields = _fields_of(search, name, wanted, shape)
     governed = f" They follow {_listed(fields)} of the configuration" if fields else " No field of it sets them"
     others = _others(search, name, fields)
     raise InputError(
@@ -116,18 +118,26 @@ def _above(error: float) -> float:
     return float(10.0 ** math.ceil(math.log10(error)))
 
 
-def _fields_of(search: Search, name: str) -> list[Path]:
-    """Return the fields that the shape of a tensor follows."""
+def _fields_of(search: Search, name: str, wanted: Shape | None, shape: Shape | None) -> list[Path]:
+    """Return the fields that a tensor follows in the dimensions in which one shape differs from another."""
     base = search.look({})
     assert base is not None
+    own = base.shapes.get(name)
     singles = [key[0] for key in search.looks if len(key) == 1]
-    return list(
-        dict.fromkeys(
-            path
-            for path, value in singles
-            if (look := search.look({path: value})) is not None and look.shapes.get(name) != base.shapes.get(name)
-        )
-    )
+    changes = {
+        path: _differing(own, look.shapes.get(name))
+        for path, value in singles
+        if (look := search.look({path: value})) is not None
+    }
+    wrong = _differing(wanted, shape)
+    return [path for path, dims in changes.items() if dims & wrong] or [path for path, dims in changes.items() if dims]
+
+
+def _differing(one: Shape | None, other: Shape | None) -> set[int]:
+    """Return the dimensions in which two shapes differ; all where one has more, or is not there."""
+    if one is None or other is None or len(one) != len(other):
+        return set() if one == other else set(range(max(len(one or ()), len(other or ()))))
+    return {dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b}
 
 
 def _others(search: Search, name: str, fields: list[Path]) -> str:

@@ -35,6 +35,15 @@ def test_the_parameter_and_its_fields_are_named() -> None:
         explain.refuse(task, task.solve()[0], FORM)
 
 
+def test_only_fields_of_the_dimensions_that_differ_are_named() -> None:
+    """A layer's outputs follow another field than its inputs."""
+    task = search(width=8, heads=2)
+    task.target.shapes["inner.weight"] = (24, 7)
+    values = task.solve()[0]
+    with pytest.raises(InputError, match=r"'inner.weight' has shape \[24, 7\].*They follow `width` of"):
+        explain.refuse(task, values, FORM)
+
+
 def test_numbers_that_differ_are_named() -> None:
     """With the error that they cause."""
     task = search(width=8, heads=4)
