@@ -11,12 +11,10 @@ from engine.errors import InputError, VerificationError
 from engine.verification import Rescaled
 from lightning_compress.stock.agreement import Fit
 from lightning_compress.stock.describe import Search
-from lightning_compress.stock.fields import Path, Values, shown
+from lightning_compress.stock.fields import Path, Shape, Values, changed_dims, shown
 from lightning_compress.stock.formats import Form
 
 __all__ = ["check_norms", "refuse", "refuse_numbers", "refuse_shared"]
-
-Shape = tuple[int, ...]
 
 
 def check_norms(norms: Mapping[str, Rescaled]) -> None:
@@ -125,19 +123,12 @@ def _fields_of(search: Search, name: str, wanted: Shape | None, shape: Shape | N
     own = base.shapes.get(name)
     singles = [key[0] for key in search.looks if len(key) == 1]
     changes = {
-        path: _differing(own, look.shapes.get(name))
+        path: changed_dims(own, look.shapes.get(name))
         for path, value in singles
-        if (look := search.look({path: value})) is not None
+        if (look := search.look({path: value})) is not None and look.shapes.get(name) != own
     }
-    wrong = _differing(wanted, shape)
-    return [path for path, dims in changes.items() if dims & wrong] or [path for path, dims in changes.items() if dims]
-
-
-def _differing(one: Shape | None, other: Shape | None) -> set[int]:
-    """Return the dimensions in which two shapes differ; all where one has more, or is not there."""
-    if one is None or other is None or len(one) != len(other):
-        return set() if one == other else set(range(max(len(one or ()), len(other or ()))))
-    return {dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b}
+    wrong = changed_dims(wanted, shape)
+    return [path for path, dims in changes.items() if dims is None or wrong is None or dims & wrong] or [*changes]
 
 
 def _others(search: Search, name: str, fields: list[Path]) -> str:
@@ -156,7 +147,7 @@ def _generic(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
+def _shape(shape: Shape | None) -> str:
     return "no place" if shape is None else str(list(shape))
 
 

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Path", "Values", "generic", "numbers", "set_numbers", "shown"]
+__all__ = ["Path", "Shape", "Values", "changed_dims", "generic", "numbers", "set_numbers", "shown"]
 
 _NO_SIZE = re.compile(r"^_|(^|_)ids?$|id2label|label2id|_version$")  # tokens by number, labels
 
 Path = tuple[str | int, ...]
+Shape = tuple[int, ...]
 Values = Mapping[Path, int | float]
 
 
@@ -81,3 +82,15 @@ def generic(name: str) -> str:
         'layers.*.weight'
     """
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def changed_dims(one: Shape | None, other: Shape | None) -> frozenset[int] | None:
+    """Return the dimensions in which two shapes differ; None where one has more, or is not there: all of them.
+
+    Example:
+        >>> changed_dims((4, 8), (4, 6)), changed_dims((4, 8), None)
+        (frozenset({1}), None)
+    """
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return frozenset(dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)

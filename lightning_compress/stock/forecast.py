@@ -24,14 +24,12 @@ from engine.verification import Rescaled, rescaled_norms
 from lightning_compress.stock.agreement import evaluating
 from lightning_compress.stock.constructors import constructor_of
 from lightning_compress.stock.describe import Misfit, Search
-from lightning_compress.stock.fields import Values, generic, shown
+from lightning_compress.stock.fields import Shape, Values, changed_dims, generic, shown
 from lightning_compress.stock.formats import Form, format_of
 from lightning_compress.stock.inputs import sensible_inputs
 from lightning_compress.stock.pretrained import best_fit, search_for
 
 __all__ = ["Forecast", "Obstacle", "Part", "forecast", "part_of"]
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -262,7 +260,7 @@ def _unfit(search: Search, values: Values) -> Iterator[_Place]:
     if whole is None:
         for name, wanted, shape in misfits:
             reason = f"no field gives {name!r} the shape {_listed(wanted)}; the nearest configuration: {_listed(shape)}"
-            yield _Place(name, reason, _dims(wanted, shape), (generic(name), wanted, shape))
+            yield _Place(name, reason, changed_dims(wanted, shape), (generic(name), wanted, shape))
         return
     name, _, shape = whole
     fields = _behind(search, values, whole) or values
@@ -270,7 +268,7 @@ def _unfit(search: Search, values: Values) -> Iterator[_Place]:
     listed = ", ".join(f"{shown(path)}={value:g}" for path, value in fields.items())
     reason = f"{listed} would make {name!r} {_listed(shape)}, which stays {_listed(whole[1])}"
     for other, old in base.shapes.items():
-        both = _dims(old, changed.shapes.get(other)), _dims(old, shapes.get(other))
+        both = changed_dims(old, changed.shapes.get(other)), changed_dims(old, shapes.get(other))
         if both[0] and both[1] and both[0] & both[1]:
             yield _Place(other, reason, both[0] & both[1])
 
@@ -282,13 +280,7 @@ def _behind(search: Search, values: Values, misfit: Misfit) -> Values:
     return {path: values[path] for path, look in alone.items() if look and look.shapes.get(name) != wanted}
 
 
-def _dims(one: Shape | None, other: Shape | None) -> frozenset[int] | None:
-    if one is None or other is None or len(one) != len(other):
-        return None
-    return frozenset(dim for dim, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-
-
-def _listed(shape: tuple[int, ...] | None) -> str:
+def _listed(shape: Shape | None) -> str:
     return "of nothing" if shape is None else str(list(shape))
 
 
