@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Signature", "signature"]
+
+
+_SIZES = re.compile(r"SymInt(?:\[\d*\])?\??\s(\w+)")
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Signature:
         names: names of its arguments.
         defaults: default values by argument name.
         writes: names of arguments that it writes to.
+        sizes: names of the numbers that torch may trace symbolically: sizes and amounts, no dimensions.
         recorded: whether calls are part of the program; torch's internal queries are not.
         shares: whether it writes to an argument or returns a view of one.
     """
@@ -27,6 +32,7 @@ class Signature:
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     writes: tuple[str, ...]
+    sizes: frozenset[str]
     recorded: bool
     shares: bool
 
@@ -49,6 +55,7 @@ def signature(func: Any) -> Signature:
         names=tuple(a.name for a in schema.arguments),
         defaults={a.name: a.default_value for a in schema.arguments if a.has_default_value()},
         writes=writes,
+        sizes=frozenset(_SIZES.findall(str(schema))),
         recorded=space != "prim",
         shares=any(value.alias_info is not None for value in (*schema.arguments, *schema.returns)),
     )

@@ -131,17 +131,28 @@ class Missed:
         return kept + [stored[n] for kind, n in held if kind == "stored" and n in stored]
 
     def passed(self) -> set[str]:
-        """Return the variables that go only to modules which ran, and to hooks."""
+        """Return the variables that go only to modules which ran, to hooks, and to functions of other files."""
         own: set[int] = set()
         for call in (n for n in self.part.syntax if isinstance(n, ast.Call)):
             arguments = [
                 a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
             ]
-            own.update(map(id, arguments if any(map(self._is_module, (call.func, *arguments))) else ()))
+            elsewhere = self._is_from_elsewhere(call.func) or any(map(self._is_module, (call.func, *arguments)))
+            own.update(map(id, arguments if elsewhere else ()))
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
                 own.add(id(call.func.value))
         loads = [n for n in self.part.syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         return {n.id for n in loads} - {n.id for n in loads if id(n) not in own}
+
+    def _is_from_elsewhere(self, node: ast.expr) -> bool:
+        """Whether a function, or a method of the module, is defined in another file."""
+        if isinstance(node, ast.Name):
+            held = self._course.space.get(node.id)
+        else:
+            held = self._attribute(node)
+            held = held if inspect.ismethod(held) else None
+        code = None if held is None else code_of(held)
+        return held is not None and (code is None or code.co_filename != self.code.co_filename)
 
     def _is_module(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Subscript):

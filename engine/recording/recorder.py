@@ -344,7 +344,7 @@ class Recorder(Versions, TorchDispatchMode):
         fresh = [t for t in out_tensors if not any(storage_of(t) == storage_of(w) for w in written)]
         origin = None if written else Origin.of(op, func, values, inputs)
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
-        sizes = self._sizes(values)
+        sizes = self._sizes(func, values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor in () if outputs or op in DESCRIBING else tensors_in(bound):
             self.read(tensor)
@@ -360,13 +360,14 @@ class Recorder(Versions, TorchDispatchMode):
                 self._homes[id(tensor)] = self._homes[id(written[0])]
                 self._hold(tensor)
 
-    def _sizes(self, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
-        """Match the numbers that reached the op with those that the user's code passed."""
+    def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
+        """Match the numbers that reached the op, but for dimensions, with those that the user's code passed."""
         expressions: dict[tuple[str, int], Expr] = {}
         if not self._provenance.tagged:
             return expressions
+        sizes = signature(func).sizes if hasattr(func, "_schema") else ()
         for name, value in values.items():
-            if "dim" not in name and not isinstance(value, Value):
+            if not isinstance(value, Value) and ("dim" not in name or name in sizes):
                 for position, number in enumerate(numbers_in(value)):
                     expr = self._provenance.match(number)
                     if any(True for _ in leaves(expr)):

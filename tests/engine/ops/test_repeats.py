@@ -36,9 +36,9 @@ def test_tiles_over_channels_take_the_size_of_what_they_meet(lead: int) -> None:
 
     def forward(m: Net, x: Tensor) -> Tensor:
         x = m.stem(x)
-        gate = x.mean(1, keepdim=True).tile(*[1] * lead, x.shape[1], 1, 1)
+        gate = x.sum(1, keepdim=True).tile(*[1] * lead, x.shape[1], 1, 1)
         return m.head((x * gate).mean((2, 3)))
 
     model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), head=nn.Linear(6, 2)))
-    plan = check_exact(model, dead(model, {"stem": [0, 1]}), image(), image(3))
+    plan = check_exact(model, dead(model, {"stem": [0, 1]}, bias=True), image(), image(3))
     assert plan.slices["stem.weight"].shape[0] == 4

@@ -33,11 +33,12 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "largest": lambda x: x.amax((2, 3), keepdim=True),
     "maximum": lambda x: F.max_pool2d(x, 3, 2, 1),
     "mean": lambda x: x.mean((2, 3), keepdim=True),
-    "lanczos": lambda x: torch.ops.aten._upsample_lanczos2d_aa(x, [3, 5], False),
     "nearest by centres": lambda x: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
     "nearest": lambda x: F.interpolate(x, scale_factor=2),
     "smallest": lambda x: x.amin(3, keepdim=True),
 }
+if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):  # since torch 2.15
+    CALLS["lanczos"] = lambda x: torch.ops.aten._upsample_lanczos2d_aa(x, [3, 5], False)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, zeros_like
 
 from engine.recording import attributes, unreached
+from engine.recording.missed import Missed
 from engine.recording.unreached import Unreached
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -152,6 +153,18 @@ def _by_options(self: Any, h: Tensor) -> Tensor:
     return h.relu()
 
 
+def _by_helper(self: Any, h: Tensor) -> Tensor:
+    if self.gate._hidden:
+        h = summed(h)
+    return h.relu()
+
+
+def _by_mask(self: Any, h: Tensor) -> Tensor:
+    if self.gate._hidden:
+        self.checked = bool(zeros_like(h).any())
+    return h.relu()
+
+
 def _by_mode(self: Any, h: Tensor) -> Tensor:
     return BY_MODE[self.gate.mode](h)
 
@@ -182,6 +195,10 @@ TRAPS = [
     _trap("a property of a child decides", "peft: if self.lora.active_adapters", _by_property),
     _trap("a property of an item decides", "peft: layer = self.layers[-1]; if layer.merged", _by_property_of_item),
     _trap("an object that is no module decides", "if self.backbone.config.mode is …", _by_options),
+    _trap("a branch hands features to a function of the file", "if self.shuffle: h = channel_shuffle(h)", _by_helper),
+    _trap(
+        "a branch makes a mask of the features' shape", "transformers: create_causal_mask(inputs_embeds=h)", _by_mask
+    ),
     _trap("an enumeration picks a function", "a table of functions by an Enum", _by_mode),
     _trap("a text picks a function", "timm: a table of pooling functions by name", _by_name),
     _trap("a text picks a module", "an nn.ModuleDict of activations", _by_key),
@@ -200,8 +217,16 @@ def _no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attributes, "_choices", lambda attribute: iter(()))
 
 
+def _not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Missed, "_is_from_elsewhere", lambda self, node: True)
+
+
 ABLATIONS = [
+    Ablation(
+        "functions of the file read what they are handed", _not_followed,
+        "a branch hands features to a function of the file",
+    ),
     Ablation("attributes of parts are set by the parts' code", _only_its_own, "an item of a list decides"),
     Ablation("a property is what it reads", _stored, "a property of a child decides"),
     Ablation("members of an enumeration, and keys of tables, are tried", _no_choices, "a text picks a function"),
-]
+]  # fmt: skip
