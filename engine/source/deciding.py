@@ -28,6 +28,7 @@ _KINDS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
 _OF_DATA = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
 _MISSING = object()
+_ALL_LINES = range(sys.maxsize)
 
 _Seen = frozenset[tuple[str, int]]
 """Variables that are looked into, each with the line that sets it."""
@@ -96,12 +97,12 @@ class Decider:
         body = self.tree.body
         inside = next((s for s in body if line is not None and s.lineno <= line <= (s.end_lineno or 0)), None)
         if inside is None:
-            return range(sys.maxsize)
+            return _ALL_LINES
         sets = (s for s in body[: body.index(inside)] if isinstance(s, ast.Assign))
         start = max((s.lineno for s in sets if any(_is_named(t, name) for t in s.targets)), default=0)
         return range(start, (inside.end_lineno or inside.lineno) + 1)
 
-    def _assigned(self, name: str, lines: range = range(sys.maxsize)) -> Iterator[ast.AST]:
+    def _assigned(self, name: str, lines: range = _ALL_LINES) -> Iterator[ast.AST]:
         """Yield what a variable is set to on some lines."""
         for node in _syntax(self.tree):
             if getattr(node, "lineno", lines.start) not in lines:
