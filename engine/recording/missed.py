@@ -131,7 +131,7 @@ class Missed:
         return kept + [stored[n] for kind, n in held if kind == "stored" and n in stored]
 
     def passed(self) -> set[str]:
-        """Return the variables that go only to modules which ran, to hooks, and to functions of other files."""
+        """Return the variables that go only to modules which ran, to hooks, methods, and functions of other files."""
         own: set[int] = set()
         for call in (n for n in self.part.syntax if isinstance(n, ast.Call)):
             arguments = [
@@ -145,12 +145,10 @@ class Missed:
         return {n.id for n in loads} - {n.id for n in loads if id(n) not in own}
 
     def _is_from_elsewhere(self, node: ast.expr) -> bool:
-        """Whether a function, or a method of the module, is defined in another file."""
-        if isinstance(node, ast.Name):
-            held = self._course.space.get(node.id)
-        else:
-            held = self._attribute(node)
-            held = held if inspect.ismethod(held) else None
+        """Whether a function is defined in another file, or is a method of the module."""
+        if not isinstance(node, ast.Name):
+            return inspect.ismethod(self._attribute(node))
+        held = self._course.space.get(node.id)
         code = None if held is None else code_of(held)
         return held is not None and (code is None or code.co_filename != self.code.co_filename)
 
