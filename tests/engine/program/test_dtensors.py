@@ -93,6 +93,7 @@ def check(rank, folder):
         model[2].__class__ = type("Renamed", (nn.Sequential,), {})
     assert type(model[2]).__name__ == "FSDPRenamed" and isinstance(model[2], FSDPModule)
     step(model, one, 8)
+    dist.barrier()  # or one rank ends while the other still waits for it, and gloo aborts
     dist.destroy_process_group()
 
 if __name__ == "__main__":
