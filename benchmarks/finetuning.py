@@ -11,6 +11,7 @@ it was stopped; finished runs are kept in a file, of which the page's section is
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -39,6 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- finetuning.py -->", "<!-- /finetuning.py -->"
 
 KEYS = ("network", "times", "seed", "peers", "epochs", "lr", "weight", "batch", "precision", "samples", "images")
+OPTIONS = ("lr", "weight", "batch", "precision", "samples", "images")  # rows that differ in one are not of one kind
+SHOWN = ("lr", "weight")  # in the table, even where they are the same for all
 
 Row = dict[str, Any]
 
@@ -201,37 +204,49 @@ def _words(value: Any) -> str:
     return "+".join(value) or "ours" if isinstance(value, list) else str(value)
 
 
-def _kind(row: Row) -> tuple[str, float, str, int]:
+def _kind(row: Row) -> tuple[Any, ...]:
     """Return what rows have in common that differ in their seeds alone."""
-    return row["network"], row["times"], row["by"] + ("" if row["weight"] else ", no teacher"), row["epochs"]
+    return tuple(row[key] for key in ("network", "times", "by", "epochs", *OPTIONS))
+
+
+def _about(row: Row, options: Sequence[str]) -> list[str]:
+    """Return what a row is of, with these options."""
+    return [row["network"], f"{row['times']:g}", row["by"], str(row["epochs"]), *(_plain(row[key]) for key in options)]
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _line(own: Sequence[Row], options: Sequence[str]) -> str:
+    """Return the line of the table for rows that differ in their seeds alone."""
+    last, before = [row["curve"][-1] for row in own], statistics.mean(row["before"] for row in own)
+    spread = f" ± {statistics.stdev(last):.2f}" if len(last) > 1 else ""
+    minutes, seeds = statistics.mean(row["seconds"] for row in own) / 60, ", ".join(f"{value:.2f}" for value in last)
+    cells = [f"{before:.2f}", seeds, f"{statistics.mean(last):.2f}{spread}", f"{minutes:.0f}"]
+    return "| " + " | ".join(_about(own[0], options) + cells) + " |"
 
 
 def page(table: list[Row]) -> str:
-    """Return the section of the page that the rows make."""
-    first = table[0]
+    """Return the section of the page that the rows make: a line for each set of options that was tried."""
+    kinds = dict.fromkeys(map(_kind, table))
+    groups = [sorted((row for row in table if _kind(row) == kind), key=lambda row: row["seed"]) for kind in kinds]
+    options = [key for key in OPTIONS if key in SHOWN or len({row[key] for row in table}) > 1]
+    same = ", ".join(f"{key} {_plain(table[0][key])}" for key in OPTIONS if key not in options)
     lines = [
-        START, "", f"Trained on with the dense network as the teacher, if not said otherwise (a cycle of the learning "
-        f"rate up to {first['lr']:g}, batches of {first['batch']}, {first['precision']} on the CPU): accuracy in % on "
-        f"{first['images']:,} test images, of the last epoch.", "",
-        "| network | times fewer MACs | by | epochs | before | by seed | mean | CPU minutes |",
-        "|---|---:|---|---:|---:|---|---:|---:|",
+        START, "", "Trained on with the dense network as the teacher (the weight of its term is in the table; with 0 "
+        "there is none) and one cycle of the learning rate up to lr, on the CPU. Accuracy in % on the test images, of "
+        f"the last epoch, by seed. Every finished run is in the table. Options that are the same for all: {same}.", "",
+        f"| network | times fewer MACs | by | epochs | {' | '.join(options)} | before | by seed | mean | CPU minutes |",
+        f"|---|---:|---|---:|{'---:|' * len(options)}---:|---|---:|---:|",
     ]  # fmt: skip
-    for key in dict.fromkeys(map(_kind, table)):
-        own = [row for row in table if _kind(row) == key]
-        last, before = [row["curve"][-1] for row in own], statistics.mean(row["before"] for row in own)
-        spread = f" ± {statistics.stdev(last):.2f}" if len(last) > 1 else ""
-        minutes, seeds = (
-            statistics.mean(row["seconds"] for row in own) / 60,
-            ", ".join(f"{value:.2f}" for value in last),
-        )
-        lines.append(
-            f"| {key[0]} | {key[1]:g} | {key[2]} | {key[3]} | {before:.2f} | {seeds} | "
-            f"{statistics.mean(last):.2f}{spread} | {minutes:.0f} |"
-        )
+    lines += [_line(own, options) for own in groups]
     lines += ["", "After each epoch:", ""]
-    for row in table:
+    names = ("{}", "{} times fewer", "{}", "epochs {}", *(f"{key} {{}}" for key in options))
+    for row in itertools.chain.from_iterable(groups):
         curve = ", ".join(f"{value:.2f}" for value in row["curve"])
-        lines.append(f"- {row['network']}, {row['times']:g} times fewer, {_kind(row)[2]}, seed {row['seed']}: {curve}")
+        about = [name.format(value) for name, value in zip(names, _about(row, options), strict=True)]
+        lines.append(f"- {', '.join(about)}, seed {row['seed']}: {curve}")
     return "\n".join([*lines, "", END])
 
 
@@ -253,11 +268,14 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=10_000, help="test images")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "finetuning", help="checkpoints of the runs")
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "finetuning.jsonl", help="finished rows")
+    parser.add_argument("--finished", action="store_true", help="train nothing, write what is finished")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md", help="the page to write into")
     options = parser.parse_args()
     table = [json.loads(line) for line in options.keep.read_text().splitlines()] if options.keep.exists() else []
+    if options.finished and not table:
+        parser.error(f"No run is finished in {options.keep}.")
     job = [getattr(options, key) for key in KEYS]
-    if job not in [[row[key] for key in KEYS] for row in table]:
+    if not options.finished and job not in [[row[key] for key in KEYS] for row in table]:
         table.append(trained(options))
         options.keep.parent.mkdir(parents=True, exist_ok=True)
         with options.keep.open("a") as file:

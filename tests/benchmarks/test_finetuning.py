@@ -78,7 +78,48 @@ def test_each_set_of_options_trains_a_network_of_its_own(tmp_path: Path, monkeyp
     assert len(alone["curve"]) == 2 and alone["before"] == taught["before"] and alone["weight"] == 0.0
     assert len(list((tmp_path / "net" / "runs").iterdir())) == 2
     text = (tmp_path / "net" / "results.md").read_text()
-    assert text.count("| resnet8 | 2.1 | lightning-compress") == 2 and "lightning-compress, no teacher | 2 |" in text
+    assert text.count("| resnet8 | 2.1 | lightning-compress | 2 | 0.05 |") == 2
+    assert "| lightning-compress | 2 | 0.05 | 1 |" in text and "| lightning-compress | 2 | 0.05 | 0 |" in text
+
+
+def _row(**options: Any) -> dict[str, Any]:
+    about = {"network": "net", "times": 2.1, "seed": 0, "by": "lightning-compress", "epochs": 1, "lr": 0.05}
+    about |= {"weight": 1.0, "batch": 128, "precision": "bf16-mixed", "samples": 1024, "images": 100}
+    return {**about, "before": 50.0, "curve": [60.0], "seconds": 60.0, **options}
+
+
+def test_the_page_has_a_line_for_each_set_of_options() -> None:
+    """Only seeds are taken together; what differs is a column, what does not is said once."""
+    table = [_row(), _row(lr=0.02, weight=4.0, curve=[70.0]), _row(seed=2, curve=[64.0]), _row(seed=1, curve=[62.0])]
+    text = finetuning.page(table)
+    assert "| network | times fewer MACs | by | epochs | lr | weight | before |" in text
+    assert "| net | 2.1 | lightning-compress | 1 | 0.05 | 1 | 50.00 | 60.00, 62.00, 64.00 | 62.00 ± 2.00 | 1 |" in text
+    assert "| net | 2.1 | lightning-compress | 1 | 0.02 | 4 | 50.00 | 70.00 | 70.00 | 1 |" in text
+    assert "for all: batch 128, precision bf16-mixed, samples 1024, images 100." in text
+    assert "- net, 2.1 times fewer, lightning-compress, epochs 1, lr 0.02, weight 4, seed 0: 70.00" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("batch", 64), ("precision", "32-true"), ("samples", 512), ("images", 50), ("lr", 0.1)]
+)
+def test_rows_with_other_options_are_not_averaged(key: str, value: Any) -> None:
+    """Whatever option they differ in, it is in the table."""
+    text = finetuning.page([_row(), _row(**{"seed": 1, key: value, "curve": [62.0]})])
+    lines = [line for line in text.splitlines() if line.startswith("| net |")]
+    assert len(lines) == 2 and f"| {value} |" in lines[1] and "±" not in text
+    assert f"| {key} |" in text and f"for all: {key} " not in text
+
+
+def test_finished_rows_are_written_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of options that have not run, nothing is run; without any row, it says so."""
+    (tmp_path / "resnet8-random.th").touch()
+    (tmp_path / "rows.jsonl").write_text(json.dumps(_row(peers=[])) + "\n")
+    monkeypatch.setattr(finetuning, "trained", None)
+    assert run(tmp_path, monkeypatch, "--finished") == _row(peers=[])
+    assert "| net | 2.1 | lightning-compress | 1 |" in (tmp_path / "results.md").read_text()
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(SystemExit):
+        run(tmp_path, monkeypatch, "--finished")
 
 
 def test_an_epoch_shifts_and_mirrors() -> None:
