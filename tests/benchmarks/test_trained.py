@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,15 +22,34 @@ def _subject(dense: nn.Module) -> trained.Subject:
     return trained.Subject(lambda: dense, inputs, None, trained.voices, "cosine")
 
 
-def test_the_smallest_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that needs no package goes through what all others do; least squares come closer than masks alone."""
+def test_the_smallest_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that needs no package goes through what all others do; a run that was stopped goes on where it was."""
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
     monkeypatch.setattr(trained, "SUBJECTS", {"small": _subject(dense)})
-    rows = trained.measure("small", 32, 64)
+    monkeypatch.setattr(trained, "COUNT", 32)
+    monkeypatch.setattr(trained, "RESULTS", tmp_path / "rows" / "trained.jsonl")
+    monkeypatch.setattr(trained, "PAGE", tmp_path / "trained.md")
+    monkeypatch.setattr(sys, "argv", ["trained.py", "--samples", "64"])
+    measure, once = trained.measure, []
+
+    def interrupted(name: str, amount: float, count: int, samples: int) -> dict[str, Any]:
+        if once:
+            raise RuntimeError("the power went out")
+        once.append(amount)
+        return measure(name, amount, count, samples)
+
+    monkeypatch.setattr(trained, "measure", interrupted)
+    with pytest.raises(RuntimeError, match="the power went out"):
+        trained.main()
+    assert not trained.PAGE.exists()
+    monkeypatch.setattr(trained, "measure", measure)
+    assert trained.main() == 0
+    rows = [json.loads(text) for text in trained.RESULTS.read_text().splitlines()]
     assert [row["amount"] for row in rows] == [0.3, 0.5]
     assert all(row["compensated"] > row["magnitude"] and row["error"] < 1e-6 for row in rows)
-    assert "| small | 30% |" in trained.page(rows, 64)
+    text = trained.PAGE.read_text()
+    assert "| small | 30% |" in text and "| small | 50% |" in text and "| 64 | cosine |" in text
 
 
 def test_answers() -> None:
