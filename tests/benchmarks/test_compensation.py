@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,4 +64,23 @@ def test_the_page() -> None:
     text = " ".join(compensation.page([ROW, ROW | {"outer": [0.5, 0.6]}, {"model": "x", "refused": "no"}]).split())
     assert "falls in 2 of 3 models" in text and "rises by more than 1 % in 1." in text and "2 of 3 compute" in text
     assert "| torchvision:net | 7 (1) | 0.9 → 0.6 | 0.5 → 0.01 | 1e-15 | 2.0 | |" in text
-    assert "- its weight is read 2 times" in text
+    assert "- its weight is read 2 times" in text and "Not measured" not in text
+
+
+def test_finished_rows_of_any_state_make_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest row of each model counts, and the page says how many are missing."""
+    monkeypatch.setattr(compensation, "RESULTS", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(compensation, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(compensation, "names", lambda: ["torchvision:net", "timm:one", "timm:two"])
+    monkeypatch.setattr(compensation, "check", None)
+    rows = [
+        ROW | {"state": "old", "inner": [0.5, 0.6]},
+        ROW | {"state": "new"},
+        ROW | {"model": "timm:one", "state": "old"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(sys, "argv", ["compensation.py", "--finished"])
+    assert compensation.main() == 0
+    text = (tmp_path / "page.md").read_text()
+    assert "falls in 2 of 2 models" in " ".join(text.split()) and text.count("0.9 → 0.6") == 2
+    assert "**Not measured yet: 1 models.**" in text and "of 2 states of the code" in text
