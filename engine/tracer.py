@@ -23,13 +23,14 @@ from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
 from engine.ops.spread import separate_layers
 from engine.program.entries import Entry, entries_of
-from engine.program.expressions import AttributeOf, Guard
+from engine.program.expressions import AttributeOf
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
+from engine.recording.arguments import Arguments
 from engine.recording.around import around, module_stack
-from engine.recording.attributes import Setting, Settings, course
+from engine.recording.attributes import Setting, Settings
 from engine.recording.axes import axes_of, resized
 from engine.recording.changing import Changing
 from engine.recording.closed import ClosedRecorder
@@ -42,8 +43,8 @@ from engine.recording.other_sizes import reads_sizes
 from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
 from engine.recording.rehearsal import trained
-from engine.recording.substitutes import does_the_same, substitutes
 from engine.recording.unreached import arguments_of
+from engine.recording.variants import record_arguments, record_coefficients, record_settings, record_substitutes
 from engine.source.integers import tagged
 from engine.source.sizes import Size
 from engine.surgery.kinds.attention import headwise, shape_free
@@ -162,10 +163,11 @@ def _record(
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
     _record_others(recorder, run, inputs, first, dynamic_dims)
-    _record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
-    _record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)
+    record_arguments(recorder, run, Arguments(model, *inputs[0]), first, outputs)
+    record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
+    record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)
     for guards, way in decisions:
-        recorder.notes += _record_coefficients(
+        recorder.notes += record_coefficients(
             recorder, functools.partial(run, *inputs[0], way.train, "train" if way.train else "other"), guards
         )
     for entry in entries:
@@ -197,69 +199,6 @@ def _record_others(
         axes = axes_of(*inputs[0], dynamic_dims)
         larger = len(inputs) > 1 and not rejected
         recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
-
-
-def _record_settings(
-    recorder: ClosedRecorder, run: Callable[..., None], settings: Settings, first: Any, outputs: Any
-) -> None:
-    """Record what runs where attributes that code sets later are others."""
-
-    def accepts(setting: Setting) -> bool:
-        mark = recorder.mark()
-        try:
-            run(setting)
-        except (*NEEDS_DATA, TraceError):
-            recorder.drop(mark)
-            return False
-        nodes, guards = recorder.since(mark)
-        if course(nodes, recorder.left(mark)) == course(first[0], outputs):
-            recorder.others.repeat(first[0], nodes)
-            recorder.drop(mark)
-        else:
-            recorder.others.add(nodes, guards, kept=True)
-        return True
-
-    missing = settings.record(first[1], accepts)
-    if missing:
-        recorder.notes.append(
-            f"Code sets {', '.join(missing)} later: only what runs at the present value was recorded. "
-            "Name what stays in `constants`, or compact once it has its last value."
-        )
-
-
-def _record_substitutes(
-    recorder: ClosedRecorder, run: Callable[..., None], model: nn.Module, first: Any, outputs: Any
-) -> None:
-    """Record methods that may run in place of forward, where they compute the same over the same layers."""
-    for setting in substitutes(model, first[0]):
-        mark = recorder.mark()
-        try:
-            run(setting)
-        except (*NEEDS_DATA, TraceError):
-            recorder.drop(mark)
-            continue
-        nodes, guards = recorder.since(mark)
-        if does_the_same(first[0], nodes, outputs, recorder.left(mark)):
-            recorder.others.add(nodes, guards, kept=True)
-        else:
-            recorder.drop(mark)
-
-
-def _record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:
-    """Record what runs where floats that code compares are others; return what could not be recorded."""
-    missing: list[str] = []
-    for setting in recorder.coefficients.settings(guards):
-        mark = recorder.mark()
-        try:
-            run(setting)
-        except (*NEEDS_DATA, TraceError):
-            missing += [f"{type(a.module).__name__}.{a.name}" for a, _ in setting]
-            recorder.drop(mark)
-            continue
-        if not recorder.others.add(*recorder.since(mark)):
-            recorder.drop(mark)
-    names = ", ".join(dict.fromkeys(missing))
-    return [f"Code compares {names}: only what runs at the present value was recorded."] if missing else []
 
 
 @dataclasses.dataclass(frozen=True)

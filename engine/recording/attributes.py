@@ -21,7 +21,7 @@ from engine.program.graph import Node, Value
 from engine.source.integers import integers
 from engine.source.sizes import truths_in
 
-__all__ = ["Attribute", "Setting", "Settings", "course"]
+__all__ = ["Attribute", "Setting", "Settings", "choices", "course", "other_reals", "switches_of"]
 
 _MOST = 24
 """Settings that are recorded at most."""
@@ -133,8 +133,9 @@ class Settings:
             guards: comparisons of the run on the example, which say where a counter makes a difference.
         """
         real = [a for a in self._read if isinstance(a.value, float)]
+        changed = [(a, other_reals(a.value)) for a in real]
         settings: list[Setting] = [
-            [(a, other) for a in real if (other := change(a.value)) != a.value] for change in (_between, _zero, _one)
+            [(a, others[place]) for a, others in changed if others[place] != a.value] for place in range(3)
         ]
         for group in self._by_name(bool):
             settings.append([(a, not a.value) for a in group])
@@ -176,19 +177,15 @@ class Settings:
         return sorted({f"{type(a.module).__name__}.{a.name}" for a in missing})
 
 
-def _between(number: float) -> float:
-    """Return another number, one between zero and one for such a one: it may be a probability."""
-    if not math.isfinite(number):
-        return 1.0
-    return 0.375 if number == 0.5 else number / 2 + 0.25
+def other_reals(number: float) -> tuple[float, float, float]:
+    """Return zero and one behind another number, one between them for such a one: it may be a probability.
 
-
-def _zero(number: float) -> float:
-    return 0.0
-
-
-def _one(number: float) -> float:
-    return 1.0
+    Example:
+        >>> other_reals(0.0), other_reals(0.5)
+        ((0.25, 0.0, 1.0), (0.375, 0.0, 1.0))
+    """
+    between = 0.375 if number == 0.5 else number / 2 + 0.25
+    return between if math.isfinite(number) else 1.0, 0.0, 1.0
 
 
 def _stages(attribute: Attribute) -> set[int]:
@@ -199,11 +196,16 @@ def _stages(attribute: Attribute) -> set[int]:
 
 
 def _choices(attribute: Attribute) -> Iterator[Any]:
-    """Yield the members of an enumeration, or the other keys of tables that have a text as a key.
+    return choices(attribute.value, attribute.module)
 
-    Tables are those of the module, and the global ones beside its classes.
+
+def choices(value: Any, module: nn.Module) -> Iterator[Any]:
+    """Yield the members of an enumeration, or the keys of tables that have a text as a key.
+
+    Args:
+        value: a member, or a text.
+        module: tables are those of it, and the global ones beside its classes.
     """
-    value, module = attribute.value, attribute.module
     if isinstance(value, Enum):
         yield from type(value)
         return
@@ -252,14 +254,14 @@ def course(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
         return value.name, value.shape, value.dtype, place
 
     calls = [
-        (node.op, node.module, _switches(node), tuple(map(key, node.inputs)), tuple(map(key, node.outputs)))
+        (node.op, node.module, switches_of(node), tuple(map(key, node.inputs)), tuple(map(key, node.outputs)))
         for node in nodes
     ]
     return [*calls, tuple(map(key, outputs))]
 
 
-def _switches(node: Node) -> tuple[Any, ...]:
-    """Return the arguments that are not amounts: truth values, text and dimensions."""
+def switches_of(node: Node) -> tuple[Any, ...]:
+    """Return the arguments of a call that are not amounts: truth values, text and dimensions."""
     args = {name: value for name, value in node.args.items() if not isinstance(value, Value)}
     plain = tuple((name, repr(v)) for name, v in args.items() if isinstance(v, str) or v is None or "dim" in name)
     return *plain, *truths_in(args)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
-from engine import tracer
+from engine.recording import variants
 from tests.engine.exactness import channel_masks, masked, randomised, relative_error
 
 
@@ -78,7 +78,7 @@ def test_a_method_in_place_of_forward_follows(kind: type[Split]) -> None:
 
 def test_without_the_record_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number that only the other method reads would stay, and the plan names it."""
-    monkeypatch.setattr(tracer, "substitutes", lambda model, nodes: [])
+    monkeypatch.setattr(variants, "substitutes", lambda model, nodes: [])
     _, compacted, speedup = _compacted(Split)
     assert any("Split.forward_split" in note and "`c`" in note for note in speedup.plan.notes)
     with pytest.raises(RuntimeError, match="split"):

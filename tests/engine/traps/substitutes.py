@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine import tracer
+from engine.recording import variants
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 
@@ -98,7 +98,7 @@ TRAPS = [
 
 
 def _forward_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer, "substitutes", lambda model, nodes: [])
+    monkeypatch.setattr(variants, "substitutes", lambda model, nodes: [])
 
 
 ABLATIONS = [
