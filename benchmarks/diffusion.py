@@ -25,6 +25,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
+from engine.sensitivity.importance import cut
 from lightning_compress import save_pretrained
 from lightning_compress.stock.forecast import forecast, part_of
 
@@ -135,8 +136,8 @@ def built(name: str) -> nn.Module:
 
 
 def half(groups: Sequence[engine.Group]) -> dict[str, Tensor]:
-    """Return which units stay of each group."""
-    return {g.name: torch.arange(g.size) < (g.size + 1) // 2 for g in groups if g.reason is None}
+    """Return which units stay of each group, as many in each of its rows."""
+    return {g.name: cut(torch.arange(g.size, 0, -1).double(), 0.5, g.rows) for g in groups if g.reason is None}
 
 
 def check(name: str, confidence: int = 1) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def loadable(name: str, plain: bool) -> dict[str, Any]:
     part, keep = part_of(model, example), half(groups)
     assert part is not None
     one = forecast(model, graph, groups, keep, part, amount=0.5, plain_norms=plain)
-    row: dict[str, Any] = {"obstacles": one.obstacles, "groups": len(keep)}
+    row: dict[str, Any] = {"obstacles": one.obstacles, "groups": len(keep), "parameters": size(model)}
     if one.config is None:
         return row
     whole = {group for obstacle in one.obstacles for group in obstacle.groups}
@@ -190,6 +191,8 @@ def outcome(saved: dict[str, Any]) -> str:
     whole = sum(len(obstacle.groups) for obstacle in saved["obstacles"])
     if "config" not in saved:
         return f"nothing: {whole} of {saved['groups']} groups are in the way"
+    if saved["left"] == saved["parameters"]:
+        return f"nothing: {whole} of {saved['groups']} groups are in the way, and none of the others loses units"
     changes = ", ".join(f"{name}={value:g}" for name, value in saved["config"].items())
     rest = f" ({whole} of {saved['groups']} groups whole)" if whole else ""
     return f"{changes}: {saved['left'] / 1e3:.0f}{rest}"

@@ -41,6 +41,7 @@ from benchmarks.stock_loading import loaded
 from benchmarks.survey import ROOT, Survey, code_state
 from engine.errors import EngineError, VerificationError
 from engine.program.trees import tensors_in
+from engine.sensitivity.importance import cut
 from lightning_compress import save_pretrained
 from tests.engine.exactness import parameters
 
@@ -69,7 +70,8 @@ def masks_of(groups: Sequence[engine.Group], way: str) -> dict[str, dict[str, Te
     if way == "heads and neurons":
         groups = [group for group in groups if not wide(group)]
     generator = torch.Generator().manual_seed(0)
-    keep = {g.name: torch.randperm(g.size, generator=generator) < (g.size + 1) // 2 for g in groups}
+    order = {g.name: torch.randperm(g.size, generator=generator).double() for g in groups}
+    keep = {g.name: cut(order[g.name], 0.5, g.rows) for g in groups}
     return engine.group_masks(groups, keep)
 
 
@@ -140,6 +142,9 @@ def reading(kind: str, model: Headed, inputs: dict[str, Any], way: str) -> dict[
     for module in body.modules():
         if vars(module).get("dtype") == torch.float64:
             module.dtype = torch.float32
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor):  # what a module keeps beside its buffers
+                vars(module)[key] = value.float() if value.dtype == torch.float64 else value
     torch.manual_seed(0)
     read = Read(body, inputs).eval()
     return saved(kind, read if read.heads else Whole(body, inputs).eval(), inputs, way)
@@ -174,6 +179,7 @@ def saved(kind: str, model: Read, inputs: dict[str, Any], way: str) -> dict[str,
         "shared": dict(result.shared_eps),
         "config": dict(result.config),
         "stays": dict(Counter(general(group.reason) for group in groups if group.reason is not None)),
+        "first": {general(group.reason): group.name for group in groups[::-1] if group.reason is not None},
     }
 
 
@@ -207,7 +213,8 @@ def verdict(row: dict[str, Any]) -> str:
     if "error" in row:
         if not smaller(row):
             reasons = sorted(row.get("stays", {}).items(), key=lambda item: -item[1])
-            return "nothing could be removed" + (f": {reasons[0][0]}" if reasons else "")
+            layer = f"'{row['first'][reasons[0][0]]}' and others stay whole, as " if row.get("first") else ""
+            return "nothing could be removed" + (f": {layer}{reasons[0][0]}" if reasons else "")
         kind = "exact" if row["exact"] else "plain norms"
         kind += f" but for the eps of {len(row['shared'])} norms" if row.get("shared") else ""
         return kind if row["way"] == WAYS[0] else f"{kind}, {row['way']} only"

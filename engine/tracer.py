@@ -36,7 +36,15 @@ from engine.recording.changing import Changing
 from engine.recording.closed import ClosedRecorder
 from engine.recording.evaluation import Contents, evaluating
 from engine.recording.fakes import Fakes
-from engine.recording.inputs import NEEDS_DATA, call_entry, call_model, check_model, larger_inputs, resolve_inputs
+from engine.recording.inputs import (
+    NEEDS_DATA,
+    call_entry,
+    call_model,
+    check_model,
+    larger_inputs,
+    resolve_inputs,
+    told_apart,
+)
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import Calls, Switches, may_differ, watched
 from engine.recording.other_sizes import reads_sizes
@@ -242,6 +250,8 @@ def _recorded(
         buffers = [(b, b.clone()) for b in model.buffers()]
         try:
             return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True
+        except TraceError as error:
+            raise told_apart(error, model, *inputs[0]) from error.__cause__
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:

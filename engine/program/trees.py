@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
@@ -23,10 +24,17 @@ def _items(tree: Any) -> Iterable[Any]:
     if type(tree) in (list, tuple):
         return tree  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return [getattr(tree, f.name) for f in dataclasses.fields(tree)]
+        return list(_fields(tree))
     if isinstance(tree, Mapping):
         return tree.values()
     return tree if isinstance(tree, (list, tuple)) else ()
+
+
+def _fields(thing: Any) -> Iterator[Any]:
+    """Yield the fields of a dataclass that have a value, without running what its class does when they are read."""
+    for field in dataclasses.fields(thing):
+        with contextlib.suppress(AttributeError):
+            yield object.__getattribute__(thing, field.name)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

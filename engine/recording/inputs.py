@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,11 @@ from engine.program.entries import Entry
 from engine.program.sharded import why_sharded
 from engine.program.stored import distinct_modules, settled, stored_tensors
 from engine.program.trees import map_tensors, tensors_in
+from engine.recording.evaluation import evaluating
+from engine.recording.process import seeded
+from engine.source.sites import is_library
 
-__all__ = ["NEEDS_DATA", "call_entry", "call_model", "check_model", "larger_inputs", "resolve_inputs"]
+__all__ = ["NEEDS_DATA", "call_entry", "call_model", "check_model", "larger_inputs", "resolve_inputs", "told_apart"]
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
@@ -104,6 +108,31 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             f"{type(model).__name__} rejected the example input ({shapes}): {type(error).__name__}: {error}. "
             "Pass example inputs that the model accepts."
         ) from error
+
+
+def told_apart(error: TraceError, model: nn.Module, args: Any, kwargs: Any) -> TraceError:
+    """Return the error of a recording; another one where the model takes the inputs while it is not recorded.
+
+    Args:
+        error: raised while the model was recorded.
+        model, args, kwargs: what ran.
+    """
+    cause = error.__cause__
+    if cause is None:
+        return error
+    try:
+        with evaluating(model, arguments=(args, kwargs)), seeded(), torch.no_grad():
+            model(*args, **kwargs)
+    except Exception:  # of any kind: it is the model's own code, which takes the inputs in neither case
+        return error
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if not is_library(frame.filename)]
+    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return TraceError(
+        f"{type(model).__name__} takes the example input, but cannot be recorded: {type(cause).__name__}: "
+        f"{str(cause).rstrip('.')}{place}. Try the module that runs this line in `opaque`, which records it as one "
+        "node and keeps what it reads whole, and report this."
+    )
 
 
 def call_entry(entry: Entry, args: Any, kwargs: Any) -> Any:

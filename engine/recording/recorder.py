@@ -196,7 +196,10 @@ class Recorder(Versions, TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op; record it where it touches the inputs, a parameter or something made from them."""
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # vmap calls ops with the model's function modes on, and ours
+            return self._op(func, args, kwargs or {})
+
+    def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
         what = signature(func)
         if what.writes:
             written = [what.bind(args, kwargs)[name] for name in what.writes]

@@ -134,6 +134,14 @@ def _describes(name: str) -> bool:
     return _caller().f_code.co_filename.startswith(_PACKAGE)
 
 
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor that ops get where vmap, or another transform, hands the code one that stands for it."""
+    functions = torch._C._functorch
+    while functions.is_functorch_wrapped_tensor(tensor):
+        tensor = functions.get_unwrapped(tensor)
+    return tensor
+
+
 def _is_plain(argument: Any) -> bool:
     """Whether an argument hides no numbers, as an array does."""
     if isinstance(argument, (list, tuple)):
@@ -249,7 +257,7 @@ class Provenance(TorchFunctionMode):
 
     def _follow(self, name: str, func: Any, arguments: Any, result: Any) -> None:
         """Note what Python gets to see of the arguments, and a tensor that is made of numbers which were read."""
-        results = list(tensors_in(result))
+        results = list(map(_unwrapped, tensors_in(result)))
         if not results and result is not None and not _describes(name):
             for tensor in filter(self._program.holds, tensors_in(arguments)):
                 if isinstance(tensor, FakeTensor) and not isinstance(result, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,26 @@ def test_tensors_are_found_in_order() -> None:
     tree = [ONE, {"a": (TWO, 3, "text")}, Output(THREE, {"b": ONE}), Pair(TWO, None)]
     assert [float(t) for t in tensors_in(tree)] == [1, 2, 3, 1, 2]
     assert list(tensors_in(Output)) == [] and list(tensors_in(None)) == []
+
+
+@dataclass
+class _Guarded:
+    """Numbers of which one differs by layer, as in configurations of transformers."""
+
+    size: int
+    per_layer: int
+    scores: Tensor
+    missing: int = field(init=False)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "per_layer":
+            raise RuntimeError("it differs by layer")
+        return super().__getattribute__(name)
+
+
+def test_fields_are_taken_as_they_are_stored() -> None:
+    """Reading one may run code that raises, and one may have no value yet."""
+    assert list(tensors_in([_Guarded(1, 2, ONE)])) == [ONE]
 
 
 def test_tensors_are_replaced() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import engine
-from engine.errors import InputError
+from engine.errors import InputError, TraceError
 from engine.recording.inputs import larger_inputs, resolve_inputs
 from tests.engine.nets import image
 
@@ -55,3 +55,25 @@ def test_larger_inputs_keep_batch_and_channels() -> None:
     """Large sizes grow by 32, small ones double; integers and vectors stay."""
     grown, _ = larger_inputs((torch.ones(2, 3, 64, 5), torch.ones(2, 3), torch.ones(1, 1, 4).long()), {})
     assert [tuple(t.shape) for t in grown] == [(2, 3, 96, 10), (2, 3), (1, 1, 4)]
+
+
+class _Asking(nn.Module):
+    """Asks whether it is recorded."""
+
+    def __init__(self, rejects: bool) -> None:
+        super().__init__()
+        self.layer, self.rejects = nn.Linear(3, 2), rejects
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        if self.rejects or torch.overrides._get_current_function_mode() is not None:
+            raise ValueError("no")
+        return self.layer(x)
+
+
+def test_who_rejects_an_input_is_told_apart() -> None:
+    """The model, or the recording; then the line is named, and what to do about it."""
+    with pytest.raises(TraceError, match=r"takes the example input, but cannot be recorded: ValueError: no at .*:\d+"):
+        engine.trace(_Asking(rejects=False), torch.zeros(1, 3))
+    with pytest.raises(TraceError, match="Asking rejected the example input"):
+        engine.trace(_Asking(rejects=True), torch.zeros(1, 3))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 import engine
 from engine.program.signature import signature
@@ -222,3 +223,17 @@ def test_what_is_written_into_a_parameter_is_taken_back(opaque: tuple[str, ...])
         masks = dead(model, {"first": [0, 3]}, bias=True)
         engine.ModelSpeedup(model, torch.randn(2, 5).double(), masks, confidence=4).speedup_model()
         assert torch.equal(model.last.bias, state["last.bias"])
+
+
+def test_vmap_under_a_mode_of_the_model_reads_no_data() -> None:
+    """Its ops run with the modes of functions on, the model's and the recorder's, and ask for devices and memory."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        positions = torch.ones_like(x).cumsum(1).long()
+        with TransformGetItemToIndex():
+            keep = torch.vmap(lambda place: (place < 4).to(place.device), in_dims=1, out_dims=1)(positions)
+        return m.last(m.first(x * keep))
+
+    model = randomised(Net(forward, first=nn.Linear(5, 8), last=nn.Linear(8, 3)))
+    assert not engine.trace(model, torch.randn(2, 5).double()).decided
+    assert check_exact(model, dead(model, {"first": [0, 3]}, bias=True), torch.randn(2, 5).double()).slices
