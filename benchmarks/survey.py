@@ -56,6 +56,10 @@ class Survey:
         """Return the row of a name, or None."""
         return self._done.get(name)
 
+    def finished(self) -> list[Row]:
+        """Return all rows that are known."""
+        return list(self._done.values())
+
     def all(self, names: Sequence[str]) -> list[Row] | None:
         """Return the rows of these names; None where one is not known yet."""
         return [self._done[name] for name in names] if set(names) <= self._done.keys() else None

@@ -50,6 +50,11 @@ def test_the_smallest_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(row["compensated"] > row["magnitude"] and row["error"] < 1e-6 for row in rows)
     text = trained.PAGE.read_text()
     assert "| small | 30% |" in text and "| small | 50% |" in text and "| 64 | cosine |" in text
+    trained.RESULTS.write_text(trained.RESULTS.read_text().replace('"state": "', '"state": "older '))
+    trained.PAGE.unlink()
+    monkeypatch.setattr(trained, "measure", None)
+    monkeypatch.setattr(sys, "argv", ["trained.py", "--finished"])
+    assert trained.main() == 0 and trained.PAGE.read_text() == text
 
 
 def test_answers() -> None:
