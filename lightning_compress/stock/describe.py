@@ -199,11 +199,31 @@ class Search:
         choices = {path: self._choices(path, base, look) for path in self.fields if (look := self._effect(path, base))}
         return [(path, value) for path, values in choices.items() for value in values]
 
-    def _searched(self, start: dict[Path, Number]) -> list[dict[Path, Number]]:
-        """Return the best configurations that come from one by changing some fields."""
+    def others(self, values: Values) -> list[dict[Path, Number]]:
+        """Return further configurations with all shapes right, without a field that gives modules other numbers.
+
+        Heads of half the size have the shapes of half as many heads, and take one change where those take several.
+
+        Args:
+            values: a configuration with all shapes right.
+        """
+        results: list[dict[Path, Number]] = []
+        for path in values:
+            rest = {other: value for other, value in values.items() if other != path}
+            if self._wrong(values) - self._wrong(rest):
+                results += [other for other in self._searched(rest, without=path) if not self.score(other)[0]]
+        return sorted(results, key=self.score)
+
+    def _wrong(self, values: Values) -> set[tuple[str, str]]:
+        look = self.look(values)
+        return set() if look is None else set(differing(self.target, look))
+
+    def _searched(self, start: dict[Path, Number], without: Path | None = None) -> list[dict[Path, Number]]:
+        """Return the best configurations that come from one by changing some fields, but for one."""
         base = self.look(start)
-        assert base is not None
-        moves = self._moves(start, base)
+        if base is None:
+            return []
+        moves = [move for move in self._moves(start, base) if move[0] != without]
         beam, patience = [frozenset[Move]()], _PATIENCE
         seen = {beam[0]: self.score(start)}
         while patience:
@@ -242,7 +262,7 @@ class Search:
             return sorted((same | set(self._ratios(old, float(new), base, changed))) - {old})
         if not self._matters(base, changed):
             return []
-        values: set[int] = set()
+        values: set[Number] = set()
         for a, b, c in _dimensions(base, self.target, changed):
             if a != b and b != 0:
                 values |= _linear(old, new, a, c, b)
@@ -256,7 +276,15 @@ class Search:
             wanted, differs = self.target.numbers.get(key), changed.numbers.get(key) != value
             if differs and isinstance(wanted, int) and (value == old or old is None and changed.numbers[key] == new):
                 values.add(wanted)
+        if isinstance(old, int):
+            values |= set(self._fractions(old, new, base, changed))
         return sorted(value for value in values if value != old and value > 0)
+
+    def _fractions(self, old: int, new: Number, base: Look, changed: Look) -> Iterator[float]:
+        """Yield the values of a whole number that stands for a ratio at which a size is the wanted one."""
+        for a, b, c in _dimensions(base, self.target, changed):
+            if a and b and a != b and a * new == c * old and old * b % a:
+                yield old * b / a
 
     def _ratios(self, old: float, new: float, base: Look, changed: Look) -> Iterator[float]:
         """Yield the values of a ratio at which a size is the wanted one, also where classes round it down."""

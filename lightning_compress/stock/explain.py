@@ -48,7 +48,10 @@ def refuse(search: Search, values: Values, form: Form) -> NoReturn:
     assert look is not None and base is not None
     misfits = search.target.misfits(look)
     name, wanted, shape = misfits[0]
-    layers = list(dict.fromkeys(_generic(parameter.rpartition(".")[0]) for parameter, _, _ in misfits))
+    layers = [
+        layer for layer in dict.fromkeys(_generic(parameter.rpartition(".")[0]) for parameter, _, _ in misfits) if layer
+    ]
+    whole = f"leave the layers that do not fit whole (`exclude={layers}`)" if layers else "leave what it meets whole"
     fields = _fields_of(search, name, wanted, shape)
     governed = f" They follow {_listed(fields)} of the configuration" if fields else " No field of it sets them"
     others = _others(search, name, fields)
@@ -56,8 +59,7 @@ def refuse(search: Search, values: Values, form: Form) -> NoReturn:
         f"No {form.cls.__name__} configuration describes this network: {name!r} has shape {_shape(wanted)}, and "
         f"{_shape(shape)} under the nearest one ({_changes(values)}).{governed}{others}. Prune with equal amounts in "
         "the layers that share a field (`uniform=True`), to widths that fields can express (`round_to`), and whole "
-        f"heads (`attention='heads'`); leave the layers that do not fit whole (`exclude={layers}`); or save "
-        "`model.state_dict()`, which holds the plan."
+        f"heads (`attention='heads'`); {whole}; or save `model.state_dict()`, which holds the plan."
     )
 
 

@@ -134,14 +134,20 @@ def best_fit(
         VerificationError: where it computes something else under all of them.
         InputError: where the example does not run what was narrowed.
     """
-    fits: list[tuple[Fit, Values]] = []
-    for values in candidates[:_TRIES]:
-        look = search.look(values)
-        assert look is not None
-        fit = fitted(model, form, values, norms, differing(search.target, look), example)
-        fits.append((fit, values))
-        if fit.exact and not fit.shared:
-            break
+
+    def tried(several: Sequence[Values]) -> list[tuple[Fit, Values]]:
+        fits: list[tuple[Fit, Values]] = []
+        for values in several[:_TRIES]:
+            look = search.look(values)
+            assert look is not None
+            fits.append((fitted(model, form, values, norms, differing(search.target, look), example), values))
+            if fits[-1][0].exact and not fits[-1][0].shared:
+                break
+        return fits
+
+    fits = tried(candidates)
+    if not any(fit.exact for fit, _ in fits):
+        fits += tried(search.others(candidates[0]))
     fit, chosen = min(fits, key=lambda pair: (not pair[0].exact, bool(pair[0].shared), pair[0].error))
     if not fit.exact:
         explain.refuse_numbers(search, chosen, fit, norms, form)

@@ -57,6 +57,15 @@ def test_a_ratio_is_solved_for() -> None:
         assert int(30 * values["ratio",]) == size
 
 
+def test_a_whole_number_may_be_a_ratio() -> None:
+    """A width that a whole number multiplies may need a fraction of it."""
+
+    def build(values: Mapping[Any, Any]) -> nn.Module:
+        return nn.Linear(8, int(8 * {("ratio",): 3, **values}["ratio",]))
+
+    assert Search(build, {("ratio",): 3}, look_at(nn.Linear(8, 12))).solve() == [{("ratio",): 1.5}]
+
+
 def test_many_fields_change_at_once() -> None:
     """A list of blocks with a size for each."""
     blocks = {("blocks", n): 8 for n in range(30)}
@@ -67,6 +76,26 @@ def test_many_fields_change_at_once() -> None:
     wanted = {("blocks", n): 3 + n % 4 for n in range(30)}
     search = Search(build, blocks, look_at(build(wanted)))
     assert search.solve()[0] == wanted and len(search.looks) < 500
+
+
+class Heads(nn.Module):
+    """Projections of attention, of which one field is the size of all heads."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.size = config["size"]
+        self.query = nn.Linear(8, config["heads"] * self.size)
+        self.key = nn.Linear(8, config["pairs"] * self.size)
+
+
+def test_fewer_heads_have_the_shapes_of_smaller_ones() -> None:
+    """What leaves the numbers of modules as they are comes next."""
+    config = {"heads": 4, "pairs": 2, "size": 6}
+    fields = {(name,): value for name, value in config.items()}
+    target = look_at(Heads({**config, "heads": 2, "pairs": 1}))
+    task = Search(lambda values: Heads(set_numbers(config, values)), fields, target)
+    assert task.others({("size",): 3}) == [{("heads",): 2, ("pairs",): 1}]
+    assert task.others({("heads",): 2, ("pairs",): 1}) == []
 
 
 def test_nothing_changes_where_nothing_differs() -> None:
