@@ -249,7 +249,7 @@ class Constants:
             held is not None
             and held.numel()
             and _is_plain(held)
-            and not (held.is_complex() or value.index in self.graph.resized)
+            and not (held.is_complex() or value.index in self.graph.resized or value.index in self.graph.unsettled)
         ):
             return compact(held.to("cpu", torch.float64))
         return _varies(value)

@@ -22,6 +22,7 @@ from engine.recording.changing import Changing
 from engine.recording.coefficients import Coefficients
 from engine.recording.escapes import outliving
 from engine.recording.fakes import Fakes
+from engine.recording.missed import code_of
 from engine.recording.opaque import Inside, storage_of
 from engine.recording.overwritten import Overwritten
 from engine.recording.unreached import Unreached, files_of
@@ -50,7 +51,8 @@ class Recorder(Versions, TorchDispatchMode):
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Versions.__init__(self, model, changing)
         self._maker = fakes
-        self.steps = Steps(files_of(model), self._kept, self._running)
+        entry = code_of(type(model).forward)
+        self.steps = Steps(files_of(model), self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t))
         self._provenance = Provenance(self._peek, self, self.steps)
 
     # ------------------------------------------------------------------ a run

@@ -31,6 +31,8 @@ from engine.source.writers import assigned_anywhere, assigned_attributes, writte
 __all__ = ["Reach", "Unreached", "arguments_of", "files_of"]
 
 _SETTERS = ("get_", "set_", "reset", "init", "load", "save", "freeze", "unfreeze", "enable", "disable", "from_", "to_")
+_FILLED = frozenset("full full_like new_full new_ones new_zeros ones ones_like zeros zeros_like".split())
+_COPIES = frozenset("_to_copy alias clone contiguous detach expand repeat to unsqueeze view".split())
 _MOST_NAMES = 6
 _ADVICE = "Give an example, or an entry, that runs it."
 
@@ -102,6 +104,7 @@ class Unreached:
                 if not part.is_silent:
                     self._follow(Missed(part, course, self._modules, names, self._values), reach)
         self._beside(reach)
+        self._in_place_of_arguments(reach)
         if self._idle_owners:
             reach.notes.append(f"Modules that did not run, and stay whole: {_listed(self._idle_owners)}.")
         if methods := sorted(dict.fromkeys(_methods(self._modules.values()))):
@@ -129,6 +132,25 @@ class Unreached:
                     reason = f"could be read by {idle[0]!r}, which did not run on the example, or put out in its place"
                     whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
                     reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
+
+    def _in_place_of_arguments(self, reach: Reach) -> None:
+        """Note constants that stand in for arguments which the example leaves out: other calls pass them."""
+        for course in self._courses.values():
+            for name, kept in course.absent.items():
+                values = [v for kind, held in kept if kind == "values" for v in held] if name in self._arguments else []
+                for value in filter(self._is_made_of_nothing, values):
+                    reason = f"takes the place of the argument {name!r}, which the example leaves out"
+                    reach.whole.setdefault(value.index, (value, reason))
+                    reach.varying[value.index] = value, False
+
+    def _is_made_of_nothing(self, value: Value) -> bool:
+        """Whether neither inputs nor parameters decide what numbers a value holds."""
+        if value.index >= len(self._values) or self._values[value.index] is not value or value.stored:
+            return False
+        if value.producer is None:
+            return value.data is not None
+        node = self._nodes[value.producer]
+        return node.op in _FILLED or (node.op in _COPIES and self._is_made_of_nothing(node.inputs[0]))
 
     def _follow(self, missed: Missed, reach: Reach) -> None:
         tensors = missed.tensors(self._stored)

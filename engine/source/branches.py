@@ -196,13 +196,13 @@ def _positions(code: CodeType) -> list[Any]:
 
 
 @functools.cache
-def branching(code: CodeType) -> Branching | None:
-    """Return what a function may pass over; None where that is nothing, or where there is no source."""
+def branching(code: CodeType, always: bool = False) -> Branching | None:
+    """Return what a function may pass over; None where there is no source, or where that is nothing, if not always."""
     if not hasattr(code, "co_positions") or code.co_name.startswith("<"):
         return None
     tree = syntax_of(code)
     function = None if tree is None else Branching(code, tree)
-    return function if function is not None and function.parts else None
+    return function if function is not None and (function.parts or always) else None
 
 
 @functools.cache

@@ -13,7 +13,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import Tensor
+
 from engine.source.branches import Branching, Part, branching
+from engine.source.omitted import stand_ins
 from engine.source.sites import is_library
 
 __all__ = ["Course", "Steps"]
@@ -41,6 +44,7 @@ class Course:
         space: globals.
         ran: instructions.
         seen: what variables held where parts were decided, by part and name.
+        absent: what took the place of arguments that were None, by name.
     """
 
     function: Branching
@@ -49,6 +53,7 @@ class Course:
     space: Mapping[str, Any]
     ran: set[int] = field(default_factory=set)
     seen: dict[Part, dict[str, list[Any]]] = field(default_factory=dict)
+    absent: dict[str, list[Any]] = field(default_factory=dict)
 
     def merge(self, other: Course) -> None:
         """Take over what ran in another run."""
@@ -57,6 +62,8 @@ class Course:
             for name, kept in names.items():
                 own = self.seen.setdefault(part, {}).setdefault(name, [])
                 own += [k for k in kept if k not in own]
+        for name, kept in other.absent.items():
+            self.absent.setdefault(name, []).extend(kept)
 
     def pending(self) -> list[Part]:
         """Return the parts that did not run yet."""
@@ -72,15 +79,23 @@ class Steps:
         files: those of packages whose functions are watched too.
         held: gives what is kept of an object that a variable holds, or None.
         owner: gives the name of the module that a call belongs to, and whether that is its first argument.
+        entry: the code of forward, which is watched in any case.
+        stored: gives the tensor that a tensor is recorded as.
 
     Attributes:
         courses: what ran, by function and module.
     """
 
     def __init__(
-        self, files: Container[str], held: Callable[[Any], Any], owner: Callable[[FrameType], tuple[str, bool]]
+        self,
+        files: Container[str],
+        held: Callable[[Any], Any],
+        owner: Callable[[FrameType], tuple[str, bool]],
+        entry: CodeType | None = None,
+        stored: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> None:
-        self._files, self._held, self._owner = files, held, owner
+        self._files, self._held, self._owner, self._entry, self._stored = files, held, owner, entry, stored
+        self._stand_ins: list[tuple[Course, str, Tensor]] = []
         self._functions: dict[int, tuple[CodeType, Branching | None]] = {}
         self.courses: dict[tuple[CodeType, str], Course] = {}
         self._run: dict[tuple[CodeType, str], Course] = {}
@@ -101,12 +116,17 @@ class Steps:
     def watching(self) -> Iterator[None]:
         """Watch while the body runs."""
         self._run, self._watches, self._away, prior = {}, True, 0, sys.gettrace()
+        self._stand_ins = []
         sys.settrace(self._trace)
         try:
             yield
         finally:
             self._watches = False
             sys.settrace(prior)
+        for course, name, value in self._stand_ins:
+            kept = self._held(self._stored(value))
+            course.absent.setdefault(name, []).extend([] if kept is None else [kept])
+        self._stand_ins = []
         for key, course in self._run.items():
             if key in self.courses:
                 self.courses[key].merge(course)
@@ -139,7 +159,7 @@ class Steps:
         """Return what of a function is watched; None where that is nothing."""
         file = code.co_filename
         own = not is_library(file) and (file in self._files or not _foreign(file))
-        function = branching(code) if own else None
+        function = branching(code, code is self._entry) if own else None
         self._functions[id(code)] = code, function
         if function is None:
             self._ignored.add(id(code))
@@ -153,11 +173,14 @@ class Steps:
             return None
         course = self._course(function, frame)
         pending = course.pending()
-        if not pending:
+        absent = stand_ins(function, frame.f_locals) if pending or code is self._entry else {}
+        if not (pending or absent):
             return None
         ran, shared, points = course.ran, function.shared, function.points
 
         def step(frame: FrameType, event: str, arg: Any) -> Any:
+            if absent and event != "opcode":
+                self._fill(course, frame, absent)
             if event == "line":
                 line = frame.f_lineno
                 ran.add(frame.f_lasti)
@@ -171,6 +194,12 @@ class Steps:
             return step
 
         return step
+
+    def _fill(self, course: Course, frame: FrameType, absent: dict[str, str]) -> None:
+        """Note what variables hold by now that take the place of arguments."""
+        variables = frame.f_locals
+        for name in [name for name in absent if isinstance(variables.get(name), Tensor)]:
+            self._stand_ins.append((course, absent.pop(name), variables[name]))
 
     def _look(self, course: Course, frame: FrameType, parts: Sequence[Part], late: bool = False) -> None:
         """Note what variables hold before parts that did not run."""

@@ -27,7 +27,7 @@ class Net(nn.Module):
         result: Tensor = self.idle(x)
         return result
 
-    def forward(self, x: Tensor, flag: bool = False) -> Tensor:
+    def forward(self, x: Tensor, flag: bool | None = None) -> Tensor:
         """Return scores."""
         x = self.enter(x)
         if self.way == "nothing":
@@ -46,7 +46,7 @@ class Plain(nn.Module):
         super().__init__()
         self.enter, self.leave = nn.Linear(3, 8), nn.Linear(8, 2)
 
-    def forward(self, x: Tensor, verbose: bool = False) -> Tensor:
+    def forward(self, x: Tensor, verbose: bool | None = None) -> Tensor:
         """Return scores."""
         x = self.enter(x)
         if verbose:

@@ -27,7 +27,7 @@ class Net(nn.Module):
         result: Tensor = self.side(self.enter(x))
         return result
 
-    def forward(self, x: Tensor, features: bool = False, scale: float | None = None) -> Any:
+    def forward(self, x: Tensor, features: str | None = None, scale: float | None = None) -> Any:
         """Return scores, or features."""
         x = self.enter(x)
         if scale is not None:

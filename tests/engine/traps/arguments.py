@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import arguments, variants
+from engine.source import stepping
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -138,6 +139,46 @@ class Batches(Net):
         return self.head((1 - batch["alpha"]) * h + batch["alpha"] * self.body(h).relu())
 
 
+class Stateful(Net):
+    """Takes a state, or begins with zeros."""
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        """Return logits of the next state."""
+        z = self.stem(x)
+        if h is None:
+            h = z.new_zeros(*x.shape[:2], 8)
+        h = torch.tanh(z + self.body(h))
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+class StatefulLike(Net):
+    """Takes a state, or begins with zeros of the features' size."""
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        """Return logits of the next state."""
+        z = self.stem(x)
+        state = torch.zeros_like(z) if h is None else h
+        return self.head(torch.tanh(z + self.body(state)))  # type: ignore[no-any-return]
+
+
+def default(value: Any, other: Any) -> Any:
+    """Return a value, or another one if it is None."""
+    return other if value is None else value
+
+
+class Noisy(Net):
+    """Takes noise, or computes with none."""
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return logits."""
+        noise = default(noise, torch.zeros(8, dtype=x.dtype))
+        return self.head(torch.sigmoid(self.body(noise)) * self.stem(x).relu())  # type: ignore[no-any-return]
+
+
+def _noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
 def _batch(alpha: float) -> Use:
     def use(model: nn.Module) -> Any:
         with torch.no_grad():
@@ -188,6 +229,18 @@ TRAPS = [
         "a mode that hands features to a method", "mmengine: forward(inputs, mode='tensor')", Modes,
         _call(), _call(mode="predict"), shrinks=True,
     ),
+    _trap(
+        "a state that the example leaves out", "convolutional and gated cells: if h is None: h = zeros", Stateful,
+        _call(), _call(h=_noise(4, 5, 8)), shrinks=True,
+    ),
+    _trap(
+        "a state of the features' size", "RNN cells: state = zeros_like(z) if h is None else h", StatefulLike,
+        _call(), _call(h=_noise(4, 5, 8)),
+    ),
+    _trap(
+        "noise that is zero if left out", "lucidrains: noise = default(noise, torch.zeros(…))", Noisy,
+        _call(), _call(noise=_noise(8)), shrinks=True,
+    ),
     Trap(
         name="a number in a dictionary of arguments", source="Lightning steps: forward(batch)", make=Batches,
         example=lambda _: ({"x": torch.zeros(2, 5, 6, dtype=torch.float64), "alpha": 1.0},),
@@ -211,6 +264,10 @@ def _no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "_texts", texts)
 
 
+def _only_what_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "stand_ins", lambda function, variables: {})
+
+
 def _outputs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "steps_of", lambda nodes, outputs: set())
 
@@ -219,5 +276,8 @@ ABLATIONS = [
     Ablation("numbers among the arguments are recorded at others", _none, "an argument that blends two features"),
     Ablation("texts among the arguments are recorded at others", _no_texts, "a head by the name of its task", True),
     Ablation("values in containers are arguments too", _not_in_containers, "a number in a dictionary of arguments"),
+    Ablation(
+        "constants in place of arguments vary", _only_what_is_passed, "a state that the example leaves out",
+    ),
     Ablation("a run from which something else leaves is kept", _outputs_alike, "the place of a layer as an argument"),
 ]  # fmt: skip

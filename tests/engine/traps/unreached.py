@@ -66,13 +66,13 @@ class Net(nn.Module):
 
 
 class ReturnsFeatures(Net):
-    def forward(self, x: Tensor, return_features: bool = False) -> Any:
+    def forward(self, x: Tensor, return_features: bool | None = None) -> Any:
         f = self.features(x)
         return (self.leave(f), f) if return_features else self.leave(f)
 
 
 class LeavesEarly(Net):
-    def forward(self, x: Tensor, stop: bool = False) -> Any:
+    def forward(self, x: Tensor, stop: bool | None = None) -> Any:
         f = self.features(x)
         if stop:
             return f
@@ -142,8 +142,8 @@ class Heads(Net):
         super().__init__()
         self.heads = nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 2)])
 
-    def forward(self, x: Tensor, task: int = 0) -> Any:
-        return self.heads[task](self.features(x))
+    def forward(self, x: Tensor, task: int | None = None) -> Any:
+        return self.heads[0 if task is None else task](self.features(x))
 
 
 class Domains(Net):
@@ -244,7 +244,7 @@ class Views(Net):
         self.other = nn.Linear(6, 8)
         self.first = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
 
-    def forward(self, x: Tensor, second: bool = False) -> Any:
+    def forward(self, x: Tensor, second: bool | None = None) -> Any:
         x = x + self.first(x)
         one, two = torch.relu(self.enter(x)), torch.relu(self.other(x))
         h = self.inner(one) + two.mean(1, keepdim=True)
