@@ -279,7 +279,8 @@ def trace(
         model: any module; it is left exactly as it was (weights, buffers, modes, random state).
         example_inputs: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         constants: names of buffers and attributes, or patterns of them (``"*.scale"``), that may be taken for constant
-            though code may write to them, or they look as if somebody set them later.
+            though code may write to them, or they look as if somebody set them later; or of arguments of a forward
+            (``"*.output_hidden_states"``) that nobody will give another value than the example does.
         dynamic_dims: which dimensions of the inputs are sizes, which differ from input to input, as `torch.export` is
             told: for each argument, by position (a tuple or list) or by name (a mapping), a set of dimensions, or a
             dictionary from dimensions to names, where those of one name are of one size; None for an argument of one
@@ -312,7 +313,7 @@ def trace(
     with EXCLUSIVE, settled(model):
         with separate_layers(model, spread or {}):
             recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
-            recorder.leave_unreached(arguments_of(model))
+            recorder.leave_unreached(*arguments_of(model, args, kwargs))
         attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
         graph = recorder.graph(model, args, kwargs)
         graph = dataclasses.replace(

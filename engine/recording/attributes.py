@@ -211,7 +211,7 @@ def choices(value: Any, module: nn.Module) -> Iterator[Any]:
         return
     spaces = [vars(sys.modules[kind.__module__]) for kind in type(module).__mro__ if kind.__module__ in sys.modules]
     own = [vars(module), dict(module.named_children()), *map(vars, type(module).__mro__)]
-    for space in (*own, *(s for s in spaces if not s["__name__"].startswith(("torch.", "builtins")))):
+    for space in (*own, *(s for s in spaces if not s.get("__name__", "").startswith(("torch.", "builtins")))):
         for table in list(space.values()):
             if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= _SMALL and value in table:
                 yield from (key for key in table if isinstance(key, str))

@@ -22,6 +22,7 @@ from engine.errors import InputError
 from engine.program.stored import HISTORY, PART, modules_of, parameters_of, stored_tensors
 from engine.recording.attributes import Attribute
 from engine.recording.memos import spaces_of
+from engine.recording.missed import code_of
 from engine.source.coefficients import coefficients
 from engine.source.writers import EVERYTHING, written_attributes, written_by_modules
 
@@ -77,6 +78,7 @@ class Changing:
         for prefix, module in modules_of(model):
             self._look_at_buffers(f"{prefix}." if prefix else "", module)
             self._look_at_attributes(f"{prefix}." if prefix else "", module)
+            self._look_at_arguments(f"{prefix}." if prefix else "", module)
         everywhere = frozenset[str]().union(*self._written.values())
         for space in spaces_of(model):
             for name, value in list(space.items()):
@@ -87,7 +89,7 @@ class Changing:
         self._tensors = {k: t for k, t in self._tensors.items() if k not in stored}
         unknown = [pattern for pattern in self._constants if pattern not in self._matched]
         if unknown:
-            raise InputError(f"`constants` names {unknown[0]!r}; the model has no such buffer or attribute.")
+            raise InputError(f"`constants` names {unknown[0]!r}; the model has no such buffer, attribute or argument.")
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._tensors
@@ -113,6 +115,11 @@ class Changing:
         matching = [pattern for pattern in self._constants if fnmatch.fnmatchcase(name, pattern)]
         self._matched.update(matching)
         return bool(matching)
+
+    def _look_at_arguments(self, prefix: str, module: nn.Module) -> None:
+        code = code_of(type(module).forward) if self._constants else None
+        for name in () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            self.declared(prefix + name)
 
     def _look_at_buffers(self, prefix: str, module: nn.Module) -> None:
         for name, buffer in module._buffers.items():

@@ -23,6 +23,8 @@ __all__ = ["Missed", "code_of", "methods_of"]
 _SIZING = frozenset("expand reshape split unflatten view".split())
 """Methods that take sizes; `chunk`, `repeat` and `tensor_split` take numbers of parts or copies."""
 
+_SELECTING = frozenset("gather index_select narrow select take_along_dim".split())
+
 
 def code_of(function: Any) -> CodeType | None:
     """Return the code of a function behind its decorators, or None."""
@@ -75,7 +77,8 @@ class Missed:
     def fixed(self, free: Collection[str], settled: Callable[[str], bool]) -> bool:
         """Whether the code that is there decides that it does not run."""
         function, own = self._course.function, self._course.ran
-        decider = Decider(function.tree, self._course.space, free, settled, lambda node: function.ran(node, own))
+        ran = functools.partial(function.ran, ran=own)
+        decider = Decider(function.tree, self._course.space, free, settled, ran, self.first)
         return self.part.test is not None and decider.fixed(self.part.test)
 
     def arguments(self) -> set[str]:
@@ -129,6 +132,17 @@ class Missed:
         kept = [v for kind, values in held if kind == "values" for v in values]
         kept = [v for v in kept if v.index < len(self._values) and self._values[v.index] is v]
         return kept + [stored[n] for kind, n in held if kind == "stored" and n in stored]
+
+    def selected(self) -> set[str]:
+        """Return the variables of which it only takes entries by their index (``h[keep]``), along whichever axis."""
+        own: set[int] = set()
+        for node in self.part.syntax:
+            if isinstance(node, ast.Subscript):
+                own.add(id(node.value))
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _SELECTING:
+                own.update(map(id, (*node.args[:1], *ast.iter_child_nodes(node.func))))
+        loads = [n for n in self.part.syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        return {n.id for n in loads} - {n.id for n in loads if id(n) not in own}
 
     def passed(self) -> set[str]:
         """Return the variables that go only to modules which ran, to hooks, methods, and functions of other files."""

@@ -172,17 +172,18 @@ class Recorder(Versions, TorchDispatchMode):
         recorder.steps.courses = self.steps.courses
         return recorder
 
-    def leave_unreached(self, arguments: Collection[str]) -> None:
+    def leave_unreached(self, arguments: Collection[str], options: Collection[str]) -> None:
         """Note what code that no run reached could touch.
 
         Args:
             arguments: names of the arguments of forward.
+            options: those that the example gives no tensor.
         """
         modules = distinct_modules(self._model)
         stored = {name: self._stored[own] for name, own in self._aliases.items() if own in self._stored}
         courses, program = self.steps.courses, (self._nodes, self._values, self._guards)
         declared = (lambda name: False) if self._changing is None else self._changing.declared
-        reach = Unreached(modules, courses, *program, stored, self._parameters(), arguments, declared).reach()
+        reach = Unreached(modules, courses, *program, stored, self._parameters(), arguments, options, declared).reach()
         for value, how in reach.whole.values():
             if all(value is not output for output in self._outputs):
                 self._exits[value.index] = how

@@ -21,10 +21,12 @@ from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
 from engine.program.places import shown_place
 from engine.program.stored import modules_of
+from engine.program.trees import tensors_in
 from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
 from engine.source.deciding import attribute_code, is_fixed_property
 from engine.source.entrywise import Effect
+from engine.source.passing import passed_arguments
 from engine.source.stepping import Course
 from engine.source.writers import assigned_anywhere, assigned_attributes, written_anywhere, written_attributes
 
@@ -62,6 +64,7 @@ class Unreached:
         stored: values of the parameters and buffers that were read, by every name.
         parameters: names of all parameters.
         arguments: names of the arguments of forward.
+        options: those that the example gives no tensor.
         declared: tells of an attribute's name whether the user says that it stays as it is.
     """
 
@@ -75,10 +78,12 @@ class Unreached:
         stored: Mapping[str, Value],
         parameters: Collection[str],
         arguments: Collection[str],
+        options: Collection[str],
         declared: Callable[[str], bool],
     ) -> None:
         self._declared = declared
-        self._modules, self._courses, self._arguments = modules, courses, arguments
+        self._modules, self._courses, self._arguments = modules, courses, set(arguments)
+        self._passed = passed_arguments(modules[""], {name for name in options if not declared(name)})
         self._sized = {guard.place for guard in guards}
         self._stored, self._values, self._nodes = stored, values, nodes
         idle = {name.rpartition(".")[0] for name in parameters if name not in stored}
@@ -214,8 +219,9 @@ class Unreached:
             return None
         if self._is_fixed(missed):
             return frozenset(missed.sized()) or None
-        effects = missed.effects().items() if missed.first is not None else ()
-        used = {name for name, effect in effects if effect is Effect.USES}
+        used = {name for name, effect in missed.effects().items() if effect is Effect.USES}
+        if missed.first is None and missed.fixed((), functools.partial(self._settled, self._modules[missed.owner])):
+            used -= missed.selected()
         return frozenset(
             missed.sized() | missed.replacing() | (used - missed.passed()) | self._exchanged(missed, tensors)
         )
@@ -236,9 +242,11 @@ class Unreached:
             module = self._modules[missed.owner]
             forward = missed.owner == "" and missed.code is code_of(type(self._modules[""]).forward)
             own = missed.arguments()
-            names = (own if forward or declared else own & set(self._arguments)) - {missed.first}
-            elsewhere = missed.code.co_filename not in self._own and not declared
+            open_names = self._arguments | self._passed.get(missed.code, frozenset())
             prefix = f"{missed.owner}." if missed.owner else ""
+            names = own if forward or declared else own & open_names
+            names = {name for name in names - {missed.first} if not self._declared(prefix + name)}
+            elsewhere = missed.code.co_filename not in self._own and not declared
             settled = (lambda p: self._declared(prefix + p)) if declared else functools.partial(self._settled, module)
             self._fixed[key] = elsewhere or missed.fixed(names, settled)
         return self._fixed[key]
@@ -325,9 +333,12 @@ def files_of(model: nn.Module) -> set[str]:
     return {file for name in names if (file := getattr(sys.modules.get(name), "__file__", None)) is not None}
 
 
-def arguments_of(model: nn.Module) -> set[str]:
-    """Return the names of the arguments of a model's forward."""
+def arguments_of(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[str], set[str]]:
+    """Return the names of the arguments of a model's forward, and of those that an example gives no tensor."""
     try:
-        return set(inspect.signature(model.forward).parameters)
+        signature = inspect.signature(model.forward)
+        bound = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        return set()
+        return set(), set()
+    names = set(signature.parameters)
+    return names, names - {name for name, value in bound.items() if any(True for _ in tensors_in(value))}

@@ -46,6 +46,7 @@ class Decider:
         settled: tells of a path of attributes of the module (``gate.mode``; ``*.mode`` where it is not known whose
             attribute it is) that nobody sets the last one of them once the model is built.
         ran: tells of syntax whether it ran, or has nothing to run; what did not has no part in a decision.
+        owner: the argument that is the module itself; None in a function that is no method.
     """
 
     tree: ast.FunctionDef | ast.AsyncFunctionDef
@@ -53,6 +54,7 @@ class Decider:
     open: Collection[str]
     settled: Callable[[str], bool]
     ran: Callable[[ast.AST], bool]
+    owner: str | None = None
     _busy: types.CodeType | None = None  # a function that is looked into, which may call itself
 
     def fixed(self, test: ast.AST) -> bool:
@@ -130,7 +132,7 @@ class Decider:
             path, inner = [inner.attr, *path], inner.value
         if not self._fixed(inner, seen):
             return False
-        start = [] if isinstance(inner, ast.Name) and inner.id in self._arguments() else ["*"]
+        start = [] if isinstance(inner, ast.Name) and inner.id == self.owner else ["*"]
         return all(self.settled(".".join([*start, *path[:end]])) for end in range(1, len(path) + 1))
 
     def _held(self, node: ast.expr) -> Any:
@@ -148,6 +150,8 @@ class Decider:
         if function in _NEVER:
             return True
         if function in _KINDS:
+            if node.args and isinstance(node.args[0], ast.Attribute):
+                return self._attribute(node.args[0], seen)
             root = _root(node.args[0]) if node.args else None
             return root not in self.open
         if function in _ATTRIBUTES and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
@@ -166,7 +170,9 @@ class Decider:
         if tree is None or names is None or result is None or held.__code__ is self._busy:
             return False
         open_names = {name for name, value in names.items() if not self._fixed(value, seen)}
-        inner = Decider(tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, held.__code__)
+        inner = Decider(
+            tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, None, held.__code__
+        )
         return inner.fixed(result)
 
 
@@ -199,7 +205,9 @@ def is_fixed_property(function: types.FunctionType, settled: Callable[[str], boo
     result = None if tree is None or function.__closure__ else _returned(tree)
     if tree is None or result is None:
         return False
-    return Decider(tree, function.__globals__, (), settled, lambda syntax: True, function.__code__).fixed(result)
+    code = function.__code__
+    owner = code.co_varnames[0]
+    return Decider(tree, function.__globals__, (), settled, lambda syntax: True, owner, code).fixed(result)
 
 
 def _returned(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:

@@ -63,6 +63,12 @@ CALLS: list[object] = []
         ("self.gates[0].mode > 3", False),
         ("getattr(self.gates[-1], 'mode', 1)", False),
         ("any(gate.mode for gate in self.gates)", False),
+        ("other.mode", False),
+        ("other.counter", True),
+        ("self.counter", False),
+        ("callable(self.counter)", False),
+        ("isinstance(self.gate.mode, int)", False),
+        ("isinstance(self.gate.width, int)", True),
     ],
 )
 def test_fixed(test: str, fixed: bool) -> None:
@@ -71,7 +77,7 @@ def test_fixed(test: str, fixed: bool) -> None:
     assert isinstance(tree, ast.FunctionDef)
     space = {"torch": torch, "os": os, "LIMIT": 1, "exists": exists, "counted": counted, "forever": forever}
     unsettled = {"counter", "gate.mode", "*.mode"}
-    decider = Decider(tree, space, {"x", "flag"}, lambda path: path not in unsettled, lambda node: True)
+    decider = Decider(tree, space, {"x", "flag"}, lambda path: path not in unsettled, lambda node: True, "self")
     assert decider.fixed(ast.parse(test, mode="eval").body) is fixed
 
 
@@ -108,7 +114,7 @@ def test_what_a_variable_holds_by_then() -> None:
     tree = ast.parse(_IN_A_ROW).body[0]
     assert isinstance(tree, ast.FunctionDef)
     tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.If)]
-    decider = Decider(tree, {}, {"x", "flag"}, lambda path: path != "*.mode", lambda node: True)
+    decider = Decider(tree, {}, {"x", "flag"}, lambda path: path != "*.mode", lambda node: True, "self")
     fixed = {ast.get_source_segment(_IN_A_ROW, t) + f" {t.lineno}": decider.fixed(t) for t in tests}  # type: ignore[operator]
     assert fixed == {
         "block.wide 8": True,

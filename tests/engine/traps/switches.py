@@ -66,11 +66,13 @@ class Gate(nn.Module):
         self.body, self.options = nn.Linear(8, 8), Options()
         self.mode, self.kind = Mode.PLAIN, "plain"
         self._hidden: tuple[Mode, ...] = ()
+        self.hook: Callable[[Tensor], Tensor] | None = None
 
     def change(self) -> None:
         """Set the other mode."""
         self.mode, self.kind, self._hidden = Mode.SUMMED, "summed", (Mode.SUMMED,)
         self.options.change()
+        self.hook = summed
 
     @property
     def sums(self) -> bool:
@@ -177,15 +179,56 @@ def _by_key(self: Any, h: Tensor) -> Tensor:
     return self.table[self.kind](h)  # type: ignore[no-any-return]
 
 
+def gated(h: Tensor, gate: Gate) -> Tensor:
+    """Return the features, or their sums."""
+    if gate._hidden:
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_argument(self: Any, h: Tensor) -> Tensor:
+    return gated(h, self.gate)
+
+
+def pooled(h: Tensor, kind: str) -> Tensor:
+    """Return the features, or their sums."""
+    if kind == "sum":
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+class Pooled(Net):
+    """A network whose caller picks what a function does with its features."""
+
+    def forward(self, x: Tensor, kind: str = "plain") -> Tensor:
+        """Return logits."""
+        return self.head(self.gate(pooled(self.stem(x), kind)).relu())  # type: ignore[no-any-return]
+
+
+def _summing(model: nn.Module) -> Any:
+    torch.manual_seed(0)
+    return model(torch.randn(4, 6, dtype=torch.float64), "sum")
+
+
+def _by_callable(self: Any, h: Tensor) -> Tensor:
+    if callable(self.gate.hook):
+        h = h.cumsum(-1)
+    return h.relu()
+
+
 def _changed(model: nn.Module) -> Any:
     model.change()  # type: ignore[operator]
     return once(4, 6)(model)
 
 
 def _trap(name: str, source: str, between: Callable[[Any, Tensor], Tensor]) -> Trap:
-    uses: list[Use] = [once(4, 6), _changed]
+    return _trap_of(name, source, _net(between), _changed)
+
+
+def _trap_of(name: str, source: str, make: Callable[[], nn.Module], *uses: Use) -> Trap:
     example = torch.zeros(2, 6, dtype=torch.float64)
-    return Trap(name=name, source=source, make=_net(between), example=lambda _: example, uses=uses, shrinks=True)
+    own = [once(4, 6), *uses]
+    return Trap(name=name, source=source, make=make, example=lambda _: example, uses=own, shrinks=True)
 
 
 TRAPS = [
@@ -199,6 +242,9 @@ TRAPS = [
     _trap(
         "a branch makes a mask of the features' shape", "transformers: create_causal_mask(inputs_embeds=h)", _by_mask
     ),
+    _trap("an attribute of an argument decides", "def adapted(h, block): if block.adapters", _by_argument),
+    _trap_of("what a function does follows an argument", "forward(x, pool='mean'): pool(h, pool)", Pooled, _summing),
+    _trap("whether there is a hook decides", "if callable(self.layer.hook)", _by_callable),
     _trap("an enumeration picks a function", "a table of functions by an Enum", _by_mode),
     _trap("a text picks a function", "timm: a table of pooling functions by name", _by_name),
     _trap("a text picks a module", "an nn.ModuleDict of activations", _by_key),
@@ -221,7 +267,25 @@ def _not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Missed, "_is_from_elsewhere", lambda self, node: True)
 
 
+def _arguments_as_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Missed, "fixed", _judged_by_the_owner)
+
+
+def _judged_by_the_owner(self: Missed, free: Any, settled: Callable[[str], bool]) -> bool:
+    return _FIXED(self, free, lambda path: settled(path.removeprefix("*.")))
+
+
+_FIXED = Missed.fixed
+
+
+def _only_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    effects = Missed.effects
+    monkeypatch.setattr(Missed, "effects", lambda self: effects(self) if self.first is not None else {})
+
+
 ABLATIONS = [
+    Ablation("an argument's attributes are its own", _arguments_as_own, "an attribute of an argument decides"),
+    Ablation("functions beside methods read", _only_methods, "what a function does follows an argument"),
     Ablation(
         "functions of the file read what they are handed", _not_followed,
         "a branch hands features to a function of the file",

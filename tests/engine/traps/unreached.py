@@ -452,7 +452,7 @@ TRAPS = [
 
 
 def _nothing_is_unreached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recorder, "leave_unreached", lambda self, arguments: None)
+    monkeypatch.setattr(Recorder, "leave_unreached", lambda self, *arguments: None)
 
 
 def _nothing_varies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,205 @@
+"""Which arguments of other functions follow those of forward: what a model's code passes on under another name."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from engine.source.branches import syntax_of
+
+__all__ = ["passed_arguments"]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+_COMBINING = (
+    ast.Attribute, ast.BoolOp, ast.Compare, ast.IfExp, ast.Starred, ast.Subscript, ast.Tuple, ast.UnaryOp
+)  # fmt: skip
+"""Expressions that say the same as what is in them, in other words."""
+
+
+def passed_arguments(model: nn.Module, arguments: Collection[str]) -> Mapping[CodeType, frozenset[str]]:
+    """Return the arguments of methods and functions that are given arguments of forward, or what these decide.
+
+    Args:
+        model: its forward, and what that calls of its modules, methods and functions, is read.
+        arguments: names of arguments of its forward.
+
+    Returns:
+        Names of arguments by code; forward's own are not listed.
+
+    Example:
+        >>> class Block(nn.Module):
+        ...     def forward(self, x, shuffle=False):
+        ...         return x.flip(1) if shuffle else x
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.block = Block()
+        ...     def forward(self, x, flag=False):
+        ...         return self.block(x, not flag)
+        >>> passed_arguments(Net(), {"flag"})[Block.forward.__code__]
+        frozenset({'shuffle'})
+    """
+    result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
+    waiting = [(method, frozenset(arguments)) for method in _called(model)]
+    seen: set[tuple[CodeType, int, frozenset[str]]] = set()
+    while waiting:
+        function, names = waiting.pop()
+        key = function.__code__, id(getattr(function, "__self__", None)), names
+        tree = None if key in seen else syntax_of(function.__code__)
+        seen.add(key)
+        if tree is None:
+            continue
+        for callee, passed in _Reader(function, tree, names).passed():
+            if not passed <= result[callee.__code__]:
+                result[callee.__code__] |= passed
+            waiting.append((callee, result[callee.__code__]))
+    return dict(result)
+
+
+class _Reader:
+    """Reads what one function passes on.
+
+    Args:
+        function: the function, or the method of a module.
+        tree: its syntax.
+        names: its arguments that whoever calls the model gives.
+    """
+
+    def __init__(
+        self, function: FunctionType | MethodType, tree: ast.FunctionDef | ast.AsyncFunctionDef, names: Collection[str]
+    ) -> None:
+        self._tree, self._space = tree, inspect.unwrap(function).__globals__
+        self._owner = function.__self__ if isinstance(function, MethodType) else None
+        arguments = [*tree.args.posonlyargs, *tree.args.args]
+        self._first = arguments[0].arg if arguments and self._owner is not None else None
+        self._assigned = _assigned(tree)
+        self._names = set(names)
+        while more := {n for n, values in self._assigned.items() if any(map(self._follows, values))} - self._names:
+            self._names |= more
+
+    def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
+        """Yield the functions and methods that it calls with such arguments, with their names there."""
+        for call in _calls(self._tree):
+            callables = [(call.func, call.args)] + [(a, call.args[n + 1 :]) for n, a in enumerate(call.args[:1])]
+            for function, arguments in callables:
+                for callee in (c for held in self._held(function) for c in _called(held)):
+                    if names := frozenset(self._bound(callee, arguments, call.keywords)):
+                        yield callee, names
+
+    def _bound(
+        self, callee: FunctionType | MethodType, arguments: list[ast.expr], keywords: list[ast.keyword]
+    ) -> Iterator[str]:
+        parameters = inspect.signature(callee).parameters.values()
+        positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+        rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+        for place, value in enumerate(arguments):
+            if self._follows(value):
+                several = isinstance(value, ast.Starred)
+                yield from (positional + rest)[place:] if several else positional[place : place + 1] or rest
+        options = [
+            p.name for p in parameters if p.default is not p.empty and p.name not in positional[: len(arguments)]
+        ]
+        others = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
+        named = {p.name for p in parameters} - {*rest, *others}
+        for keyword in keywords:
+            if self._follows(keyword.value):
+                own = [keyword.arg] if keyword.arg in named else others
+                yield from [*options, *others] if keyword.arg is None else own
+
+    def _follows(self, value: ast.expr) -> bool:
+        """Whether a value is an argument of forward, or is decided by some without being computed from features."""
+        if isinstance(value, ast.Name):
+            return value.id in self._names
+        if isinstance(value, ast.Call):
+            if isinstance(value.func, ast.Name):
+                return value.func.id in vars(builtins) and any(map(self._follows, value.args))
+            return isinstance(value.func, ast.Attribute) and self._follows(value.func.value)
+        inner = (c for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))
+        return isinstance(value, _COMBINING) and any(map(self._follows, inner))
+
+    def _held(self, node: ast.expr, depth: int = 3) -> Iterator[Any]:
+        """Yield what an expression may be of the globals, the module and its parts."""
+        if isinstance(node, ast.Name) and node.id == self._first:
+            yield self._owner
+        elif isinstance(node, ast.Name) and node.id in self._assigned:
+            for value in self._assigned[node.id] if depth else ():
+                for held in (h for part in _parts(value) for h in self._held(part, depth - 1)):
+                    yield held
+                    yield from _items(held)
+        elif isinstance(node, ast.Name):
+            yield self._space.get(node.id)
+        elif isinstance(node, ast.Attribute):
+            yield from (_attribute(held, node.attr) for held in self._held(node.value, depth))
+        elif isinstance(node, ast.Subscript):
+            yield from (item for held in self._held(node.value, depth) for item in _items(held))
+
+
+@functools.cache
+def _calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+@functools.cache
+def _assigned(tree: ast.AST) -> Mapping[str, list[ast.expr]]:
+    """Return what each variable is set to, or runs through."""
+    result: dict[str, list[ast.expr]] = defaultdict(list)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.comprehension)):
+            targets, value = [node.target], node.iter
+        elif isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        else:
+            continue
+        for inner in (n for target in targets for n in ast.walk(target)):
+            if isinstance(inner, ast.Name):
+                result[inner.id].append(value)
+    return dict(result)
+
+
+def _parts(value: ast.expr) -> Iterator[ast.expr]:
+    """Yield an expression, and what ``enumerate``, ``zip`` and the like are called with."""
+    yield value
+    for argument in value.args if isinstance(value, ast.Call) else ():
+        yield from _parts(argument)
+
+
+def _attribute(held: Any, name: str) -> Any:
+    """Return an attribute without running a property."""
+    if isinstance(held, ModuleType):
+        return getattr(held, name, None)
+    if not isinstance(held, nn.Module):
+        return None
+    for table in (held._modules, vars(held)):
+        if name in table:
+            return table[name]
+    function = inspect.getattr_static(type(held), name, None)
+    if isinstance(function, staticmethod):
+        return function.__func__
+    return MethodType(function, held) if isinstance(function, FunctionType) else None
+
+
+def _items(held: Any) -> Iterator[Any]:
+    """Yield the modules and functions in a container."""
+    if isinstance(held, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+        yield from held._modules.values()
+    elif isinstance(held, (list, tuple, dict)):
+        items = held.values() if isinstance(held, dict) else held
+        yield from (item for item in items if isinstance(item, (nn.Module, FunctionType, MethodType)))
+
+
+def _called(held: Any) -> Iterator[FunctionType | MethodType]:
+    """Yield the function, or the bound method, that runs where something is called, behind its decorators."""
+    if isinstance(held, nn.Module):
+        held = _attribute(held, "forward")
+    function = inspect.unwrap(held.__func__ if isinstance(held, MethodType) else held) if callable(held) else None
+    if isinstance(function, FunctionType) and not function.__module__.startswith("torch."):
+        yield MethodType(function, held.__self__) if isinstance(held, MethodType) else function
