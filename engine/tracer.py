@@ -171,7 +171,7 @@ def _record(
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
     _record_others(recorder, run, inputs, first, dynamic_dims)
-    record_arguments(recorder, run, Arguments(model, *inputs[0]), first, outputs)
+    record_arguments(recorder, run, Arguments(model, *inputs[0], changing.declared), first, outputs)
     record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
     record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)
     for guards, way in decisions:

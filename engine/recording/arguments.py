@@ -51,6 +51,7 @@ class Arguments:
     Args:
         model: what is called.
         args, kwargs: of the example.
+        declared: tells of the name of an argument whether the user says that it keeps its value.
 
     Example:
         >>> class Net(nn.Module):
@@ -60,7 +61,14 @@ class Arguments:
         [[{'scale': 0.5}], [{'scale': 0.0}], [{'scale': 1.0}]]
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        declared: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._declared = declared
         self._model, self._signature, self._given = model, *_bound(model, args, kwargs)
         own = self._signature.parameters
         self._values = {name: self._given.get(name, own[name].default) for name in own}
@@ -68,7 +76,7 @@ class Arguments:
     def ways(self) -> Iterator[tuple[str, Iterator[Call]]]:
         """Yield the name of an argument, with calls in which it is another."""
         for name, value in self._values.items():
-            for leaf in _leaves((name,), value):
+            for leaf in () if self._declared(name) else _leaves((name,), value):
                 yield from ((name, map(self._call(leaf), way)) for way in self._others(leaf.value))
 
     def _call(self, leaf: _Leaf) -> Callable[[Any], Call]:

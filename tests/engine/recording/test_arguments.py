@@ -81,3 +81,13 @@ def test_a_loop_is_recorded_once_more(steps: int) -> None:
 
     graph = engine.trace(Loop(4, 4), torch.zeros(2, 4))
     assert len([node for node in graph.nodes if node.op == "linear"]) <= steps + 2
+
+
+def test_declared_arguments_keep_their_value() -> None:
+    """They are not recorded at others."""
+    names = {name for name, _ in Arguments(Net(), (None,), {}, lambda name: name == "kind").ways()}
+    assert names == {"scale"}
+
+    example = torch.zeros(2, 4)
+    layers = [{n.module for n in engine.trace(Net(), example, constants=c).nodes} for c in (None, ["kind", "scale"])]
+    assert [run - {""} for run in layers] == [{"layer", "other"}, {"layer"}]
