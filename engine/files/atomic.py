@@ -113,9 +113,9 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of writers that are gone."""
-    for name in os.listdir(folder):
-        if _TEMPORARY.fullmatch(name) and stat.S_ISREG((folder / name).lstat().st_mode):
-            with contextlib.suppress(OSError):  # another's, or removed by another meanwhile
+    for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError):  # another's, or renamed or removed by another meanwhile
+            if stat.S_ISREG((folder / name).lstat().st_mode):
                 descriptor = os.open(folder / name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
                 try:
                     if _locked(descriptor) and _is_at(folder / name, descriptor):

@@ -108,6 +108,17 @@ def test_what_looks_like_a_leftover(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == names and other.read_text() == "other"
 
 
+def test_another_writer_that_ends_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its temporary file is in the list of the folder, and has taken its place by the time that it is looked at."""
+    names = os.listdir
+    gone = f".lightning-compress-{'0' * 32}.txt"
+    monkeypatch.setattr(os, "listdir", lambda folder: [gone, *names(folder)])
+    with replacing(tmp_path / "a.txt") as temporary:
+        temporary.write_text("new")
+    monkeypatch.undo()
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_temporary_names_cannot_be_guessed(tmp_path: Path) -> None:
     """Two in a row have nothing in common, and the file is opened as a new one."""
     names = set()
