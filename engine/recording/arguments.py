@@ -57,8 +57,8 @@ class Arguments:
         >>> class Net(nn.Module):
         ...     def forward(self, x, flip=False, *, scale=1.0):
         ...         return x
-        >>> [[kwargs for _, kwargs in way] for _, way in Arguments(Net(), (0,), {}).ways()][-3:]
-        [[{'scale': 0.5}], [{'scale': 0.0}], [{'scale': 1.0}]]
+        >>> [[kwargs for _, kwargs in way] for _, way in Arguments(Net(), (0,), {}).ways()][-2:]
+        [[{'scale': 0.75}], [{'scale': 0.0}]]
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Arguments:
         declared: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._declared = declared
-        self._model, self._signature, self._given = model, *_bound(model, args, kwargs)
+        self._model, self._signature, self._passed = model, *_bound(model, args, kwargs)
         own = self._signature.parameters
-        self._values = {name: self._given.get(name, own[name].default) for name in own}
+        self._values = {name: self._passed.get(name, own[name].default) for name in own}
 
     def ways(self) -> Iterator[tuple[str, Iterator[Call]]]:
         """Yield the name of an argument, with calls in which it is another."""
@@ -83,7 +83,7 @@ class Arguments:
         name, *keys = leaf.path
 
         def call(value: Any) -> Call:
-            arguments = {**self._given, name: _replaced(self._values[name], keys, value)}
+            arguments = {**self._passed, name: _replaced(self._values[name], keys, value)}
             bound = inspect.BoundArguments(self._signature, OrderedDict(arguments))
             return bound.args, bound.kwargs
 

@@ -147,7 +147,7 @@ class Decider:
 
     def _call(self, node: ast.Call, seen: _Seen) -> bool:
         function = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if function in _NEVER:
+        if function.lstrip("_") in _NEVER:
             return True
         if function in _KINDS:
             if node.args and isinstance(node.args[0], ast.Attribute):

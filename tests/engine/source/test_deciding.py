@@ -47,6 +47,7 @@ CALLS: list[object] = []
         ("other > 2", True),
         ("inner is None", True),
         ("torch.jit.is_scripting()", True),
+        ("torchvision._is_tracing()", True),
         ("os.environ.get('A')", False),
         ("LIMIT > 2", False),
         ("x.requires_grad", False),

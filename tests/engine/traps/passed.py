@@ -114,5 +114,5 @@ def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("arguments are followed", _not_passed, "an option under another name"),
+    Ablation("arguments are followed", _not_passed, "all options at once"),
 ]
