@@ -26,6 +26,9 @@ _NEVER = frozenset(
 _FIXED = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _KINDS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
+_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith strip upper".split())
+"""Methods of lists, dictionaries and texts that change nothing, and that tensors and modules do not have."""
+
 _OF_DATA = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
 _MISSING = object()
 _ALL_LINES = range(sys.maxsize)
@@ -95,14 +98,18 @@ class Decider:
         return {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg is not None}
 
     def _lines_that_set(self, name: str, line: int | None) -> range:
-        """Return where what sets a variable may stand: from the last statement on every way on, as far as a line."""
+        """Return where what sets a variable may stand: from the last statement on every way on, as far as a line.
+
+        What comes behind the line counts in a loop only, which comes back to it.
+        """
         body = self.tree.body
         inside = next((s for s in body if line is not None and s.lineno <= line <= (s.end_lineno or 0)), None)
         if inside is None:
             return _ALL_LINES
         sets = (s for s in body[: body.index(inside)] if isinstance(s, ast.Assign))
         start = max((s.lineno for s in sets if any(_is_named(t, name) for t in s.targets)), default=0)
-        return range(start, (inside.end_lineno or inside.lineno) + 1)
+        loops = any(isinstance(n, (ast.For, ast.AsyncFor, ast.While)) for n in ast.walk(inside))
+        return range(start, (inside.end_lineno or inside.lineno if loops else line or 0) + 1)
 
     def _assigned(self, name: str, lines: range = _ALL_LINES) -> Iterator[ast.AST]:
         """Yield what a variable is set to on some lines."""
@@ -159,6 +166,8 @@ class Decider:
             return self._attribute(owner, seen) and all(self._fixed(a, seen) for a in node.args[2:])
         if function in vars(builtins) and isinstance(node.func, ast.Name):
             return all(self._fixed(a, seen) for a in node.args)
+        if function in _OF_PLAIN_VALUES and isinstance(node.func, ast.Attribute):
+            return self._fixed(node.func.value, seen) and all(self._fixed(a, seen) for a in node.args)
         return self._inside(node, seen)
 
     def _inside(self, node: ast.Call, seen: _Seen) -> bool:

@@ -65,6 +65,10 @@ CALLS: list[object] = []
         ("getattr(self.gates[-1], 'mode', 1)", False),
         ("any(gate.mode for gate in self.gates)", False),
         ("other.mode", False),
+        ("sum(self.sizes.copy()) > 0", True),
+        ("inner.lower() == 'a'", True),
+        ("flag.lower() == 'a'", False),
+        ("self.counter.startswith('a')", False),
         ("other.counter", True),
         ("self.counter", False),
         ("callable(self.counter)", False),
@@ -103,6 +107,8 @@ def forward(self, x, flag=False, size=None):
     flag = self.width
     if flag:
         x = x + 2
+        flag = x.sum()
+    flag = self.width
     while x.sum() > 0:
         if flag:
             x = x - 2
@@ -124,7 +130,7 @@ def test_what_a_variable_holds_by_then() -> None:
         "skip is not None 15": False,
         "size 17": False,
         "flag 20": True,
-        "flag 23": False,
+        "flag 25": False,
     }
 
 
