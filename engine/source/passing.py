@@ -128,19 +128,23 @@ class _Reader:
 
     def _held(self, node: ast.expr, depth: int = 3) -> Iterator[Any]:
         """Yield what an expression may be of the globals, the module and its parts."""
-        if isinstance(node, ast.Name) and node.id == self._first:
-            yield self._owner
-        elif isinstance(node, ast.Name) and node.id in self._assigned:
-            for value in self._assigned[node.id] if depth else ():
-                for held in (h for part in _parts(value) for h in self._held(part, depth - 1)):
-                    yield held
-                    yield from _items(held)
-        elif isinstance(node, ast.Name):
-            yield self._space.get(node.id)
+        if isinstance(node, ast.Name):
+            yield from self._variable(node.id, depth)
         elif isinstance(node, ast.Attribute):
             yield from (_attribute(held, node.attr) for held in self._held(node.value, depth))
         elif isinstance(node, ast.Subscript):
             yield from (item for held in self._held(node.value, depth) for item in _items(held))
+
+    def _variable(self, name: str, depth: int) -> Iterator[Any]:
+        if name == self._first:
+            yield self._owner
+        elif name not in self._assigned:
+            yield self._space.get(name)
+        elif depth:
+            parts = (part for value in self._assigned[name] for part in _parts(value))
+            for held in (h for part in parts for h in self._held(part, depth - 1)):
+                yield held
+                yield from _items(held)
 
 
 @functools.cache
