@@ -20,7 +20,8 @@ __all__ = ["passed_arguments"]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 _COMBINING = (
-    ast.Attribute, ast.BoolOp, ast.Compare, ast.IfExp, ast.Starred, ast.Subscript, ast.Tuple, ast.UnaryOp
+    ast.Attribute, ast.BoolOp, ast.Compare, ast.Dict, ast.IfExp, ast.List, ast.NamedExpr, ast.Starred, ast.Subscript,
+    ast.Tuple, ast.UnaryOp,
 )  # fmt: skip
 """Expressions that say the same as what is in them, in other words."""
 
@@ -89,8 +90,8 @@ class _Reader:
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
         """Yield the functions and methods that it calls with such arguments, with their names there."""
         for call in _calls(self._tree):
-            callables = [(call.func, call.args)] + [(a, call.args[n + 1 :]) for n, a in enumerate(call.args[:1])]
-            for function, arguments in callables:
+            wrapped = [(function, call.args[1:]) for function in call.args[:1]]  # checkpoint(block, x, flag)
+            for function, arguments in ((call.func, call.args), *wrapped):
                 for callee in (c for held in self._held(function) for c in _called(held)):
                     if names := frozenset(self._bound(callee, arguments, call.keywords)):
                         yield callee, names
@@ -121,7 +122,8 @@ class _Reader:
             return value.id in self._names
         if isinstance(value, ast.Call):
             if isinstance(value.func, ast.Name):
-                return value.func.id in vars(builtins) and any(map(self._follows, value.args))
+                parts = (*value.args, *(keyword.value for keyword in value.keywords))
+                return value.func.id in vars(builtins) and any(map(self._follows, parts))
             return isinstance(value.func, ast.Attribute) and self._follows(value.func.value)
         inner = (c for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))
         return isinstance(value, _COMBINING) and any(map(self._follows, inner))
@@ -161,6 +163,8 @@ def _assigned(tree: ast.AST) -> Mapping[str, list[ast.expr]]:
             targets, value = [node.target], node.iter
         elif isinstance(node, ast.Assign):
             targets, value = node.targets, node.value
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            targets, value = [node.target], node.value
         else:
             continue
         for inner in (n for target in targets for n in ast.walk(target)):

@@ -68,6 +68,13 @@ def three(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
     return self.run(x, bool(on))
 
 
+def written(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
+    """Pass through a variable with a type, a dictionary and an assignment in an expression."""
+    on: bool = flag
+    options = {"scale": on, **dict(shuffle=(late := on))}  # noqa: C408  the call is read as well
+    return self.block(x, **options) + self.run(x, late)
+
+
 def four(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
     """Pass all that is there."""
     return self.block(x, **kw)
@@ -99,6 +106,7 @@ def seven(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
         (two, {"scale"}),
         (three, {"on", "shuffle"}),
         (four, {"shuffle", "scale", "others"}),
+        (written, {"shuffle", "scale", "others", "on"}),
         (five, {"shuffle"}),
         (six, {"way", "rest", "others"}),
         (seven, set()),
