@@ -42,8 +42,8 @@ from engine.recording.inputs import (
     call_model,
     check_model,
     larger_inputs,
+    recording_error,
     resolve_inputs,
-    told_apart,
 )
 from engine.recording.memos import sizes_anew
 from engine.recording.modes import Calls, Switches, may_differ, watched
@@ -251,7 +251,7 @@ def _recorded(
         try:
             return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True
         except TraceError as error:
-            raise told_apart(error, model, *inputs[0]) from error.__cause__
+            raise recording_error(error, model, *inputs[0]) from error.__cause__
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:

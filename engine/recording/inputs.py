@@ -23,7 +23,15 @@ from engine.recording.evaluation import evaluating
 from engine.recording.process import seeded
 from engine.source.sites import is_library
 
-__all__ = ["NEEDS_DATA", "call_entry", "call_model", "check_model", "larger_inputs", "resolve_inputs", "told_apart"]
+__all__ = [
+    "NEEDS_DATA",
+    "call_entry",
+    "call_model",
+    "check_model",
+    "larger_inputs",
+    "resolve_inputs",
+    "recording_error",
+]
 
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
@@ -110,7 +118,7 @@ def call_model(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         ) from error
 
 
-def told_apart(error: TraceError, model: nn.Module, args: Any, kwargs: Any) -> TraceError:
+def recording_error(error: TraceError, model: nn.Module, args: Any, kwargs: Any) -> TraceError:
     """Return the error of a recording; another one where the model takes the inputs while it is not recorded.
 
     Args:
