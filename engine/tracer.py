@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from engine.errors import TraceError
+from engine.ops.calls import FUNCTIONS
 from engine.ops.draws import entrywise
 from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
@@ -313,7 +314,7 @@ def trace(
     with EXCLUSIVE, settled(model):
         with separate_layers(model, spread or {}):
             recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
-            recorder.leave_unreached(*arguments_of(model, args, kwargs))
+            recorder.leave_unreached(*arguments_of(model, args, kwargs), FUNCTIONS)
         attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
         graph = recorder.graph(model, args, kwargs)
         graph = dataclasses.replace(

@@ -15,7 +15,7 @@ from engine.program.arrays import align
 from engine.program.graph import Node, Value
 from engine.rule import Demand, Rule, Sample, Shapes
 
-__all__ = ["RULES"]
+__all__ = ["OF_ONE_NUMBER", "RULES"]
 
 
 def _filled(node: Node, constants: Constants) -> Sequence[Tensor]:
@@ -76,3 +76,6 @@ RULES = [
     Rule(("empty_like",), _like_labels, use=_unused),  # uninitialised memory varies; it is written later
     Rule(("new_empty", "empty"), _factory_labels, use=_unused, demands=_sized),
 ]
+
+OF_ONE_NUMBER = frozenset(op for rule in RULES if rule.constants is _filled for op in rule.ops)
+"""Ops that give a tensor of one number, and read no more than the shape of another."""

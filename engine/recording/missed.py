@@ -15,15 +15,10 @@ from engine.program.graph import Value
 from engine.source.alternatives import certainly
 from engine.source.branches import Part
 from engine.source.deciding import Decider
-from engine.source.entrywise import Effect, effects, names_read
+from engine.source.entrywise import Effect, Functions, effects, names_read
 from engine.source.stepping import Course
 
 __all__ = ["Missed", "code_of", "methods_of"]
-
-_SIZING = frozenset("expand reshape split unflatten view".split())
-"""Methods that take sizes; `chunk`, `repeat` and `tensor_split` take numbers of parts or copies."""
-
-_SELECTING = frozenset("gather index_select narrow select take_along_dim".split())
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -55,8 +50,9 @@ class Missed:
         modules: Mapping[str, nn.Module],
         names: Mapping[int, str],
         values: Sequence[Value],
+        functions: Functions,
     ) -> None:
-        self._values = values
+        self._values, self._functions = values, functions
         self.part, self._course, self._modules, self._names = part, course, modules, names
         self.code, self.owner = course.function.code, course.owner
         self.where = f"{self.code.co_filename}:{part.line}"
@@ -94,7 +90,7 @@ class Missed:
         """Return the variables that it gives sizes that stand in the code, which do not follow."""
         result: set[str] = set()
         for call in self.part.syntax:
-            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in _SIZING:
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in self._functions.sizing:
                 if any(_is_number(arg) for arg in call.args):
                     result |= set(names_read(call))
         return result
@@ -112,7 +108,7 @@ class Missed:
     def effects(self) -> Mapping[str, Effect]:
         """Return what it does to what each variable holds."""
         foreign = [name for name, held in self._seen.items() if not {k for k, _ in held} & {"values", "module"}]
-        return _effects(self.part, frozenset(foreign))
+        return _effects(self.part, self._functions, frozenset(foreign))
 
     def tensors(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
         """Return what its variables, and the attributes that it reads, may hold of the program when it begins."""
@@ -139,7 +135,7 @@ class Missed:
         for node in self.part.syntax:
             if isinstance(node, ast.Subscript):
                 own.add(id(node.value))
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _SELECTING:
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in self._functions.selecting:
                 own.update(map(id, (*node.args[:1], *ast.iter_child_nodes(node.func))))
         loads = [n for n in self.part.syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         return {n.id for n in loads} - {n.id for n in loads if id(n) not in own}
@@ -255,5 +251,5 @@ def _used(part: Part, first: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _effects(part: Part, foreign: frozenset[str]) -> Mapping[str, Effect]:
-    return effects(part.nodes, foreign)
+def _effects(part: Part, functions: Functions, foreign: frozenset[str]) -> Mapping[str, Effect]:
+    return effects(part.nodes, functions, foreign)

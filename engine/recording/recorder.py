@@ -28,7 +28,8 @@ from engine.recording.overwritten import Overwritten
 from engine.recording.unreached import Unreached, files_of
 from engine.recording.vectors import Call, Vectors
 from engine.recording.versions import WRITE, Versions
-from engine.source.provenance import DESCRIBING, Provenance
+from engine.source.entrywise import Functions
+from engine.source.provenance import ASKING, DESCRIBING, Provenance
 from engine.source.sizes import numbers_in
 from engine.source.stepping import Steps
 
@@ -172,18 +173,20 @@ class Recorder(Versions, TorchDispatchMode):
         recorder.steps.courses = self.steps.courses
         return recorder
 
-    def leave_unreached(self, arguments: Collection[str], options: Collection[str]) -> None:
+    def leave_unreached(self, arguments: Collection[str], options: Collection[str], functions: Functions) -> None:
         """Note what code that no run reached could touch.
 
         Args:
             arguments: names of the arguments of forward.
             options: those that the example gives no tensor.
+            functions: of torch, of which it is known what they do.
         """
         modules = distinct_modules(self._model)
         stored = {name: self._stored[own] for name, own in self._aliases.items() if own in self._stored}
         courses, program = self.steps.courses, (self._nodes, self._values, self._guards)
         declared = (lambda name: False) if self._changing is None else self._changing.declared
-        reach = Unreached(modules, courses, *program, stored, self._parameters(), arguments, options, declared).reach()
+        facts = arguments, options, declared, functions
+        reach = Unreached(modules, courses, *program, stored, self._parameters(), *facts).reach()
         for value, how in reach.whole.values():
             if all(value is not output for output in self._outputs):
                 self._exits[value.index] = how
@@ -352,7 +355,7 @@ class Recorder(Versions, TorchDispatchMode):
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(func, values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
-        for tensor in () if outputs or op in DESCRIBING else tensors_in(bound):
+        for tensor in () if outputs or op in DESCRIBING or op.startswith(ASKING) else tensors_in(bound):
             self.read(tensor)
         for tensor, value in zip(written, outputs, strict=False):
             self._write(tensor, value)

@@ -25,7 +25,7 @@ from engine.program.trees import tensors_in
 from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
 from engine.source.deciding import attribute_code, is_fixed_property
-from engine.source.entrywise import Effect
+from engine.source.entrywise import Effect, Functions
 from engine.source.passing import passed_arguments
 from engine.source.stepping import Course
 from engine.source.writers import assigned_anywhere, assigned_attributes, written_anywhere, written_attributes
@@ -33,8 +33,6 @@ from engine.source.writers import assigned_anywhere, assigned_attributes, writte
 __all__ = ["Reach", "Unreached", "arguments_of", "files_of"]
 
 _SETTERS = ("get_", "set_", "reset", "init", "load", "save", "freeze", "unfreeze", "enable", "disable", "from_", "to_")
-_FILLED = frozenset("full full_like new_full new_ones new_zeros ones ones_like zeros zeros_like".split())
-_COPIES = frozenset("_to_copy alias clone contiguous detach expand repeat to unsqueeze view".split())
 _MOST_NAMES = 6
 _ADVICE = "Give an example, or an entry, that runs it."
 
@@ -66,6 +64,7 @@ class Unreached:
         arguments: names of the arguments of forward.
         options: those that the example gives no tensor.
         declared: tells of an attribute's name whether the user says that it stays as it is.
+        functions: of torch, of which it is known what they do.
     """
 
     def __init__(
@@ -80,8 +79,9 @@ class Unreached:
         arguments: Collection[str],
         options: Collection[str],
         declared: Callable[[str], bool],
+        functions: Functions,
     ) -> None:
-        self._declared = declared
+        self._declared, self._functions = declared, functions
         self._modules, self._courses, self._arguments = modules, courses, set(arguments)
         self._passed = passed_arguments(modules[""], {name for name in options if not declared(name)})
         self._sized = {guard.place for guard in guards}
@@ -107,7 +107,7 @@ class Unreached:
         for course in self._courses.values():
             for part in course.function.missed(course.ran):
                 if not part.is_silent:
-                    self._follow(Missed(part, course, self._modules, names, self._values), reach)
+                    self._follow(Missed(part, course, self._modules, names, self._values, self._functions), reach)
         self._beside(reach)
         self._in_place_of_arguments(reach)
         if self._idle_owners:
@@ -155,7 +155,8 @@ class Unreached:
         if value.producer is None:
             return value.data is not None
         node = self._nodes[value.producer]
-        return node.op in _FILLED or (node.op in _COPIES and self._is_made_of_nothing(node.inputs[0]))
+        lends = node.op in self._functions.filling  # its first input, if any, lends a shape
+        return all(map(self._is_made_of_nothing, node.inputs[lends:]))
 
     def _follow(self, missed: Missed, reach: Reach) -> None:
         tensors = missed.tensors(self._stored)

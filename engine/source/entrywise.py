@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import enum
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-__all__ = ["Effect", "effects", "names_read"]
+__all__ = ["Effect", "Functions", "effects", "names_read"]
 
 
 class Effect(enum.IntEnum):
@@ -18,7 +19,33 @@ class Effect(enum.IntEnum):
     USES = 3
 
 
-_KEEPS = frozenset("to float half double bfloat16 type type_as contiguous clone detach cpu cuda requires_grad_".split())
+@dataclass(frozen=True)
+class Functions:
+    """What functions and methods of torch do, by the names that code calls them by.
+
+    Attributes:
+        keeps: they give back the entries of the tensor, in another dtype or another place.
+        keeps_zero: they change single entries, and a zero stays one.
+        changes: they change single entries.
+        sizing: they take the sizes of their result.
+        selecting: they take entries by their index.
+        filling: ops that create a tensor of one number, and read no more than a shape.
+    """
+
+    keeps: frozenset[str]
+    keeps_zero: frozenset[str]
+    changes: frozenset[str]
+    sizing: frozenset[str]
+    selecting: frozenset[str]
+    filling: frozenset[str]
+
+    def level(self, name: str) -> Effect | None:
+        """Return what a function does to the entries; None where that is not known."""
+        if name in self.keeps:
+            return Effect.KEEPS
+        return Effect.KEEPS_ZERO if name in self.keeps_zero else Effect.CHANGES if name in self.changes else None
+
+
 _DESCRIBES = frozenset(
     "dtype device requires_grad is_cuda is_cpu is_mps is_meta is_sparse is_nested is_quantized is_floating_point "
     "layout itemsize ndim dim shape size numel training".split()
@@ -26,17 +53,10 @@ _DESCRIBES = frozenset(
 _CHECKS = frozenset(
     "isinf isnan isfinite is_tensor is_floating_point isinstance hasattr finfo type len id is_grad_enabled".split()
 )
-_KEEPS_ZERO = frozenset(
-    "dropout dropout_ feature_dropout relu relu_ abs neg sqrt tanh sin square sign mul mul_ div div_ div true_divide "
-    "nan_to_num checkpoint gelu silu".split()
-)
-_CHANGES = frozenset(
-    "clamp clamp_ add add_ sub sub_ sigmoid exp log pow minimum maximum softplus masked_fill masked_fill_".split()
-)
 _NAMESPACES = frozenset("torch F nn functional math".split())
 
 
-def effects(nodes: Sequence[ast.AST], foreign: Collection[str] = ()) -> dict[str, Effect]:
+def effects(nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[str] = ()) -> dict[str, Effect]:
     """Return what statements do to what each variable holds, by name; what is not listed is used.
 
     Only assignments of a variable's own new entries (``x = x * 2``) are told apart from other uses, and what an object
@@ -44,21 +64,23 @@ def effects(nodes: Sequence[ast.AST], foreign: Collection[str] = ()) -> dict[str
 
     Args:
         nodes: the statements.
+        functions: of which it is known what they do.
         foreign: variables that hold an object of the caller's.
 
     Example:
-        >>> effects(ast.parse("x = F.dropout(x, p); y = y + bias; z = layer(x)").body)["y"].name
+        >>> functions = Functions(*([frozenset()] * 6))
+        >>> effects(ast.parse("x = F.dropout(x, p); y = y + bias; z = layer(x)").body, functions)["y"].name
         'CHANGES'
     """
     result: dict[str, Effect] = {}
     for node in nodes:
-        own = _statement(node) or _exchanged(node, foreign)
+        own = _statement(node, functions) or _exchanged(node, foreign)
         for name in set(names_read(node)):
             result[name] = max(result.get(name, Effect.KEEPS), own.get(name, Effect.USES))
     return result
 
 
-def _statement(node: ast.AST) -> dict[str, Effect]:
+def _statement(node: ast.AST, functions: Functions) -> dict[str, Effect]:
     """Return what a statement does to a variable that it gives new entries of its own."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         name, expr = node.targets[0].id, node.value
@@ -66,7 +88,7 @@ def _statement(node: ast.AST) -> dict[str, Effect]:
         name, expr = node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
     else:
         return {}
-    effect = _effect(expr, name)
+    effect = _effect(expr, name, functions)
     return {} if effect is None else {name: effect}
 
 
@@ -82,12 +104,12 @@ def _exchanged(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:
     return dict.fromkeys(back & passed, Effect.KEEPS)
 
 
-def _effect(expr: ast.expr, name: str) -> Effect | None:
+def _effect(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
     """Return what an expression does to a variable's entries; None where it is not a tensor of such entries."""
     if isinstance(expr, ast.Name):
         return Effect.KEEPS if expr.id == name else None
     if isinstance(expr, ast.BinOp):
-        left, right = _effect(expr.left, name), _effect(expr.right, name)
+        left, right = _effect(expr.left, name, functions), _effect(expr.right, name, functions)
         own, other = (left, expr.right) if left is not None else (right, expr.left)
         if own is None or _mentions(other, name):
             return None
@@ -95,27 +117,24 @@ def _effect(expr: ast.expr, name: str) -> Effect | None:
             return max(own, Effect.KEEPS_ZERO)
         return max(own, Effect.CHANGES) if isinstance(expr.op, (ast.Add, ast.Sub)) else None
     if isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.USub):
-        inner = _effect(expr.operand, name)
+        inner = _effect(expr.operand, name, functions)
         return None if inner is None else max(inner, Effect.KEEPS_ZERO)
     if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
-        return _call(expr, expr.func, name)
+        return _call(expr, expr.func, name, functions)
     return None
 
 
-def _call(expr: ast.Call, function: ast.Attribute, name: str) -> Effect | None:
-    level = next((e for e, names in _LEVELS if function.attr in names), None)
+def _call(expr: ast.Call, function: ast.Attribute, name: str, functions: Functions) -> Effect | None:
+    level = functions.level(function.attr)
     if function.attr.rstrip("_") == "clamp" and _symmetric(expr):
         level = Effect.KEEPS_ZERO
     plain = _root(function.value) in _NAMESPACES
     own = (expr.args[0] if expr.args else None) if plain else function.value
     rest = [*(expr.args[1:] if plain else expr.args), *(k.value for k in expr.keywords)]
-    inner = None if own is None else _effect(own, name)
+    inner = None if own is None else _effect(own, name, functions)
     if level is None or inner is None or any(_mentions(part, name) for part in rest):
         return None
     return max(inner, level)
-
-
-_LEVELS = ((Effect.KEEPS, _KEEPS), (Effect.KEEPS_ZERO, _KEEPS_ZERO), (Effect.CHANGES, _CHANGES))
 
 
 def _root(node: ast.expr) -> str:

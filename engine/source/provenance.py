@@ -38,7 +38,7 @@ from engine.source.sizes import (
 from engine.source.spelled import spelled_out
 from engine.source.stepping import Steps
 
-__all__ = ["DESCRIBING", "Provenance"]
+__all__ = ["ASKING", "DESCRIBING", "Provenance"]
 
 
 def _take_reflected(numbers: Iterable[int | float]) -> bool:
@@ -110,11 +110,13 @@ class Program(Protocol):
 
 # Functions of a tensor that give neither tensors nor its numbers; so do all whose names start with ``is_``.
 DESCRIBING = frozenset(
-    """can_cast dense_dim dim dim_order element_size get_device has_names has_torch_function ndimension nelement
+    """can_cast dense_dim dim dim_order element_size get_device ndimension nelement
     promote_types register_hook register_post_accumulate_grad_hook result_type sparse_dim storage_offset storage_type
-    stride sym_numel sym_size sym_storage_offset sym_stride type __dir__ __hash__ __len__ _is_view
-    _has_compatible_shallow_copy_type""".split()
+    stride sym_numel sym_size sym_storage_offset sym_stride type __dir__ __hash__ __len__ _is_view""".split()
 )
+ASKING = ("has_", "_has_")
+"""How functions begin that say whether a tensor has something."""
+
 _WRAPPERS = tuple(
     os.path.join(os.path.dirname(torch.__file__), *path)
     for path in (("_tensor.py",), ("functional.py",), ("overrides.py",), ("nn", "functional.py"), ("_jit_internal.py",))
@@ -129,7 +131,7 @@ _PLAIN_ARGUMENTS = (
 
 def _describes(name: str) -> bool:
     """Whether a function that gives no tensor tells nothing of the numbers in one, or is the engine's own call."""
-    if name.startswith("is_") or name in DESCRIBING:
+    if name.startswith(("is_", *ASKING)) or name in DESCRIBING:
         return True
     return _caller().f_code.co_filename.startswith(_PACKAGE)
 

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from engine.ops.calls import FUNCTIONS
 from engine.source.entrywise import Effect, effects
 
 
@@ -29,4 +30,4 @@ from engine.source.entrywise import Effect, effects
 )
 def test_effects(code: str, effect: Effect | None) -> None:
     """What is not known to change single entries uses all of them."""
-    assert effects(ast.parse(code).body, ["cache"]).get("x") == effect
+    assert effects(ast.parse(code).body, FUNCTIONS, ["cache"]).get("x") == effect
