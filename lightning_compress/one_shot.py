@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import engine
@@ -102,6 +103,8 @@ def prune(
     report: Mapping[str, Any] = {}
     if batches is not None and compensate:
         report = engine.compensate(small, example_input, masks, batches, samples=samples, ridge=ridge, graph=graph)
+        _zero(small, masks)
+        engine.recalibrate_norms(small, batches, keep_outputs=True)  # whoever trains on starts from these outputs
     speedup = engine.ModelSpeedup(
         small, example_input, masks, confidence=confidence, graph=graph, plain_norms=plain_norms
     )
@@ -121,6 +124,13 @@ def _enough(data: Iterable[Any], samples: int) -> list[Any]:
         if count >= samples:
             break
     return batches
+
+
+@torch.no_grad()
+def _zero(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for module, own in masks.items():
+        for name, mask in own.items():
+            model.get_submodule(module).get_parameter(name).masked_fill_(mask == 0, 0)
 
 
 def _gathered(

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.compensation.weights import Processes
 from engine.errors import InputError
+from engine.program.dtensors import resharded, spread, whole
 from engine.program.stored import distinct_modules
 from engine.recording.inputs import call_model, check_model
 
 __all__ = ["recalibrate_norms"]
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+Estimates = Mapping[str, Mapping[str, Tensor]]
+"""By norm: its mean, its variance, and the number of batches."""
 
 
 def recalibrate_norms(
-    model: nn.Module, batches: Iterable[Any], *, processes: Processes | None = None
+    model: nn.Module, batches: Iterable[Any], *, keep_outputs: bool = False, processes: Processes | None = None
 ) -> dict[str, float]:
-    """Replace the statistics of batch norms by those of batches, each batch with the same weight.
+    r"""Replace the statistics of batch norms by those of batches, each batch with the same weight.
 
-    After pruning, the statistics are still those of the dense model. This is the cheap repair; where `compensate` was
-    used they belong to the fitted weights, and re-estimating them makes the model worse.
+    After pruning, the statistics are still those of the dense model. This is the cheap repair. Where `compensate` was
+    used they belong to the fitted weights, and re-estimating them makes the model worse; there, ``keep_outputs=True``
+    brings train mode, which normalises by the statistics of each batch, close to eval mode, which stays as it is: the
+    weight :math:`\gamma` and the bias :math:`\beta` of a norm take up the difference,
+
+    .. math:: \gamma' = \gamma \frac{s'}{s}, \quad \beta' = \beta + \gamma \frac{\mu' - \mu}{s},
+        \quad s = \sqrt{\sigma^2 + \epsilon}
 
     Args:
-        model: its norms change in place; parameters, modes and all other buffers stay. Masked parameters have to be
-            zero in it.
+        model: its norms change in place; all other parameters and buffers stay, and the modes. Masked parameters have
+            to be zero in it.
         batches: inputs as the model takes them: a tensor, a tuple of positional arguments, a mapping of keyword
             arguments; of a pair of inputs and targets the inputs, where the model can be called with one argument.
+        keep_outputs: whether eval mode computes what it did, up to rounding; norms without a weight and a bias of
+            their own are then left as they are.
         processes: those that run the model together, each on as many batches of its own; every process has to call
             this, and all get the same statistics. Needed where parameters are sharded.
 
     Returns:
-        By the norm's name, how far its mean moved, in standard deviations (root mean square over channels).
+        By the norm's name, how far its mean moved, in standard deviations (root mean square over channels); norms that
+        no batch reaches keep their statistics and are not listed.
 
     Raises:
         InputError: where there are no batches, or a batch gives statistics that are not finite; the model is as before.
@@ -52,31 +67,54 @@ def recalibrate_norms(
     if processes is None:
         check_model(model)
     norms = {name: m for name, m in distinct_modules(model).items() if _has_statistics(m)}
+    if keep_outputs:
+        norms = {name: m for name, m in norms.items() if _is_scaled_alone(m, model)}
+    if not norms:
+        return {}
     alone = _takes_one(model)
     before = {name: {key: t.clone() for key, t in _statistics(norm).items()} for name, norm in norms.items()}
+    estimating = _observing if keep_outputs else _replacing
     try:
         count = 0
-        with torch.no_grad(), _estimating(model, norms):
+        with torch.no_grad(), _evaluating(model), estimating(norms) as estimates:
             for batch in batches:
                 call_model(model, *_arguments(batch, alone))
                 count += 1
             if processes is not None:
-                _average(norms, processes)
-        _check(count, norms)
+                _average(estimates, processes)
+            _check(count, estimates)
     except BaseException:
-        for name, norm in norms.items():
-            for key, statistic in _statistics(norm).items():
-                statistic.copy_(before[name][key])
+        _restore(norms, before)
         raise
-    return {name: _moved(norm, before[name]) for name, norm in norms.items()}
+    run = {name: norm for name, norm in norms.items() if estimates[name]["num_batches_tracked"]}
+    _restore({name: norm for name, norm in norms.items() if name not in run}, before)
+    if keep_outputs:
+        resharded(model)
+        for name, norm in run.items():
+            _take_over(norm, estimates[name])
+    return {name: _moved(norm, before[name]) for name, norm in run.items()}
 
 
 def _statistics(norm: nn.Module) -> dict[str, Tensor]:
     return {key: getattr(norm, key) for key in _STATISTICS}
 
 
+def _restore(norms: Mapping[str, nn.Module], before: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for name, norm in norms.items():
+        for key, statistic in _statistics(norm).items():
+            statistic.copy_(before[name][key])
+
+
 def _has_statistics(module: nn.Module) -> bool:
     return all(isinstance(module._buffers.get(key), Tensor) for key in _STATISTICS) and hasattr(module, "momentum")
+
+
+def _is_scaled_alone(norm: nn.Module, model: nn.Module) -> bool:
+    """Whether a norm has a weight and a bias that no other module has."""
+    own = [norm._parameters.get(key) for key in ("weight", "bias")]
+    if not isinstance(norm, _BATCH_NORMS) or None in own:
+        return False
+    return all(sum(p is q for m in model.modules() for q in m._parameters.values()) == 1 for p in own)
 
 
 def _takes_one(model: nn.Module) -> bool:
@@ -97,40 +135,90 @@ def _arguments(batch: Any, alone: bool) -> tuple[tuple[Any, ...], Mapping[str, A
     return (batch,), {}
 
 
+# ---------------------------------------------------------------- estimates
+
+
 @contextmanager
-def _estimating(model: nn.Module, norms: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put the norms alone into train mode, averaging over all batches from now on."""
+def _evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in distinct_modules(model).values()]
-    momenta = [(norm, norm.momentum) for norm in norms.values()]
     try:
         for module, _ in modes:
             module.training = False
-        for norm in norms.values():
-            norm.training = True
-            norm.momentum = None  # type: ignore[assignment]  # cumulative averages
-            norm.reset_running_stats()  # type: ignore[operator]
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def _replacing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
+    """Let norms use the statistics of each batch, and replace their own by the averages over all batches."""
+    momenta = [(norm, norm.momentum) for norm in norms.values()]
+    try:
+        for norm in norms.values():
+            norm.training = True
+            norm.momentum = None  # type: ignore[assignment]  # cumulative averages
+            norm.reset_running_stats()  # type: ignore[operator]
+        yield {name: _statistics(norm) for name, norm in norms.items()}
+    finally:
         for norm, momentum in momenta:
             norm.momentum = momentum
 
 
-def _average(norms: Mapping[str, nn.Module], processes: Processes) -> None:
+@contextmanager
+def _observing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
+    """Average the statistics of each batch, while the norms use their own."""
+    estimates = {name: {k: torch.zeros_like(t) for k, t in _statistics(norm).items()} for name, norm in norms.items()}
+    hooks = [
+        norm.register_forward_pre_hook(functools.partial(_observe, estimates[name]), with_kwargs=True)
+        for name, norm in norms.items()
+    ]
+    try:
+        yield estimates
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _observe(
+    estimate: Mapping[str, Tensor], _norm: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    mean, variance, count = estimate.values()
+    x = args[0] if args else kwargs["input"]
+    if x.numel() > len(mean):  # one value has no variance
+        count += 1
+        F.batch_norm(x, mean, variance, training=True, momentum=1 / float(count))
+
+
+def _average(estimates: Estimates, processes: Processes) -> None:
     number = float(processes.summed(torch.ones(())))
-    for norm in norms.values():
+    for estimate in estimates.values():
         for key in ("running_mean", "running_var"):
-            statistic = _statistics(norm)[key]
-            statistic.copy_(processes.summed(statistic.clone()) / number)
+            estimate[key].copy_(processes.summed(estimate[key].clone()) / number)
 
 
-def _check(count: int, norms: Mapping[str, nn.Module]) -> None:
+def _check(count: int, estimates: Estimates) -> None:
     if not count:
         raise InputError("There are no batches to take the statistics of; pass one at least.")
-    for name, norm in norms.items():
-        if not all(t.isfinite().all() for t in _statistics(norm).values()):
+    for name, estimate in estimates.items():
+        if not all(t.isfinite().all() for t in estimate.values()):
             raise InputError(f"The batches give {name!r} statistics that are not finite; look for NaN in them.")
+
+
+# ---------------------------------------------------------------- results
+
+
+@torch.no_grad()
+def _take_over(norm: Any, estimate: Mapping[str, Tensor]) -> None:
+    """Replace a norm's mean and variance; its weight and bias take up the difference."""
+    weight, bias = whole(norm.weight).double(), whole(norm.bias).double()
+    before, after = ((t["running_var"].double() + norm.eps).sqrt() for t in (_statistics(norm), estimate))
+    bias = bias + weight * (estimate["running_mean"].double() - norm.running_mean.double()) / before
+    weight = weight * after / before
+    for parameter, value in ((norm.weight, weight), (norm.bias, bias)):
+        parameter.copy_(spread(value.to(parameter.dtype), parameter))
+    norm.running_mean.copy_(estimate["running_mean"])
+    norm.running_var.copy_(estimate["running_var"])
 
 
 def _moved(norm: nn.Module, before: Mapping[str, Tensor]) -> float:

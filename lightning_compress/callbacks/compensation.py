@@ -44,6 +44,10 @@ class Compensation(CompressionCallback):
     parameters are sharded, all fit together, each on its part: they add up what the fit needs, and no process holds
     more than one whole parameter at a time.
 
+    After a fit, the batch norms take the statistics of the inputs, and their weights and biases take up the difference:
+    train mode, which normalises by the statistics of each batch, then goes on from what eval mode computes. Where a
+    callback averages weights, the norms keep their statistics.
+
     Args:
         samples: how many are used at each pruning; where parameters are sharded, by each process.
         method: ``"least_squares"``: the weights that read masked channels, see `engine.compensate`; ``"norms"``: the
@@ -152,15 +156,18 @@ class Compensation(CompressionCallback):
     @override
     def after_masking(self, trainer: Trainer, pl_module: LightningModule, path: str) -> None:
         own, model = self.target(pl_module)
-        if own != path or not self._due or self.method != "norms":
+        if own != path or not self._due:
             return
+        fitted = self.method == "least_squares"
+        if fitted and averages(trainer.callbacks, pl_module, path):  # type: ignore[attr-defined]
+            return  # a mean of weights that belong to different statistics would be no mean of networks
 
         def estimate() -> None:
             batches, processes = self._batches(trainer, pl_module, self.samples), parallel(trainer).processes
             if processes is not None:
                 del batches[min(gathered(len(batches))) :]
             with trainer.precision_plugin.forward_context(), alone() if processes is None else nullcontext():
-                engine.recalibrate_norms(model, batches, processes=processes)
+                engine.recalibrate_norms(model, batches, keep_outputs=fitted, processes=processes)
 
         self._on_all_ranks(trainer, pl_module, estimate)
 

@@ -48,6 +48,15 @@ def test_data_bring_the_small_network_closer_to_the_dense_one() -> None:
     assert all(row.after <= row.before for row in fitted.report.values()) and fitted.report
 
 
+def test_train_mode_starts_from_the_outputs_of_eval_mode() -> None:
+    """The statistics of norms are those of the data, which eval mode does not notice."""
+    data = [torch.randn(64, 3, 8, 8, dtype=torch.float64) for _ in range(4)]
+    small = prune(_net(), EXAMPLE, 0.5, data=data)
+    features = torch.stack([small[0](batch).mean((0, 2, 3)) for batch in data]).mean(0)
+    torch.testing.assert_close(small[1].running_mean, features)
+    assert small.certificate.verified
+
+
 def test_channels_by_pattern() -> None:
     """As `ChannelPruning` takes them."""
     small = prune(_net(), EXAMPLE, {"0": 0.25}, target="channels", scope="group")

@@ -38,10 +38,78 @@ def test_the_statistics_are_those_of_the_batches() -> None:
         ([torch.randn(2, 5, 6, 6).double()], "rejected"),
     ],
 )
-def test_after_an_error_the_statistics_are_as_before(batches: list[torch.Tensor], message: str) -> None:
+@pytest.mark.parametrize("keep_outputs", [False, True])
+def test_after_an_error_the_statistics_are_as_before(
+    batches: list[torch.Tensor], message: str, keep_outputs: bool
+) -> None:
     """No batches, NaN, the wrong shape: said, and nothing changes."""
     net = _net().train()
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(EngineError, match=message):
-        engine.recalibrate_norms(net, batches)
+        engine.recalibrate_norms(net, batches, keep_outputs=keep_outputs)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items()) and net.training
+
+
+class _Branching(nn.Module):
+    """Has a norm that only another input reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.BatchNorm1d(4).double(), nn.BatchNorm1d(4).double()
+        self.other.running_mean += 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalised input."""
+        return self.norm(x) if x.shape[0] > 1 else self.other(x)
+
+
+@pytest.mark.parametrize("keep_outputs", [False, True])
+def test_a_norm_that_does_not_run_keeps_its_statistics(keep_outputs: bool) -> None:
+    """There are no other ones for it."""
+    net = _Branching()
+    moved = engine.recalibrate_norms(net, [torch.randn(8, 4).double()], keep_outputs=keep_outputs)
+    assert list(moved) == ["norm"] and torch.equal(net.other.running_mean, torch.full((4,), 3.0).double())
+
+
+def _strange(net: nn.Module) -> nn.Module:
+    """Give the norms of a network statistics that are not those of its inputs."""
+    for norm in net.modules():
+        if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            nn.init.uniform_(norm.running_mean, -1, 1), nn.init.uniform_(norm.running_var, 0.1, 4)
+            if norm.affine:
+                nn.init.uniform_(norm.weight, -2, 2), nn.init.uniform_(norm.bias, -1, 1)
+    return net.double().eval()
+
+
+def test_weight_and_bias_take_up_the_difference() -> None:
+    """Eval mode computes what it did, and train mode the same on the batch of which the statistics are."""
+    torch.manual_seed(0)
+    net = _strange(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5), nn.ReLU()
+        )
+    )
+    x = torch.randn(64, 3, 8, 8).double()
+    before, off = net(x), (copy.deepcopy(net).train()(x) - net(x)).abs().max()
+    moved = engine.recalibrate_norms(net, [x], keep_outputs=True)
+    assert list(moved) == ["1", "4"] and torch.allclose(net(x), before, rtol=1e-9, atol=1e-12)
+    after = (net.train()(x) - before).abs().max()
+    assert off > 0.5 and after < 2e-3  # a batch is normalised by its biased variance
+
+
+def test_norms_that_cannot_take_up_the_difference_stay() -> None:
+    """Those without a weight, and those that share theirs with another."""
+    net = _strange(nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4), nn.BatchNorm1d(4)))
+    net[2].weight = net[1].weight
+    state = copy.deepcopy(net.state_dict())
+    assert engine.recalibrate_norms(net, [torch.randn(8, 4).double()], keep_outputs=True) == {}
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_batches_of_one_value_per_channel_are_no_statistics() -> None:
+    """Eval mode takes them, train mode does not."""
+    net = _strange(nn.Sequential(nn.BatchNorm1d(4)))
+    batches = [torch.randn(n, 4).double() for n in (1, 8)]
+    engine.recalibrate_norms(net, batches, keep_outputs=True)
+    assert torch.allclose(net[0].running_mean, batches[1].mean(0))
+    assert engine.recalibrate_norms(net, batches[:1], keep_outputs=True) == {}

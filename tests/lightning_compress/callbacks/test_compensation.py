@@ -100,6 +100,25 @@ def test_the_outputs_stay_close_at_each_pruning(tmp_path: Path, cls: type[Base])
     assert rows and all(row.after <= row.before for row in rows) and any(row.after < row.before for row in rows)
 
 
+def _norm_and_inputs(folder: Path, *callbacks: Any) -> tuple[Tensor, Tensor]:
+    """The mean that a norm has after a pruning, and that of its inputs."""
+    net = around(folder, seeded(Wrapped), *callbacks, Compensation(samples=24))[0][1]["model"].net
+    with torch.no_grad():
+        return net.norm.running_mean, net.stem(data().dataset.tensors[0]).mean((0, 2, 3))
+
+
+def test_train_mode_goes_on_from_what_eval_mode_computes(tmp_path: Path) -> None:
+    """The norms have the statistics of their inputs."""
+    torch.testing.assert_close(*_norm_and_inputs(tmp_path), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(lightning_callbacks, "EMAWeightAveraging"), reason="Lightning before 2.6")
+def test_beside_an_average_of_weights_norms_keep_their_statistics(tmp_path: Path) -> None:
+    """The average holds weights that belong to them."""
+    mean, inputs = _norm_and_inputs(tmp_path, lightning_callbacks.EMAWeightAveraging(decay=0.9))
+    assert not torch.allclose(mean, inputs, rtol=1e-2)
+
+
 def test_norms_alone(tmp_path: Path) -> None:
     """Of the statistics only, which become those of the masked model; the parameters are as without it."""
     plain = around(tmp_path, seeded(Wrapped))[0][1]["model"]
