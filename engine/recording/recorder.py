@@ -185,8 +185,8 @@ class Recorder(Versions, TorchDispatchMode):
         stored = {name: self._stored[own] for name, own in self._aliases.items() if own in self._stored}
         courses, program = self.steps.courses, (self._nodes, self._values, self._guards)
         declared = (lambda name: False) if self._changing is None else self._changing.declared
-        facts = arguments, options, declared, functions
-        reach = Unreached(modules, courses, *program, stored, self._parameters(), *facts).reach()
+        own = stored, self._parameters()
+        reach = Unreached(modules, courses, *program, *own, arguments, options, declared, functions).reach()
         for value, how in reach.whole.values():
             if all(value is not output for output in self._outputs):
                 self._exits[value.index] = how

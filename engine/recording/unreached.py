@@ -141,8 +141,9 @@ class Unreached:
     def _in_place_of_arguments(self, reach: Reach) -> None:
         """Note constants that stand in for arguments which the example leaves out: other calls pass them."""
         for course in self._courses.values():
+            names = self._arguments | self._passed.get(course.function.code, frozenset())
             for name, kept in course.absent.items():
-                values = [v for kind, held in kept if kind == "values" for v in held] if name in self._arguments else []
+                values = [v for kind, held in kept if kind == "values" for v in held] if name in names else []
                 for value in filter(self._is_made_of_nothing, values):
                     reason = f"takes the place of the argument {name!r}, which the example leaves out"
                     reach.whole.setdefault(value.index, (value, reason))

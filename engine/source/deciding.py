@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from engine.source.bindings import Binding, bindings
 from engine.source.branches import syntax_of
 
 __all__ = ["Decider", "attribute_code", "is_fixed_property"]
@@ -106,27 +107,19 @@ class Decider:
         inside = next((s for s in body if line is not None and s.lineno <= line <= (s.end_lineno or 0)), None)
         if inside is None:
             return _ALL_LINES
-        sets = (s for s in body[: body.index(inside)] if isinstance(s, ast.Assign))
-        start = max((s.lineno for s in sets if any(_is_named(t, name) for t in s.targets)), default=0)
+        before = {id(s) for s in body[: body.index(inside)] if isinstance(s, (ast.Assign, ast.AnnAssign))}
+        own = self._bindings().get(name, ())
+        start = max((b.line for b in own if b.replaces and id(b.node) in before), default=0)
         loops = any(isinstance(n, (ast.For, ast.AsyncFor, ast.While)) for n in ast.walk(inside))
         return range(start, (inside.end_lineno or inside.lineno if loops else line or 0) + 1)
 
+    def _bindings(self) -> Mapping[str, tuple[Binding, ...]]:
+        return bindings(self.tree, self.owner)
+
     def _assigned(self, name: str, lines: range = _ALL_LINES) -> Iterator[ast.AST]:
-        """Yield what a variable is set to on some lines."""
-        for node in _syntax(self.tree):
-            if getattr(node, "lineno", lines.start) not in lines:
-                continue
-            targets: list[ast.expr] = []
-            if isinstance(node, ast.Assign):
-                targets = node.targets
-            elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)):
-                targets = [node.target]
-            elif isinstance(node, (ast.For, ast.comprehension)):
-                if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node.target)):
-                    yield node.iter
-            if any(isinstance(n, ast.Name) and n.id == name for t in targets for n in ast.walk(t)):
-                value = getattr(node, "value", None)
-                yield from [] if value is None or not self.ran(value) else [value]
+        """Yield what a variable, or an attribute of one, is set to on some lines."""
+        own = self._bindings().get(name, ())
+        return (b.value for b in own if b.line in lines and self.ran(b.value))
 
     def _attribute(self, node: ast.Attribute, seen: _Seen) -> bool:
         held = self._held(node)
@@ -233,17 +226,6 @@ def _bound(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> dict
         return None
     bound = dict(zip(names, call.args, strict=False))
     return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
-
-
-@functools.cache
-def _syntax(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """Return the assignments and loops in a function."""
-    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension)
-    return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
-
-
-def _is_named(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def _root(node: ast.AST) -> str | None:

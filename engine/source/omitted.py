@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from engine.source.bindings import bindings
 from engine.source.branches import Branching
 from engine.source.entrywise import names_read
 
@@ -30,15 +31,14 @@ def stand_ins(function: Branching, variables: Mapping[str, Any]) -> dict[str, st
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     absent = [name for name in arguments if name in variables and variables[name] is None]
     result = {name: name for name in absent}
-    for target, read in _assigned(function.tree) if absent else ():
+    for target, read in _read_for(function.tree) if absent else ():
         if target not in arguments:
             result.update((target, name) for name in absent if name in read)
     return result
 
 
 @functools.cache
-def _assigned(tree: ast.AST) -> tuple[tuple[str, frozenset[str]], ...]:
-    """Return what a function assigns, with the variables that it is made of."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    pairs = ((target, frozenset(names_read(node.value))) for node in nodes for target in node.targets)
-    return tuple((target.id, read) for target, read in pairs if isinstance(target, ast.Name))
+def _read_for(tree: ast.AST) -> tuple[tuple[str, frozenset[str]], ...]:
+    """Return the variables of a function, with those that they are made of."""
+    held = {name: own for name, own in bindings(tree).items() if name.isidentifier()}
+    return tuple((name, frozenset(n for b in own for n in names_read(b.value))) for name, own in held.items())

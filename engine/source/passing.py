@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from engine.source.bindings import bindings, path_of
 from engine.source.branches import syntax_of
 
 __all__ = ["passed_arguments"]
@@ -82,9 +83,9 @@ class _Reader:
         self._owner = function.__self__ if isinstance(function, MethodType) else None
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self._first = arguments[0].arg if arguments and self._owner is not None else None
-        self._assigned = _assigned(tree)
+        self._bound = bindings(tree, self._first)
         self._names = set(names)
-        while more := {n for n, values in self._assigned.items() if any(map(self._follows, values))} - self._names:
+        while more := {n for n, own in self._bound.items() if any(self._follows(b.value) for b in own)} - self._names:
             self._names |= more
 
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
@@ -93,10 +94,10 @@ class _Reader:
             wrapped = [(function, call.args[1:]) for function in call.args[:1]]  # checkpoint(block, x, flag)
             for function, arguments in ((call.func, call.args), *wrapped):
                 for callee in (c for held in self._held(function) for c in _called(held)):
-                    if names := frozenset(self._bound(callee, arguments, call.keywords)):
+                    if names := frozenset(self._arguments(callee, arguments, call.keywords)):
                         yield callee, names
 
-    def _bound(
+    def _arguments(
         self, callee: FunctionType | MethodType, arguments: list[ast.expr], keywords: list[ast.keyword]
     ) -> Iterator[str]:
         parameters = inspect.signature(callee).parameters.values()
@@ -125,6 +126,8 @@ class _Reader:
                 parts = (*value.args, *(keyword.value for keyword in value.keywords))
                 return value.func.id in vars(builtins) and any(map(self._follows, parts))
             return isinstance(value.func, ast.Attribute) and self._follows(value.func.value)
+        if isinstance(value, ast.Attribute) and path_of(value) in self._names:
+            return True
         inner = (c for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))
         return isinstance(value, _COMBINING) and any(map(self._follows, inner))
 
@@ -140,10 +143,10 @@ class _Reader:
     def _variable(self, name: str, depth: int) -> Iterator[Any]:
         if name == self._first:
             yield self._owner
-        elif name not in self._assigned:
+        elif not any(b.replaces for b in self._bound.get(name, ())):
             yield self._space.get(name)
         elif depth:
-            parts = (part for value in self._assigned[name] for part in _parts(value))
+            parts = (part for binding in self._bound[name] for part in _parts(binding.value))
             for held in (h for part in parts for h in self._held(part, depth - 1)):
                 yield held
                 yield from _items(held)
@@ -152,25 +155,6 @@ class _Reader:
 @functools.cache
 def _calls(tree: ast.AST) -> list[ast.Call]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-
-
-@functools.cache
-def _assigned(tree: ast.AST) -> Mapping[str, list[ast.expr]]:
-    """Return what each variable is set to, or runs through."""
-    result: dict[str, list[ast.expr]] = defaultdict(list)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.For, ast.comprehension)):
-            targets, value = [node.target], node.iter
-        elif isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            targets, value = [node.target], node.value
-        else:
-            continue
-        for inner in (n for target in targets for n in ast.walk(target)):
-            if isinstance(inner, ast.Name):
-                result[inner.id].append(value)
-    return dict(result)
 
 
 def _parts(value: ast.expr) -> Iterator[ast.expr]:

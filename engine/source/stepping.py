@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 from torch import Tensor
 
+from engine.program.trees import tensors_in
 from engine.source.branches import Branching, Part, branching
 from engine.source.omitted import stand_ins
 from engine.source.sites import is_library
@@ -176,11 +178,11 @@ class Steps:
         absent = stand_ins(function, frame.f_locals) if pending or code is self._entry else {}
         if not (pending or absent):
             return None
-        ran, shared, points = course.ran, function.shared, function.points
+        ran, shared, points, last = course.ran, function.shared, function.points, dict[str, list[Tensor]]()
 
         def step(frame: FrameType, event: str, arg: Any) -> Any:
             if absent and event != "opcode":
-                self._fill(course, frame, absent)
+                self._fill(course, frame, absent, last)
             if event == "line":
                 line = frame.f_lineno
                 ran.add(frame.f_lasti)
@@ -195,11 +197,16 @@ class Steps:
 
         return step
 
-    def _fill(self, course: Course, frame: FrameType, absent: dict[str, str]) -> None:
-        """Note what variables hold by now that take the place of arguments."""
+    def _fill(self, course: Course, frame: FrameType, absent: Mapping[str, str], last: dict[str, list[Tensor]]) -> None:
+        """Note what variables hold by now, if they did not before, that take the place of arguments."""
         variables = frame.f_locals
-        for name in [name for name in absent if isinstance(variables.get(name), Tensor)]:
-            self._stand_ins.append((course, absent.pop(name), variables[name]))
+        for name, argument in absent.items():
+            held = variables.get(name)
+            if isinstance(held, (Tensor, tuple, list, dict)):
+                tensors = list(islice(tensors_in(held), _MOST))
+                if list(map(id, tensors)) != list(map(id, last.get(name, ()))):
+                    last[name] = tensors
+                    self._stand_ins += [(course, argument, tensor) for tensor in tensors]
 
     def _look(self, course: Course, frame: FrameType, parts: Sequence[Part], late: bool = False) -> None:
         """Note what variables hold before parts that did not run."""

@@ -29,3 +29,21 @@ def test_a_call_with_all_arguments() -> None:
     """Nothing is left out."""
     function = branching(_cell.__code__)
     assert function is not None and stand_ins(function, {"x": 1, "h": 2, "gate": 3}) == {}
+
+
+def _typed(x: Any, state: Any = None, mask: Any = None, extra: Any = None) -> Any:
+    h: Any = x * 0 if state is None else state
+    a, b = (x, x) if mask is None else mask
+    kept = {}
+    kept["h"] = x if extra is None else extra
+    return (other := x if state is None else state), h, a, b, kept, other
+
+
+def test_each_way_to_bind_a_variable() -> None:
+    """With a type, in an expression, several at once, as an item."""
+    function = branching(_typed.__code__)
+    assert function is not None
+    result = stand_ins(function, {"x": 1, "state": None, "mask": None, "extra": None})
+    assert {name: result.get(name) for name in ("h", "a", "b", "kept", "other")} == {
+        "h": "state", "a": "mask", "b": "mask", "kept": "extra", "other": "state",
+    }  # fmt: skip

@@ -1,0 +1,115 @@
+"""What the variables of a function may hold: the expressions that its statements and expressions bind to names."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+__all__ = ["Binding", "bindings", "path_of"]
+
+_FILLS = frozenset("add append appendleft extend insert setdefault update".split())
+"""Methods by which lists, sets and dictionaries take what they are called with."""
+
+
+class Binding(NamedTuple):
+    """An expression that a name may hold, or hold an item of, or hold as an item.
+
+    Attributes:
+        value: the expression.
+        node: the statement or expression that binds it.
+        line: where that stands.
+        replaces: whether the name holds nothing of before.
+    """
+
+    value: ast.expr
+    node: ast.AST
+    line: int
+    replaces: bool
+
+
+@functools.cache
+def bindings(tree: ast.AST, owner: str | None = None) -> Mapping[str, tuple[Binding, ...]]:
+    """Return what each name is bound to, and each path of attributes (``options.flag``).
+
+    Args:
+        tree: of a function.
+        owner: an argument that is not bound by what its attributes are, ``self``.
+
+    Example:
+        >>> tree = ast.parse("h, c = x, y\\nfor k in (h := z): d['k'] = k\\nself.flag: bool = on\\nd.update(e=e)")
+        >>> {name: [ast.unparse(b.value) for b in own] for name, own in bindings(tree, "self").items()}
+        {'h': ['x', 'z'], 'c': ['y'], 'k': ['z'], 'self.flag': ['on'], 'd': ['k', 'e']}
+    """
+    result: dict[str, list[Binding]] = defaultdict(list)
+    for node in ast.walk(tree):
+        for target, value, replaces in _bound(node):
+            for name, whole in _names(target, owner):
+                plain = value.value if isinstance(value, ast.NamedExpr) else value
+                line = getattr(node, "lineno", target.lineno)
+                result[name].append(Binding(plain, node, line, replaces and whole))
+    return {name: tuple(own) for name, own in result.items()}
+
+
+def path_of(node: ast.expr) -> str | None:
+    """Return the path of an attribute of a variable; None for any other expression.
+
+    Example:
+        >>> path_of(ast.parse("self.gate.mode", mode="eval").body)
+        'self.gate.mode'
+    """
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names, node = [node.attr, *names], node.value
+    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else None
+
+
+def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
+    """Yield the targets of a statement or expression with what they get, and whether nothing else is left in them."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _items(target, node.value)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        yield node.target, node.value, True
+    elif isinstance(node, ast.AugAssign):
+        yield node.target, node.value, False
+    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield node.target, node.iter, True
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield node.optional_vars, node.context_expr, True
+    elif isinstance(node, ast.Match):
+        inner = (n for case in node.cases for n in ast.walk(case.pattern))
+        names = (getattr(n, "name", None) or getattr(n, "rest", None) for n in inner)
+        place = {"lineno": node.lineno, "col_offset": node.col_offset}
+        yield from ((ast.Name(name, ast.Store(), **place), node.subject, True) for name in names if name)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
+        yield from ((node.func.value, value, False) for value in (*node.args, *(k.value for k in node.keywords)))
+
+
+def _items(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
+    """Yield a target with what it gets: one by one where both sides are written out."""
+    several = (ast.Tuple, ast.List)
+    if isinstance(target, several) and isinstance(value, several) and len(target.elts) == len(value.elts):
+        if not any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):
+            for inner, item in zip(target.elts, value.elts, strict=True):
+                yield from _items(inner, item)
+            return
+    yield target, value, True
+
+
+def _names(target: ast.expr, owner: str | None) -> Iterator[tuple[str, bool]]:
+    """Yield the names in a target, and whether they are all of it."""
+    if isinstance(target, ast.Name):
+        yield target.id, True
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for element in target.elts:
+            yield from _names(element, owner)
+    elif isinstance(target, ast.Starred):
+        yield from _names(target.value, owner)
+    elif isinstance(target, (ast.Attribute, ast.Subscript)):
+        path = path_of(target)
+        if path is not None:
+            yield path, True
+        yield from ((name, False) for name, _ in _names(target.value, owner) if name != owner)
