@@ -19,6 +19,8 @@ from torch import nn
 from engine.program.graph import Node, Value
 from engine.recording.attributes import choices, other_reals, switches_of
 from engine.recording.missed import code_of, methods_of
+from engine.source.passing import passed_arguments
+from engine.source.picking import space_of
 
 __all__ = ["Arguments", "steps_of"]
 
@@ -77,7 +79,7 @@ class Arguments:
         """Yield the name of an argument, with calls in which it is another."""
         for name, value in self._values.items():
             for leaf in () if self._declared(name) else _leaves((name,), value):
-                yield from ((name, map(self._call(leaf), way)) for way in self._others(leaf.value))
+                yield from ((name, map(self._call(leaf), way)) for way in self._others(name, leaf.value))
 
     def _call(self, leaf: _Leaf) -> Callable[[Any], Call]:
         name, *keys = leaf.path
@@ -89,7 +91,7 @@ class Arguments:
 
         return call
 
-    def _others(self, value: Any) -> Iterator[list[Any]]:
+    def _others(self, name: str, value: Any) -> Iterator[list[Any]]:
         """Yield what a value may be instead: numbers in a row in either direction, everything else on its own."""
         if isinstance(value, bool):
             yield [not value]
@@ -99,8 +101,17 @@ class Arguments:
             yield [value + step for step in range(1, _STEPS + 1)]
             yield [value - step for step in range(1, _STEPS + 1) if value < 0 or step <= value]
         else:
-            others = dict.fromkeys((*choices(value, self._model), *_texts(value, self._model)))
+            others = dict.fromkeys(self._texts(name, value))
             yield from ([other] for other in others if other != value)
+
+    def _texts(self, name: str, value: Any) -> Iterator[Any]:
+        """Yield what a text, or a member of an enumeration, may be in the code that an argument is passed on to."""
+        codes = passed_arguments(self._model, {name})
+        modules = {type(m): m for m in self._model.modules() if code_of(type(m).forward) in codes}
+        spaces = [space_of(file) for file in sorted({code.co_filename for code in codes})]
+        for module in (self._model, *modules.values()):
+            yield from choices(value, module, *spaces)
+        yield from _texts(value, self._model, *codes)
 
     def record(self, run: Callable[[Call], bool | None]) -> list[str]:
         """Record the other calls; numbers in a row as long as there is something new in them.
@@ -155,27 +166,13 @@ def _replaced(whole: Any, keys: Sequence[Any], value: Any) -> Any:
     return changed if isinstance(whole, dict) else type(whole)(changed.values())
 
 
-def _texts(value: Any, model: nn.Module) -> Iterator[str]:
-    """Yield the texts in forward and in methods that it calls, what stands for one in names of attributes, and another.
-
-    Example:
-        >>> net = nn.Module()
-        >>> net.head_cars, net.head_cats = nn.Linear(1, 1), nn.Linear(1, 1)
-        >>> list(_texts("cars", net))
-        ['cars', 'cats', 'another']
-    """
+def _texts(value: Any, model: nn.Module, *codes: CodeType) -> Iterator[str]:
+    """Yield the texts in forward, in methods that it calls and in other code, and another."""
     if not isinstance(value, str):
         return
     code = code_of(type(model).forward)
-    for method in () if code is None else (code, *_methods(model, code)):
+    for method in (*(() if code is None else (code, *_methods(model, code))), *codes):
         yield from (text for text in _constants(method) if len(text) <= _LONGEST and not any(map(str.isspace, text)))
-    names = [*model._modules, *(name for name, _ in methods_of(type(model)))]  # type: ignore[arg-type]
-    for name in names if value else ():
-        before, after = name.removesuffix(value), name.removeprefix(value)
-        if before != name and before[-1:] in ("", "_"):
-            yield from (n.removeprefix(before) for n in names if n.startswith(before))
-        elif after != name and after[0] == "_":
-            yield from (n.removesuffix(after) for n in names if n.endswith(after))
     yield "another"
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
 from engine.program.graph import Node, Value
+from engine.recording.missed import methods_of
 from engine.source.integers import integers
 from engine.source.sizes import truths_in
 
@@ -199,22 +200,46 @@ def _choices(attribute: Attribute) -> Iterator[Any]:
     return choices(attribute.value, attribute.module)
 
 
-def choices(value: Any, module: nn.Module) -> Iterator[Any]:
-    """Yield the members of an enumeration, or the keys of tables that have a text as a key.
+def choices(value: Any, module: nn.Module, *spaces: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the members of an enumeration, or the names of which a text is one: keys of tables, parts of modules.
 
     Args:
         value: a member, or a text.
         module: tables are those of it, and the global ones beside its classes.
+        spaces: further global ones.
+
+    Example:
+        >>> net = nn.Module()
+        >>> net.head_cars, net.head_cats = nn.Linear(1, 1), nn.Linear(1, 1)
+        >>> list(choices("cars", net))
+        ['cars', 'cats']
     """
     if isinstance(value, Enum):
         yield from type(value)
         return
-    spaces = [vars(sys.modules[kind.__module__]) for kind in type(module).__mro__ if kind.__module__ in sys.modules]
+    beside = [vars(sys.modules[kind.__module__]) for kind in type(module).__mro__ if kind.__module__ in sys.modules]
     own = [vars(module), dict(module.named_children()), *map(vars, type(module).__mro__)]
-    for space in (*own, *(s for s in spaces if not s.get("__name__", "").startswith(("torch.", "builtins")))):
+    for space in (*own, *(s for s in (*beside, *spaces) if not s.get("__name__", "").startswith(_FOREIGN))):
         for table in list(space.values()):
             if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= _SMALL and value in table:
                 yield from (key for key in table if isinstance(key, str))
+    for part in module.modules() if isinstance(value, str) else ():
+        yield from part._modules if value in part._modules and part is not module else ()
+    yield from _attributes(value, module) if isinstance(value, str) and value else ()
+
+
+_FOREIGN = ("torch.", "builtins")
+
+
+def _attributes(value: str, module: nn.Module) -> Iterator[str]:
+    """Yield what may stand for a text in the names of parts and methods (``head_cars``)."""
+    names = [*module._modules, *(name for name, _ in methods_of(type(module)))]  # type: ignore[arg-type]
+    for name in names:
+        before, after = name.removesuffix(value), name.removeprefix(value)
+        if before != name and before[-1:] in ("", "_"):
+            yield from (n.removeprefix(before) for n in names if n.startswith(before))
+        elif after != name and after[0] == "_":
+            yield from (n.removesuffix(after) for n in names if n.endswith(after))
 
 
 def _limits(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:

@@ -27,6 +27,7 @@ from engine.source.branches import Part
 from engine.source.deciding import attribute_code, is_fixed_property
 from engine.source.entrywise import Effect, Functions
 from engine.source.passing import passed_arguments
+from engine.source.picking import Picks
 from engine.source.stepping import Course
 from engine.source.writers import assigned_anywhere, assigned_attributes, written_anywhere, written_attributes
 
@@ -83,7 +84,8 @@ class Unreached:
     ) -> None:
         self._declared, self._functions = declared, functions
         self._modules, self._courses, self._arguments = modules, courses, set(arguments)
-        self._passed = passed_arguments(modules[""], {name for name in options if not declared(name)})
+        self._options = {name for name in options if not declared(name)}
+        self._passed = passed_arguments(modules[""], self._options)
         self._sized = {guard.place for guard in guards}
         self._stored, self._values, self._nodes = stored, values, nodes
         idle = {name.rpartition(".")[0] for name in parameters if name not in stored}
@@ -110,6 +112,7 @@ class Unreached:
                     self._follow(Missed(part, course, self._modules, names, self._values, self._functions), reach)
         self._beside(reach)
         self._in_place_of_arguments(reach)
+        self._through_any_function(reach)
         if self._idle_owners:
             reach.notes.append(f"Modules that did not run, and stay whole: {_listed(self._idle_owners)}.")
         if methods := sorted(dict.fromkeys(_methods(self._modules.values()))):
@@ -148,6 +151,39 @@ class Unreached:
                     reason = f"takes the place of the argument {name!r}, which the example leaves out"
                     reach.whole.setdefault(value.index, (value, reason))
                     reach.varying[value.index] = value, False
+
+    def _through_any_function(self, reach: Reach) -> None:
+        """Note what goes through functions that the caller picks by a name, or passes: they may do anything."""
+        calls: dict[CodeType, list[Node]] = {}
+        for node in self._nodes:
+            if node.site is not None:
+                calls.setdefault(node.site.code, []).append(node)
+        for code, nodes in calls.items():
+            picks = self._picks(code)
+            for call in picks:
+                courses = [c for c in self._courses.values() if c.function.code is code]
+                if courses and not any(c.function.ran(call, c.ran) for c in courses):
+                    continue
+                inside = [n for n in nodes if picks.at(n.site.end, n.site.line) is call]
+                place = shown_place(f"{code.co_filename}:{call.lineno}")
+                reason = f"goes through a function that the caller chooses at {place}"
+                for node in inside or nodes:  # one that does nothing leaves no trace
+                    whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
+                    reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
+                    reach.varying.update((v.index, (v, False)) for v in node.outputs)
+
+    def _picks(self, code: CodeType) -> Picks:
+        owners = [module for module in self._one_of_each if code in _codes(type(module))]
+        forward = code is code_of(type(self._modules[""]).forward)
+        options = self._options if forward else self._passed.get(code, frozenset())
+
+        def settled(path: str) -> bool:
+            return bool(owners) and all(self._settled(owner, path) for owner in owners)
+
+        def is_module(path: str) -> bool:
+            return all(isinstance(_at(owner, path), nn.Module) for owner in owners)
+
+        return Picks(code, options, settled, code.co_varnames[0] if owners else None, is_module)
 
     def _is_made_of_nothing(self, value: Value) -> bool:
         """Whether neither inputs nor parameters decide what numbers a value holds."""
@@ -304,6 +340,18 @@ def _is_looked_up(holder: Any, name: str) -> bool:
         else []
     )
     return not any(name in table for table in tables) and hasattr(holder, name)
+
+
+@functools.cache
+def _codes(kind: Any) -> frozenset[CodeType | None]:
+    """Return the code of the methods of a class that is not torch's."""
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+    return frozenset(code_of(held) for base in own for held in vars(base).values() if callable(held))
+
+
+def _at(owner: Any, path: str) -> Any:
+    """Return what is at a path of attributes."""
+    return functools.reduce(lambda held, name: getattr(held, name, None), path.split("."), owner)
 
 
 def _is_in(module: str, outer: str) -> bool:

@@ -258,10 +258,10 @@ def _not_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def texts(value: Any, model: nn.Module) -> Iterator[str]:
+    def texts(self: Any, name: str, value: Any) -> Iterator[str]:
         return iter(())
 
-    monkeypatch.setattr(arguments, "_texts", texts)
+    monkeypatch.setattr(arguments.Arguments, "_texts", texts)
 
 
 def _only_what_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,9 +190,9 @@ def _by_argument(self: Any, h: Tensor) -> Tensor:
     return gated(h, self.gate)
 
 
-def pooled(h: Tensor, kind: str) -> Tensor:
+def pooled(h: Tensor, kind: str | None) -> Tensor:
     """Return the features, or their sums."""
-    if kind == "sum":
+    if kind is not None:
         h = h.cumsum(-1)
     return h.relu()
 
@@ -200,7 +200,7 @@ def pooled(h: Tensor, kind: str) -> Tensor:
 class Pooled(Net):
     """A network whose caller picks what a function does with its features."""
 
-    def forward(self, x: Tensor, kind: str = "plain") -> Tensor:
+    def forward(self, x: Tensor, kind: str | None = None) -> Tensor:
         """Return logits."""
         return self.head(self.gate(pooled(self.stem(x), kind)).relu())  # type: ignore[no-any-return]
 
@@ -243,7 +243,7 @@ TRAPS = [
         "a branch makes a mask of the features' shape", "transformers: create_causal_mask(inputs_embeds=h)", _by_mask
     ),
     _trap("an attribute of an argument decides", "def adapted(h, block): if block.adapters", _by_argument),
-    _trap_of("what a function does follows an argument", "forward(x, pool='mean'): pool(h, pool)", Pooled, _summing),
+    _trap_of("what a function does follows an argument", "forward(x, pool=None): pool(h, pool)", Pooled, _summing),
     _trap("whether there is a hook decides", "if callable(self.layer.hook)", _by_callable),
     _trap("an enumeration picks a function", "a table of functions by an Enum", _by_mode),
     _trap("a text picks a function", "timm: a table of pooling functions by name", _by_name),

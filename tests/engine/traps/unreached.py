@@ -456,7 +456,7 @@ def _nothing_is_unreached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_varies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed, "_effects", lambda part, foreign: _Keeping())
+    monkeypatch.setattr(missed, "_effects", lambda part, functions, foreign: _Keeping())
 
 
 class _Keeping(dict[str, Any]):
