@@ -20,7 +20,7 @@ from engine.analysis.links import Links
 from engine.analysis.uncertain import agreeing
 from engine.program.arrays import along, compact, is_finite
 from engine.program.contraction import Contraction
-from engine.program.graph import Graph, Node, Value
+from engine.program.graph import Graph, Node, Value, rule_errors
 
 __all__ = ["Constants"]
 
@@ -113,10 +113,11 @@ class Constants:
 
     def _evaluate(self, node: Node, rules: _Rules) -> None:
         rule, numbers = rules.rule(node.op).constants, self.graph.uncertain.get(node.index)
-        if numbers is None:
-            arrays = self._steady(node, rule)
-        else:
-            arrays = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
+        with rule_errors(node):
+            if numbers is None:
+                arrays = self._steady(node, rule)
+            else:
+                arrays = agreeing(node, numbers, lambda other: self._steady(other, rule), self.__getitem__)
         for position, value in enumerate(node.outputs):
             array = _varies(value) if arrays is None else self._held(arrays[position], value)
             self._arrays[value.index] = array = self._settled(array, value)

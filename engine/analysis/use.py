@@ -12,7 +12,7 @@ from engine.analysis.constants import Constants
 from engine.analysis.layers import Layers
 from engine.analysis.uncertain import amounts, widened
 from engine.program.arrays import reduce_to
-from engine.program.graph import Graph, Node, Value
+from engine.program.graph import Graph, Node, Value, rule_errors
 
 __all__ = ["Use"]
 
@@ -61,7 +61,8 @@ class Use:
             self.add_all(value)
         for node in reversed(self.graph.nodes):
             if any(self._is_used(value) for value in node.outputs):
-                structure.rules.rule(node.op).use(node, self)
+                with rule_errors(node):
+                    structure.rules.rule(node.op).use(node, self)
                 self._widen(node)
 
     def _widen(self, node: Node) -> None:

@@ -62,7 +62,7 @@ DROPOUT = "dropout feature_dropout".split()
 
 def _placed(node: Node, value: Value) -> Value | None:
     """A weight per channel (`prelu`) is aligned with dimension 1; other operands broadcast from the right."""
-    return value if node.op == "prelu" and value is node.args["weight"] and value.shape != (1,) else None
+    return value if node.op == "prelu" and value is node.args["weight"] and value.shape not in ((), (1,)) else None
 
 
 def _lift(node: Node, value: Value, array: Tensor) -> Tensor:
@@ -308,6 +308,7 @@ def _combining_samples() -> Iterable[Sample]:
     yield _of_two("maximum", torch.maximum)
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu per channel")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu")
+    yield through("prelu with a number", lambda x: F.prelu(x, torch.tensor(0.2)))
     yield _of_two("every function of two tensors", _every_combining)
     yield through("add in place", lambda x: (x * 1).add_(x).sub_(1.5).div_(2))
 

@@ -16,7 +16,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["align", "along", "any_over", "compact", "is_finite", "reduce_to", "support", "uniform", "view_array"]
+__all__ = [
+    "align",
+    "along",
+    "any_over",
+    "compact",
+    "is_finite",
+    "plain",
+    "reduce_to",
+    "same_entries",
+    "support",
+    "uniform",
+    "view_array",
+]
 
 
 def support(array: Tensor) -> tuple[int, ...]:
@@ -181,3 +193,29 @@ def uniform(array: Tensor, dims: Iterable[int]) -> Tensor:
             first = array.narrow(dim, 0, 1)
             array = torch.where((array == first).all(dim, keepdim=True), first, math.nan)
     return array
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return the entries of a quantised or sparse tensor as an ordinary one; others as they are.
+
+    Example:
+        >>> plain(torch.eye(2).to_sparse()).layout
+        torch.strided
+    """
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def same_entries(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same entries, NaN included, whatever their layout is.
+
+    Example:
+        >>> holes = torch.tensor([1.0, float("nan")])
+        >>> same_entries(holes, holes.clone()), same_entries(torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse())
+        (True, False)
+    """
+    one, other = plain(one), plain(other)
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -7,6 +7,7 @@ A `Value` is a tensor of the program: an input, a parameter or buffer, a capture
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from engine import html
-from engine.errors import StaleGraphError, TraceError
+from engine.errors import EngineError, RuleError, StaleGraphError, TraceError
 from engine.program.entries import Entry
 from engine.program.stored import stored_tensors
 
-__all__ = ["Graph", "Node", "Origin", "Value", "map_values", "walk_values"]
+__all__ = ["Graph", "Node", "Origin", "Value", "map_values", "rule_errors", "walk_values"]
 
 T = TypeVar("T")
 
@@ -136,6 +137,25 @@ class Node:
     def __repr__(self) -> str:
         place = f" in {self.module!r}" if self.module else ""
         return f"{self.op}{place}{' (' + self.location + ')' if self.location else ''}"
+
+
+@contextmanager
+def rule_errors(node: Node) -> Iterator[None]:
+    """Turn what a rule raises on a call that it does not expect into an error that names the call.
+
+    Raises:
+        RuleError: for anything but the engine's own errors.
+    """
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # of any kind: a rule may be the user's
+        raise RuleError(
+            f"The rule of {node.op!r} fails on {node!r} ({node.target}): {type(error).__name__}: {error}. Put the "
+            "module that runs this line in `opaque` of `engine.trace`, which keeps what it reads whole, and report "
+            "this."
+        ) from error
 
 
 def walk_values(tree: Any) -> Iterator[Value]:

@@ -11,6 +11,9 @@ from typing import Any
 __all__ = ["Signature", "signature"]
 
 
+_OTHERS = frozenset({"view.dtype"})
+"""Overloads that compute something else than the others of their name: these read bits as other numbers."""
+
 _SIZES = re.compile(r"SymInt(?:\[\d*\])?\??\s(\w+)")
 
 
@@ -50,6 +53,8 @@ def signature(func: Any) -> Signature:
     writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     if writes and name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
+    if str(func).removeprefix(f"{space}.") in _OTHERS:
+        name = str(func).removeprefix(f"{space}.")
     return Signature(
         op=name if space == "aten" else f"{space}::{name}",
         names=tuple(a.name for a in schema.arguments),

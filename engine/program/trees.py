@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["map_tensors", "results_in", "tensors_in"]
+__all__ = ["items_of", "map_tensors", "results_in", "tensors_in"]
 
 _NO_RESULTS = (type, FunctionType, ModuleType, nn.Module)
 
@@ -19,8 +19,13 @@ _NO_RESULTS = (type, FunctionType, ModuleType, nn.Module)
 _LEAVES = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
-def _items(tree: Any) -> Iterable[Any]:
-    """Return the items of a container; nothing for anything else."""
+def items_of(tree: Any) -> Iterable[Any]:
+    """Return the items of a container; nothing for anything else.
+
+    Example:
+        >>> list(items_of({"a": 1, "b": 2})), list(items_of("text"))
+        ([1, 2], [])
+    """
     if type(tree) in (list, tuple):
         return tree  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -42,7 +47,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Tensor):
         yield tree
     elif type(tree) not in _LEAVES:
-        for item in _items(tree):
+        for item in items_of(tree):
             if type(item) in _LEAVES:
                 continue
             if isinstance(item, Tensor):
@@ -71,7 +76,7 @@ def results_in(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
             yield item if isinstance(item, Tensor) else torch.tensor(item, dtype=torch.float64)
         elif type(item) not in _LEAVES and not isinstance(item, _NO_RESULTS) and id(item) not in seen:
             seen.add(id(item))
-            waiting += reversed([*_items(item), *_attributes(item)])
+            waiting += reversed([*items_of(item), *_attributes(item)])
 
 
 def _attributes(thing: Any) -> Iterable[Any]:

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from engine.program.arrays import same_entries
 from engine.program.expressions import Guard, ShapeOf, describe, leaves
 from engine.program.graph import Node, Value
 from engine.recording.axes import Axis, larger, odd, smaller
@@ -126,8 +125,8 @@ class OtherSizes:
         axes = [axis for axis in axes if self._matters(axis)]
         sides = [axis for axis in axes if axis.picture]
         groups = [[axis] for axis in axes if not axis.picture and axis.size]
-        taken = [sides] if sides and (larger_pictures or self._first(sides, tried)) else []
-        taken += [group for group in groups if self._first(group, tried)]
+        taken = [sides] if sides and larger_pictures else list(self._taken(sides, tried))
+        taken += [group for axes in groups for group in self._taken(axes, tried)]
         rest = [axis for group in taken for axis in group if not axis.batch]
         tries: list[dict[Axis, int]] = [
             {axis: smaller(axis.size) for axis in rest},
@@ -169,12 +168,23 @@ class OtherSizes:
         """Whether code may decide by an axis: it does by sizes of the inputs themselves, or of what is computed."""
         return self._derived or not self._dims.isdisjoint(axis.places)
 
+    def _taken(self, group: Sequence[Axis], accepts: Accepts) -> Iterator[Sequence[Axis]]:
+        """Yield the axes that may have another size: all of a group together, else each of them that may alone."""
+        if not group or self._first(group, accepts):
+            yield from [group] if group else []
+        elif len(group) > 1:
+            yield from ([axis] for axis in group if self._first([axis], accepts))
+
     def _first(self, group: Sequence[Axis], accepts: Accepts) -> bool:
+        """Whether the model takes any other size: the next is tried only where it rejects those before."""
+        tries = [
+            {axis: larger(axis.size) for axis in group},
+            {axis: odd(axis.size, k) for k, axis in enumerate(group)},
+            {axis: smaller(axis.size) for axis in group},
+        ]
         if group[0].batch:
-            return accepts({axis: 1 if axis.size > 1 else 3 for axis in group})
-        return accepts({axis: larger(axis.size) for axis in group}) or accepts(
-            {axis: odd(axis.size, k) for k, axis in enumerate(group)}
-        )
+            tries.insert(0, {axis: 1 if axis.size > 1 else 3 for axis in group})
+        return any(accepts(sizes) for sizes in tries if any(size != axis.size for axis, size in sizes.items()))
 
     def repeat(self, one: Sequence[Node], other: Sequence[Node]) -> None:
         """Compare a run that calls the same ops on the same values, from other places in the code perhaps.
@@ -237,7 +247,7 @@ class OtherSizes:
 def _same_data(one: Value, other: Value) -> bool:
     if one.data is None or other.data is None or one.shape != other.shape:
         return False
-    return one.data is other.data or one.data.is_meta or torch.equal(one.data, other.data)
+    return one.data is other.data or one.data.is_meta or same_entries(one.data, other.data)
 
 
 def _by_call(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.analysis.slots import FROZEN
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
-from engine.program.graph import Node, Value
+from engine.program.graph import Node, Value, rule_errors
 from engine.removal.followed import followed
 from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
@@ -284,7 +284,8 @@ def _pin(shrunk: Shrunk, checked: _Checked) -> Pin | None:
 
 def _demands(node: Node, shrunk: Shrunk) -> Iterator[Demand]:
     """The rule's demands, and that a factor computed from sizes (``head_dim ** -0.5``) does not change."""
-    asked = list(shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape))
+    with rule_errors(node):
+        asked = list(shrunk.structure.rules.rule(node.op).demands(node, shrunk.indices, shrunk.shape))
     yield from asked
     for name, position in node.sizes.keys() - {demand.argument for demand in asked}:
         number = node.args[name]

@@ -17,7 +17,7 @@ from engine.analysis.slots import Slots
 from engine.analysis.uncertain import amounts, place_of
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
-from engine.program.graph import Graph, Node, Value
+from engine.program.graph import Graph, Node, Value, rule_errors
 from engine.rule import Registry
 
 __all__ = ["Structure", "propagate", "resolve"]
@@ -217,7 +217,8 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
     """
     labels = Labels(graph)
     for node in graph.nodes:
-        rules.rule(node.op).labels(node, labels)
+        with rule_errors(node):
+            rules.rule(node.op).labels(node, labels)
         if amounts(node, graph.uncertain.get(node.index, ())):
             _hold_amounts(node, labels)
     for value in graph.outputs:

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from engine.ops import convolving, products, zeros
 from engine.ops.draws import EvenDraws
+from engine.program.arrays import plain
 from engine.program.signature import signature
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
@@ -34,7 +35,6 @@ from engine.verification.projections import PROJECTIONS, Directions, channel_nor
 from engine.verification.remains import Remains
 from engine.verification.results import results_of
 from engine.verification.rounding import unrounded
-from engine.verification.tensors import plain
 from engine.verification.way import Way
 from engine.verification.witness import Look, Witness
 

@@ -13,6 +13,7 @@ from engine.compaction.build import Analysis
 from engine.compaction.compact import names_of
 from engine.errors import TraceError, VerificationError
 from engine.ops.analytic import is_analytic
+from engine.program.arrays import same_entries
 from engine.program.stored import parameters_of, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.axes import Axis
@@ -24,7 +25,7 @@ from engine.verification.memory import give_back
 from engine.verification.remains import writes
 from engine.verification.resizing import Sizes
 from engine.verification.shapes import check_run, check_shapes, replacement_hint
-from engine.verification.tensors import Recipe, masked_recipes, run_tensors, same_entries, small_recipes
+from engine.verification.tensors import Recipe, masked_recipes, run_tensors, small_recipes
 from engine.verification.trials import Inputs, Trial, agree, not_compared, random_inputs, sample_bytes, sample_work
 from engine.verification.witness import Witness
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engine.program.stored import distinct_modules, stored_tensors
-from engine.program.trees import results_in
+from engine.program.trees import items_of, results_in
 
 __all__ = ["attributes", "results_of"]
 
@@ -26,7 +27,7 @@ def results_of(
     before: Mapping[str, Mapping[str, Any]],
     weights: Container[tuple[str, str]] = (),
 ) -> list[Tensor]:
-    """Return the tensors and floats in what a call returned, and in attributes that were set since.
+    """Return the tensors and numbers in what a call returned, and tensors and floats in attributes that were set since.
 
     Args:
         out: what the call returned.
@@ -42,7 +43,7 @@ def results_of(
         [1.0, 2.0]
     """
     seen: set[int] = set()
-    tensors = list(results_in(out, seen))
+    tensors = [*results_in(out, seen), *_whole_numbers(out)]
     stored = set(map(id, stored_tensors(model).values()))
     for name, module in distinct_modules(model).items():
         for key, value in vars(module).items():
@@ -53,3 +54,12 @@ def results_of(
             ):
                 tensors += [t for t in results_in(value, seen) if id(t) not in stored]
     return tensors
+
+
+def _whole_numbers(tree: Any) -> Iterator[Tensor]:
+    """Yield the whole numbers in nested containers: one of them may count channels."""
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        yield torch.tensor(tree)
+    elif not isinstance(tree, Tensor):
+        for item in items_of(tree):
+            yield from _whole_numbers(item)

@@ -17,7 +17,7 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.recording.standin import StandIn
 
-__all__ = ["Recipe", "masked_recipes", "may_share", "plain", "run_tensors", "same_entries", "small_recipes"]
+__all__ = ["Recipe", "masked_recipes", "may_share", "run_tensors", "small_recipes"]
 
 _SMALL = 4096
 """Elements below which a tensor is not worth a stand-in."""
@@ -103,32 +103,6 @@ def may_share(one: Tensor, other: Tensor) -> bool:
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return True
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """Return the entries of a quantised or sparse tensor as an ordinary one; others as they are.
-
-    Example:
-        >>> plain(torch.eye(2).to_sparse()).layout
-        torch.strided
-    """
-    if tensor.is_quantized:
-        return tensor.dequantize()
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
-
-
-def same_entries(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same entries, NaN included, whatever their layout is.
-
-    Example:
-        >>> holes = torch.tensor([1.0, float("nan")])
-        >>> same_entries(holes, holes.clone()), same_entries(torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse())
-        (True, False)
-    """
-    one, other = plain(one), plain(other)
-    if torch.equal(one, other):
-        return True
-    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def run_tensors(

@@ -24,6 +24,7 @@ from engine.errors import TraceError
 from engine.ops import zeros
 from engine.ops.draws import EvenDraws
 from engine.ops.products import in_float64
+from engine.program.arrays import plain
 from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import map_tensors
 from engine.recording.evaluation import evaluating
@@ -34,7 +35,7 @@ from engine.verification.certificate import Certificate
 from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
 from engine.verification.rounding import unrounded
-from engine.verification.tensors import Recipe, masked_recipes, may_share, plain, small_recipes
+from engine.verification.tensors import Recipe, masked_recipes, may_share, small_recipes
 from engine.verification.trials import Inputs, Trial, random_inputs
 
 __all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]

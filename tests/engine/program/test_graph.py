@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import engine
-from engine.errors import StaleGraphError, TraceError
-from engine.program.graph import Value, walk_values
+from engine.errors import RuleError, StaleGraphError, TraceError
+from engine.program.graph import Node, Value, walk_values
+from engine.rule import Rule
 from tests.engine.nets import dead, image, plain
 
 
@@ -90,3 +91,15 @@ def test_a_graph_of_another_model_is_refused() -> None:
     graph = engine.trace(nn.Linear(3, 2), torch.ones(1, 3))
     with pytest.raises(StaleGraphError, match="'weight' had shape .* it is gone"):
         graph.check_fresh(nn.Sequential(nn.Linear(3, 2)))
+
+
+def test_a_rule_that_fails_is_named_with_the_call() -> None:
+    """Whatever it raises: a rule may be the user's."""
+
+    def labels(node: Node, labels: object) -> None:
+        raise KeyError("size")
+
+    rules = engine.RULES.__class__(rule for rule in engine.RULES.distinct() if "relu" not in rule.ops)
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    with pytest.raises(RuleError, match=r"The rule of 'relu' fails on relu in '1'.*KeyError: 'size'.*`opaque`"):
+        engine.dependency_groups(net, torch.zeros(1, 3, 8, 8), rules=rules + [Rule(("relu",), labels)])

@@ -23,3 +23,9 @@ def test_arguments_by_name_with_defaults() -> None:
 def test_device_queries_are_not_recorded() -> None:
     """They are not part of a program."""
     assert not signature(torch.ops.prim.device.default).recorded
+
+
+def test_bits_read_as_other_numbers_are_another_op() -> None:
+    """A view of another dtype takes no size."""
+    assert signature(torch.ops.aten.view.dtype).op == "view.dtype"
+    assert signature(torch.ops.aten.view.default).op == "view"

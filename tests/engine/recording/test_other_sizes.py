@@ -112,3 +112,26 @@ def test_a_decision_by_the_batch_asks_for_no_other_pictures() -> None:
     assert [sizes for sizes in tried if 2 in sizes][-1] == {2: 1, 3: 1}
     assert {0: 1} in tried and tried[-1] == {0: 10}
     assert not others.undecided()
+
+
+def test_each_side_is_tried_where_the_model_rejects_both() -> None:
+    """And the next size where it rejects the first."""
+    others, tried = OtherSizes(), []
+
+    def accepts(sizes: Mapping[Axis, int]) -> bool:
+        shape = {dim: size for axis, size in sizes.items() for _, dim in axis.places}
+        tried.append(shape)
+        return 2 not in shape and shape.get(0) != 1
+
+    others.explore(axes_of((torch.zeros(2, 3, 8, 8),), {}), accepts, larger_pictures=False)
+    assert {3: 16} in tried and {0: 4} in tried
+
+
+def test_a_sparse_constant_may_differ_between_sizes() -> None:
+    """It is compared entry by entry."""
+
+    def mixed(x: Tensor) -> Tensor:
+        y = torch.sparse.mm(torch.eye(x.size(1)).to_sparse(), x[0].flatten(1)).view_as(x[:1])
+        return y if y.shape == x.shape else x + y
+
+    engine.trace(_Through(mixed), torch.zeros(2, 3, 8, 8))
