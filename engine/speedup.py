@@ -13,6 +13,7 @@ from engine.compaction.compact import OptimizerLike
 from engine.compaction.follow import compactable
 from engine.compaction.parts import certify
 from engine.compaction.plan import Plan
+from engine.compaction.sharing import Sharing, separated
 from engine.compaction.spreading import candidates
 from engine.cost.count import Counter
 from engine.errors import InputError, VerificationError
@@ -42,6 +43,12 @@ _LEAVES_CONSTANTS = (
     "Masked channels leave constants behind (the shift of a norm that is not masked, a bias, a sigmoid of zero), which "
     "depend on the batch or are still being trained: removing them now would change what is learned. Mask their norms "
     "and biases too (`fix_mask_conflict`), or compact after training."
+)
+
+_SEPARATED = (
+    "{} share memory, so that a step of an optimizer on one changes the other; of one of them other entries are "
+    "removed, after which they do not. Make them one parameter (`decoder.weight = encoder.weight`, or "
+    "`F.linear(x, encoder.weight.t())` where it is transposed)."
 )
 
 _TRAINS_OTHERWISE = "Removing the channels now would change what is learned; compact after training."
@@ -179,10 +186,16 @@ class ModelSpeedup:
         return self._in_train(*self._decided(), training)
 
     def _in_train(self, analysis: Analysis, exact: bool, training: bool) -> bool:
-        in_train = exact and exact_in_train(analysis, self._model, self._masks)
+        pairs = self._separated(analysis.plan)
+        if training and pairs:
+            raise VerificationError(f"{_SEPARATED.format(pairs[0])} Then compact, or compact after training.")
+        in_train = exact and not pairs and exact_in_train(analysis, self._model, self._masks)
         if training and not in_train:
             raise VerificationError(_LEAVES_CONSTANTS)
         return in_train
+
+    def _separated(self, plan: Plan) -> list[Sharing]:
+        return separated(self._model, plan.slices, plan.masks, plan.folds)
 
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Compact the model in place.
@@ -206,6 +219,7 @@ class ModelSpeedup:
             in_train = self._in_train(analysis, exact, training)
         plan = analysis.plan
         notes = ("Nothing was removed, so nothing was compared.",) if plan.is_empty else ()
+        notes = (*notes, *(_SEPARATED.format(pair) for pair in self._separated(plan)))
         verify = self._confidence > 0 and not plan.is_empty
         if verify and (in_train or self._graph.entries) and _trains_together():
             notes = (*notes, _NO_STEP)

@@ -7,7 +7,7 @@ exchanged, so that references in optimizers, hooks and averaged copies stay vali
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,17 @@ from engine.compaction.folds import Fold
 from engine.compaction.history import Step, changed, history, snapshot
 from engine.compaction.optimizers import check_entrywise, check_follows, small_state
 from engine.compaction.parts import remember
+from engine.compaction.sharing import sharing_of
 from engine.compaction.slices import Slice
 from engine.errors import PlanError
-from engine.program.arrays import is_finite
+from engine.program.arrays import is_finite, same_entries
 from engine.program.sharded import why_sharded
 from engine.program.stored import stored_tensors
 from engine.source.integers import with_integers
 from engine.surgery.exchange import Change, Replace, Undo
 from engine.surgery.kinds import exchanges_from
 
-__all__ = ["Compaction", "OptimizerLike", "compacted", "renew", "stored_tensors"]
+__all__ = ["Compaction", "OptimizerLike", "compacted", "renew", "separate", "stored_tensors"]
 
 OptimizerLike = Optimizer | Sequence[Optimizer] | None
 
@@ -52,6 +53,8 @@ class Compaction(Change):
         self._optimizers = [o for o in candidates if o is not None]
         super().__init__(model, functions, bool(self._optimizers))
         self._stored = stored_tensors(model)
+        self._sharing = sharing_of(model)
+        self._moves: dict[int, Callable[[Tensor], Tensor]] = {}  # of tensors that change, by identity
         self._tried: set[tuple[int, int, int]] = set()
         self._plan: Mapping[str, Any] | None = None
         self._certificate: Mapping[str, Any] | None = None
@@ -87,6 +90,7 @@ class Compaction(Change):
     ) -> None:
         new = compacted(name, tensor.detach(), cut, mask, folds)
         self.add(functools.partial(_exchange, tensor, new, _small_gradient(tensor.grad, cut, mask, folds)))
+        self._moves[id(tensor)] = Tensor.clone if cut is None else cut.apply
         if cut is not None:
             for optimizer in self._optimizers:
                 self._prepare_state(name, optimizer, tensor, cut)
@@ -129,8 +133,9 @@ class Compaction(Change):
                 raise PlanError(exchange.permanent)
             exchange.restore(self)
         for name, cut in last.plan["slices"].items():
-            tensor = self._stored[name]
-            self.add(functools.partial(_exchange, tensor, Slice.from_state_dict(cut).expand(tensor.data), None))
+            tensor, small = self._stored[name], Slice.from_state_dict(cut)
+            self.add(functools.partial(_exchange, tensor, small.expand(tensor.data), None))
+            self._moves[id(tensor)] = small.expand
         for name, (kind, values) in last.was.items():
             self.become(self.module(name), kind, values)
         self.add(functools.partial(remember, self.model, tuple(older)))
@@ -139,6 +144,7 @@ class Compaction(Change):
         """Apply all prepared changes."""
         before = None if self._plan is None else snapshot(self.model)
         super().commit()
+        self._share()
         self._flatten()
         if self._plan is not None and before is not None:
             step = Step(self._plan, changed(before, self.model), self._certificate)
@@ -149,11 +155,34 @@ class Compaction(Change):
         super().rollback()
         self._flatten()
 
+    def _share(self) -> None:
+        """Let tensors that shared memory share it again where they hold the same entries."""
+        for pair in self._sharing:
+            one, other = pair.tensors
+            order = None if self._moves.keys().isdisjoint(map(id, pair.tensors)) else pair.order(self._moves)
+            if order is not None and same_entries(one.data.permute(order), other.data):
+                self._taken.append(_exchange(other, one.data.permute(order), other.grad))
+
     def _flatten(self) -> None:
         """Move the weights of each recurrent layer into one block of memory again, as cuDNN requires."""
         for module in self.modules.values():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()
+
+
+def separate(model: nn.Module, values: Mapping[str, Any]) -> None:
+    """Give tensors that share memory memory of their own where values that are about to be loaded differ.
+
+    Args:
+        model: whose tensors are to take the values.
+        values: by name.
+    """
+    for pair in sharing_of(model):
+        one, other = (values.get(name) for name in pair.names)
+        order = pair.order({}) if isinstance(one, Tensor) and isinstance(other, Tensor) else None
+        if order is not None and not same_entries(one.permute(order), other):  # type: ignore[union-attr, arg-type]
+            tensor = pair.tensors[1]
+            _exchange(tensor, tensor.data.clone(), tensor.grad)
 
 
 def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None, folds: Sequence[Fold]) -> Tensor:

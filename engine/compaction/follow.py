@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from engine.compaction.compact import Compaction
+from engine.compaction.compact import Compaction, separate
 from engine.compaction.digest import digest
 from engine.compaction.format import KEY, VERSION, upgraded
 from engine.compaction.history import Entry, history, is_compacted, same_steps
@@ -108,6 +108,8 @@ def adapt(
     except CheckpointError:
         undo()
         raise
+    if inside:
+        separate(module, own)
 
 
 def shapes_in(state_dict: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[int, ...]]:
