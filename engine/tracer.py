@@ -53,7 +53,13 @@ from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
 from engine.recording.rehearsal import trained
 from engine.recording.unreached import arguments_of
-from engine.recording.variants import record_arguments, record_coefficients, record_settings, record_substitutes
+from engine.recording.variants import (
+    record_arguments,
+    record_coefficients,
+    record_entry,
+    record_settings,
+    record_substitutes,
+)
 from engine.source.integers import tagged
 from engine.source.sizes import Size
 from engine.surgery.kinds.attention import headwise, shape_free
@@ -140,6 +146,12 @@ def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[st
                 raise
 
 
+def _run_entries(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[str], entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        run = functools.partial(_run_entry, recorder, model, opaque)
+        recorder.entries += record_entry(recorder, run, entry, model)
+
+
 def _record(
     model: nn.Module,
     inputs: list[tuple[Any, Any]],
@@ -179,8 +191,7 @@ def _record(
         recorder.notes += record_coefficients(
             recorder, functools.partial(run, *inputs[0], way.train, "train" if way.train else "other"), guards
         )
-    for entry in entries:
-        _run_entry(recorder, model, opaque, entry)
+    _run_entries(recorder, model, opaque, entries)
     return recorder
 
 
@@ -257,8 +268,7 @@ def _recorded(
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
-    for entry in entries:
-        _run_entry(recorder, model, opaque, entry)
+    _run_entries(recorder, model, opaque, entries)
     return recorder, False
 
 
@@ -323,7 +333,7 @@ def trace(
             constants=None if constants is None else tuple(constants),
             dynamic_dims=dynamic_dims,
             decided=decided,
-            entries=further,
+            entries=tuple(recorder.entries),
             on_data=frozenset(recorder.on_data),
             opaque=tuple(opaque),
             headwise=attention,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any
@@ -27,6 +27,12 @@ class Entry:
         args, kwargs: arguments of the call.
         training: whether to run in train mode; the certificate then compares gradients, too.
         name: name for messages; that of the callable by default.
+        others: further arguments, positional and by keyword, by what is other in them ("batch 1"). Where the call runs
+            otherwise with them, that is an entry of its own; those that it rejects are left out.
+        fixed: names of attributes of the object that runs which keep their values. Others, which code sets later, are
+            recorded at further values, too.
+        after: runs once there are gradients, as hooks of a training do: it may change them, and parameters. The
+            certificate then compares both once more.
 
     Example:
         >>> import torch
@@ -43,6 +49,10 @@ class Entry:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     training: bool = False
     name: str = ""
+    others: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default_factory=dict)
+    fixed: Collection[str] = ()
+    after: Callable[[], Any] | None = None
+    explored: bool = field(default=False, repr=False)
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Call the entry; a method is looked up again, since a compaction may have exchanged its module's class.
@@ -54,6 +64,33 @@ class Entry:
         if isinstance(call, MethodType) and isinstance(owner, nn.Module):
             call = getattr(owner, call.__name__, call)
         return call(*args, **kwargs)
+
+    def ways(self) -> Iterator[Entry]:
+        """Yield the entry with its further arguments, each on its own."""
+        for label, (args, kwargs) in self.others.items():
+            yield replace(self, args=args, kwargs=kwargs, name=f"{self.name}, {label}", others={})
+
+    def at(self, setting: Sequence[tuple[nn.Module, str, Any]]) -> Entry:
+        """Return the entry where attributes have other values.
+
+        Args:
+            setting: modules, names of attributes, and their values.
+        """
+        label = ", ".join(f"{name}={value!r}" for _, name, value in setting)
+        return replace(self, call=_Setting(self, setting), name=f"{self.name}, {label}", others={})
+
+
+class _Setting:
+    """A call of an entry where attributes have other values; whoever runs it puts them back."""
+
+    def __init__(self, entry: Entry, setting: Sequence[tuple[nn.Module, str, Any]]) -> None:
+        self._entry, self._setting = entry, setting
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Set the attributes, and call the entry."""
+        for module, name, value in self._setting:
+            vars(module)[name] = value
+        return self._entry.run(args, kwargs)
 
 
 def _entry(name: str | None, spec: Any) -> Entry:

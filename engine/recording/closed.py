@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from engine.program.entries import Entry
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.changing import Changing
 from engine.recording.fakes import Fakes
@@ -30,6 +31,7 @@ class ClosedRecorder(Recorder):
         literal: the op that makes a tensor of numbers in the code.
 
     Attributes:
+        entries: that were recorded, and the ways in which they run otherwise.
         on_data: names of the entries that were recorded on data.
     """
 
@@ -37,6 +39,7 @@ class ClosedRecorder(Recorder):
         self, model: nn.Module, fakes: Fakes | None, literal: Any = None, changing: Changing | None = None
     ) -> None:
         self._closed, self._literal = False, literal
+        self.entries: list[Entry] = []
         self.on_data: set[str] = set()
         super().__init__(model, fakes, changing)
         self._fake_maker = fakes

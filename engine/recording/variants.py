@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from torch import nn
 
 from engine.errors import TraceError
+from engine.program.entries import Entry
 from engine.program.expressions import Guard
+from engine.program.graph import Node, Value
 from engine.recording.arguments import Arguments, steps_of
-from engine.recording.attributes import Setting, Settings, course
+from engine.recording.around import modules_around
+from engine.recording.attributes import Attribute, Setting, Settings, course
 from engine.recording.closed import ClosedRecorder
 from engine.recording.inputs import NEEDS_DATA
 from engine.recording.substitutes import does_the_same, substitutes
+from engine.source.writers import assigned_attributes
 
-__all__ = ["record_arguments", "record_coefficients", "record_settings", "record_substitutes"]
+__all__ = ["record_arguments", "record_coefficients", "record_entry", "record_settings", "record_substitutes"]
+
+_SETTABLE = (type(None), bool, int, float, str, Enum)
 
 
 def record_arguments(
@@ -132,3 +140,86 @@ def record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], guar
             recorder.drop(mark)
     names = ", ".join(dict.fromkeys(missing))
     return [f"Code compares {names}: only what runs at the present value was recorded."] if missing else []
+
+
+# ---------------------------------------------------------------- entries
+
+
+def record_entry(
+    recorder: ClosedRecorder, run: Callable[[Entry], None], entry: Entry, model: nn.Module
+) -> Iterator[Entry]:
+    """Record an entry, and how it runs with other arguments, and where attributes that code sets later are others.
+
+    Args:
+        recorder: with the runs of forward.
+        run: records an entry.
+        entry: what is recorded.
+        model: what the graph is of.
+
+    Yields:
+        The entry, and each way of it in which something else runs.
+    """
+    attributes = [] if entry.explored else _attributes(entry, model)
+    settings = Settings(attributes, {a.owner: a.module for a in attributes})
+    mark = recorder.mark()
+    with settings.watching():
+        run(entry)
+    yield replace(entry, others={}, explored=True)
+    nodes, guards = recorder.since(mark)
+    runs = _Runs(nodes, recorder.left(mark))
+    kept: list[Entry] = []
+
+    def accepts(way: Entry) -> bool:
+        mark = recorder.mark()
+        try:
+            run(way)
+            ran, new = True, runs.add(recorder.since(mark)[0], recorder.left(mark))
+        except (*NEEDS_DATA, TraceError):
+            ran = new = False
+        if new:
+            kept.append(replace(way, explored=True))
+        else:
+            recorder.drop(mark)
+            recorder.on_data.discard(way.name)
+        return ran
+
+    for way in entry.ways():
+        accepts(way)
+    missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
+    if missing:
+        recorder.notes.append(f"{entry.name!r} was recorded at the present value of {', '.join(missing)} only.")
+    yield from kept
+
+
+def _attributes(entry: Entry, model: nn.Module) -> list[Attribute]:
+    """Return the attributes that code sets later, of the model itself and of modules around it."""
+    outer = modules_around((entry.call, entry.args, dict(entry.kwargs)), model)
+    return [
+        Attribute(type(root).__name__ if place else "", root, name)
+        for place, root in enumerate([model, *outer])
+        for name, value in vars(root).items()
+        if isinstance(value, _SETTABLE) and name not in entry.fixed and name in assigned_attributes(root)[type(root)]
+    ]
+
+
+class _Runs:
+    """Ways in which an entry runs: its courses, each with the numbers in two of them at most."""
+
+    def __init__(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> None:
+        self._courses = [(course(nodes, outputs), [_numbers(nodes)])]
+
+    def add(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
+        """Whether a run takes another course, or the first one that repeats a course with other numbers."""
+        own, numbers = course(nodes, outputs), _numbers(nodes)
+        for other, seen in self._courses:
+            if own == other:
+                if len(seen) > 1 or numbers in seen:
+                    return False
+                seen.append(numbers)
+                return True
+        self._courses.append((own, [numbers]))
+        return True
+
+
+def _numbers(nodes: Sequence[Node]) -> list[Any]:
+    return [[repr(arg) for arg in node.args.values() if isinstance(arg, (bool, int, float))] for node in nodes]

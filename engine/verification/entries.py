@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,11 +39,20 @@ _LOW = 1e-4
 
 @dataclass
 class _Outcome:
-    """What a run of an entry did: what it returned, what it wrote, its gradients, and where random numbers stand."""
+    """What a run of an entry did.
+
+    Attributes:
+        values: what it returned.
+        written: what it wrote.
+        gradients: by parameter.
+        hooked: the gradients, and the changes of parameters and buffers, once hooks have run, by what and whose.
+        random: where random numbers stand at the end.
+    """
 
     values: list[Tensor] = field(default_factory=list)
     written: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    hooked: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     random: tuple[Any, ...] = ()
 
 
@@ -85,7 +94,7 @@ class EntryProof:
     def __init__(self, model: nn.Module, analysis: Analysis, masks: Mapping[str, Tensor], in_train: bool) -> None:
         self._model, self._plan = model, analysis.plan
         graph = analysis.structure.graph
-        self._written = graph.written
+        self._written, self._masks = graph.written, masks
         self._recipes = masked_recipes(model, graph, masks)
         self._compared = [entry for entry in graph.entries if in_train or not entry.training]
         self._left = [entry.name for entry in graph.entries if entry.training and not in_train]
@@ -98,7 +107,7 @@ class EntryProof:
             if entry.training and not way.gradients:
                 continue
             try:
-                return way, self._outcome(entry, self._recipes, way)
+                return way, self._outcome(entry, self._recipes, way, self._masks)
             except TraceError as error:
                 errors.append(error)
         raise VerificationError(f"The masked model does not run as in {entry.name!r}: {errors[-1]}") from errors[-1]
@@ -126,7 +135,7 @@ class EntryProof:
 
     def _after(self, entry: Entry, small: Mapping[str, Recipe], way: _Way) -> _Outcome:
         try:
-            return self._outcome(entry, small, way)
+            return self._outcome(entry, small, way, self._plan.masks)
         except TraceError as error:
             raise VerificationError(f"The compacted model does not run where the masked one does: {error}") from error
 
@@ -146,6 +155,7 @@ class EntryProof:
                 f"{where} (tolerance {tolerance:.0e}). The model was left as it was; leave what {entry.name!r} reads "
                 "out of the pruning, and report this."
             )
+        self._compare_hooks(entry, before, after, tolerance)
         return error if way.dtype is not None else 0.0
 
     def _error(self, before: _Outcome, after: _Outcome) -> tuple[float, str]:
@@ -162,11 +172,25 @@ class EntryProof:
             errors.append((_relative(*pair, floor=_SMALL * largest), f"the gradient of {name!r}"))
         return max(errors, key=lambda pair: pair[0], default=(0.0, ""))
 
+    def _compare_hooks(self, entry: Entry, before: _Outcome, after: _Outcome, tolerance: float) -> None:
+        """Refuse a compaction after which hooks change gradients or parameters otherwise than with masks."""
+        largest = max((float(t.abs().max()) for t in before.gradients.values() if t.numel()), default=0.0)
+        for (what, name), tensor in before.hooked.items():
+            mask = self._plan.masks.get(name, torch.ones([], dtype=torch.bool)).to(tensor.device)
+            pair = self._left_of(name, tensor) * mask, after.hooked[what, name] * mask
+            error = _relative(*pair, floor=_SMALL * largest)
+            if not error <= tolerance:
+                raise VerificationError(
+                    f"Hooks that run after the gradients of {entry.name!r} change the {what} {name!r} otherwise than "
+                    f"with masks (relative error {error:.1e}): by what other channels are, or by their number. The "
+                    "model was left as it was. Compact after training, or change each entry by itself alone."
+                )
+
     def _left_of(self, name: str, tensor: Tensor) -> Tensor:
         cut = self._plan.slices.get(name)
         return tensor if cut is None else cut.apply(tensor)
 
-    def _outcome(self, entry: Entry, recipes: Mapping[str, Recipe], way: _Way) -> _Outcome:
+    def _outcome(self, entry: Entry, recipes: Mapping[str, Recipe], way: _Way, masks: Mapping[str, Tensor]) -> _Outcome:
         """Run an entry with other tensors in the model's tables; model and what is around it are left as they were."""
         model, outcome, dtype = self._model, _Outcome(), way.dtype
         tensors = {name: recipe.make(dtype).clone() for name, recipe in recipes.items()}
@@ -193,6 +217,8 @@ class EntryProof:
                 outcome.gradients = {n: g for n, g in _gradients(model, out) if n in recipes}
             now = stored_tensors(model)
             outcome.written = {name: now[name].detach().clone() for name in self._written if name in now}
+            if entry.after is not None:
+                outcome.hooked = dict(_hooked(entry.after, model, masks))
         return outcome
 
 
@@ -279,7 +305,27 @@ def _gradients(model: nn.Module, out: Any) -> Iterator[tuple[str, Tensor]]:
         torch.autograd.backward(total)
     for name, parameter in parameters_of(model).items():
         if parameter.requires_grad:
-            yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+
+
+def _hooked(
+    hooks: Callable[[], Any], model: nn.Module, masks: Mapping[str, Tensor]
+) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    """Run hooks on gradients, which are zero at masked entries; yield these, and how they change what is stored."""
+    with torch.no_grad():
+        for name, parameter in parameters_of(model).items():
+            if name in masks and parameter.grad is not None:
+                parameter.grad *= masks[name].to(parameter.grad)
+    before = {name: t.detach().clone() for name, t in stored_tensors(model).items() if t.is_floating_point()}
+    try:
+        hooks()
+    except Exception as error:
+        raise TraceError(f"What runs after its gradients raises {type(error).__name__}: {error}") from error
+    for name, parameter in parameters_of(model).items():
+        if parameter.grad is not None:
+            yield ("gradient of", name), parameter.grad.detach().clone()
+    now = stored_tensors(model)
+    yield from ((("value of", name), now[name].detach() - tensor) for name, tensor in before.items() if name in now)
 
 
 def _weights(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchmetrics import Metric
 
 import engine
+from lightning_compress.trainer.moments import counters, other_moments
 from lightning_compress.trainer.packages import (
     DUMMY_LOGGER,
     LIGHTNING_MODULES,
@@ -50,6 +51,11 @@ _CONTEXTS = {
     "test_step": "test_step_context",
     "predict_step": "predict_step_context",
 }
+
+_BEHIND = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
+"""Hooks between the backward pass and the end of the optimizer's step."""
+
+_OF_EVERY_MODULE = frozenset(name for kind in LIGHTNING_MODULES for name in vars(kind()))
 
 Drawn = tuple[Any, ...]
 """The arguments of a step: a batch, its number, and that of its loader where there are several."""
@@ -95,7 +101,12 @@ def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[s
         for number, arguments in enumerate(drawn[kind]):
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
-            entries[name] = engine.Entry(Step(pl_module, kind), tuple(placed), training=kind == TRAINING, name=name)
+            step = Step(pl_module, kind)
+            entries[name] = engine.Entry(
+                step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
+                others=other_moments(pl_module, kind, tuple(placed), trainer.current_epoch, trainer.global_step),
+                after=step.after if kind == TRAINING and step.has_hooks else None,
+            )  # fmt: skip
     return entries
 
 
@@ -186,14 +197,20 @@ class Step:
 
     def __init__(self, pl_module: LightningModule, kind: str) -> None:
         self._module, self._kind = pl_module, kind
+        self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
         self.__name__ = kind
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Run it, and return all that it returns, logs and differentiates."""
+    def __call__(self, *arguments: Any, **moment: Any) -> Any:
+        """Run it, and return all that it returns, logs and differentiates.
+
+        Args:
+            arguments: of the step.
+            moment: what the Trainer's counters are then.
+        """
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
         start, between, end = _AROUND[kind]
-        with _quiet(module, trainer) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
+        with _quiet(module, trainer, counters(moment)) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
             self._hook(start, *arguments)
             out = getattr(module, kind)(*self._fitting(arguments))
             if between is not None and module.automatic_optimization:
@@ -202,9 +219,40 @@ class Step:
             self._hook(end, left, *arguments)
         return [out, record.values]
 
-    def _hook(self, name: str, *arguments: Any) -> None:
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the LightningModule overrides a hook behind the backward pass."""
+        return any(overrides(self._module, name) for name in _BEHIND)
+
+    def after(self) -> None:
+        """Run the hooks behind the backward pass; the optimizer does nothing."""
+        module: Any = self._module
+        trainer: Any = module._trainer
+        with _quiet(module, trainer, {}) as record:
+            self._hook("on_after_backward")
+            for optimizer in record.optimizers:
+                optimizer.param_groups = self._present(optimizer.param_groups)
+
+                def closure(optimizer: Any = optimizer) -> Tensor:
+                    self._hook("on_before_optimizer_step", optimizer)
+                    limits = {name: getattr(trainer, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
+                    self._hook("configure_gradient_clipping", optimizer, **limits)
+                    return torch.zeros(())
+
+                if overrides(module, "optimizer_step") and module.automatic_optimization:
+                    module.optimizer_step(trainer.current_epoch, 0, optimizer, closure)
+                else:
+                    closure()
+
+    def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The groups of an optimizer, of the parameters that the module has in the meantime."""
+        present = dict(self._module.named_parameters(remove_duplicate=False))
+        names = {id(parameter): name for name, parameter in self._parameters}
+        return [{**group, "params": [present[names[id(p)]] for p in group["params"]]} for group in groups]
+
+    def _hook(self, name: str, *arguments: Any, **options: Any) -> None:
         if overrides(self._module, name):
-            getattr(self._module, name)(*arguments)
+            getattr(self._module, name)(*arguments, **options)
 
     def _fitting(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments that the step takes: without the number of the batch where it names none."""
@@ -272,13 +320,13 @@ def _one_or_all(parts: list[Any]) -> Any:
 
 
 @contextmanager
-def _quiet(pl_module: LightningModule, trainer: Any) -> Iterator[_Logged]:
+def _quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -> Iterator[_Logged]:
     """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
     record = _Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
     schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
     loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
     still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
-    vars(still).update(save_checkpoint=_nothing, print=_nothing)
+    vars(still).update(moment, save_checkpoint=_nothing, print=_nothing)
     answers = {
         "log": record.log,
         "log_dict": record.log_dict,

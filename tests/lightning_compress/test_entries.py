@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from engine.errors import VerificationError
 from lightning_compress import ChannelPruning, MaskConflictRepair, ModelCompaction, load_compacted
 from lightning_compress.callbacks.masking import MaskingCallback
 from lightning_compress.trainer.packages import MisconfigurationException
@@ -501,3 +502,177 @@ class Shuffled(Measured):
     def train_dataloader(self) -> DataLoader:
         """The random images."""
         return DataLoader(data().dataset, batch_size=8, shuffle=True, generator=self.random)
+
+
+class Alternating(Module):
+    """Another loss for every second batch."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        first, second = self.net.inside(x)
+        return F.cross_entropy(self(x), y) if batch_idx % 2 == 0 else first.var() + second.var()
+
+
+class EveryThird(Module):
+    """A penalty over a weight at some batches."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(x), y)
+        return loss + self.net.wide.weight.std() if (batch_idx + 1) % 3 == 0 else loss
+
+
+class Later(Module):
+    """A penalty that begins with a step that an attribute names."""
+
+    begin = 0
+
+    def _more(self) -> None:
+        self.begin = 4
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(x), y)
+        return loss + self.net.wide.weight.std() if self.global_step >= self.begin else loss
+
+
+class LastEpoch(Module):
+    """A penalty in the last epoch alone."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(x), y)
+        return loss + self.net.wide.weight.std() if self.trainer.current_epoch == 2 else loss
+
+
+class LastBatch(Module):
+    """A penalty at the last batch of an epoch."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(x), y)
+        return loss + self.net.wide.weight.std() if self.trainer.is_last_batch else loss
+
+
+class Phases(Module):
+    """A flag that a hook sets."""
+
+    def _more(self) -> None:
+        self.second_phase = False
+
+    def on_train_epoch_start(self) -> None:
+        """Begin the second phase."""
+        self.second_phase = self.current_epoch > 1
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self(x), y)
+        return loss + self.net.wide.weight.std() if self.second_phase else loss
+
+
+@pytest.mark.parametrize("make", [Alternating, EveryThird, Later, LastEpoch, LastBatch, Phases])
+def test_other_moments_count(make: type[Module], tmp_path: Path) -> None:
+    """What a step reads at another batch, step or epoch, or in another phase, keeps what it reads whole."""
+    with pytest.raises(MisconfigurationException, match=r"Nothing can be pruned.*(std|var) .*test_entries.py"):
+        trained(make(), tmp_path, compact=True)
+
+
+class Annealed(Module):
+    """The weight of a term grows from zero."""
+
+    def _more(self) -> None:
+        self.aux = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 4))
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        features = self.net.inside(x)[1].mean((2, 3))
+        weight = min(1.0, self.global_step / 10)
+        return F.cross_entropy(self.net.fc(features), y) + weight * (self.aux(features) - 1).square().mean()
+
+
+class Unused(Module):
+    """Asks for no moment, and counts what it does."""
+
+    def _more(self) -> None:
+        self.calls = 0
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        """Count the call."""
+        self.calls += 1
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
+
+
+class Clamped(Unused):
+    """Hooks that change each entry of a gradient, and of a weight, by itself."""
+
+    def on_after_backward(self) -> None:
+        """Clip each entry."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.clamp_(-0.01, 0.01)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Log how large the gradients are, and shrink them."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self.log("norm", torch.stack([gradient.norm() for gradient in gradients]).norm())
+        for gradient in gradients:
+            gradient.mul_(0.9)
+
+
+class OwnStep(Unused):
+    """Clamps the weights behind the optimizer's step."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        """Step, and clamp."""
+        optimizer.step(closure=closure)
+        with torch.no_grad():
+            self.net.fc.weight.clamp_(-0.2, 0.2)
+
+
+@pytest.mark.parametrize("make", [Annealed, Unused, Clamped, OwnStep])
+def test_steps_and_hooks_that_may_be_cut(make: Callable[[], Module], tmp_path: Path) -> None:
+    """They train on as with masks."""
+    test_the_fit_goes_on(make, tmp_path)
+
+
+class Centred(Unused):
+    """Gradient centralization (Yong et al., ECCV 2020), over the optimizer's groups."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Subtract the mean over what a unit reads."""
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter.grad is not None and parameter.ndim > 1:
+                parameter.grad -= parameter.grad.mean(tuple(range(1, parameter.ndim)), keepdim=True)
+
+
+class Scaled(Unused):
+    """Gradients over their mean."""
+
+    def on_after_backward(self) -> None:
+        """Scale."""
+        for parameter in self.net.parameters():
+            parameter.grad /= parameter.grad.abs().mean() + 1e-3
+
+
+class Noisy(Unused):
+    """Noise on gradients, whose random numbers follow their shapes (Neelakantan et al., arXiv 1511.06807)."""
+
+    def configure_gradient_clipping(self, optimizer: Any, **limits: Any) -> None:
+        """Add noise in place of clipping."""
+        generator = torch.Generator().manual_seed(self.calls)
+        for parameter in self.net.parameters():
+            parameter.grad += 0.01 * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+class Normalised(Unused):
+    """Weights of norm 1 behind each step."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        """Step, and normalise."""
+        optimizer.step(closure=closure)
+        with torch.no_grad():
+            self.net.wide.weight /= self.net.wide.weight.norm()
+
+
+@pytest.mark.parametrize("make", [Centred, Scaled, Noisy, Normalised])
+def test_hooks_that_mix_channels_are_refused(make: type[Module], tmp_path: Path) -> None:
+    """With what they would change otherwise than with masks; the model stays."""
+    module = make()
+    with pytest.raises(VerificationError, match="Hooks that run after the gradients of 'training_step' change"):
+        trained(module, tmp_path, compact=True)
+    assert module.net.wide.out_channels == 12

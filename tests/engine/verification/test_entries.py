@@ -29,10 +29,10 @@ class Net(nn.Module):
         return self.two(self.drop(self.one(x).relu())).pow(2).mean()
 
 
-def compact(net: nn.Module, call: object, training: bool = True) -> engine.ModelSpeedup:
+def compact(net: nn.Module, call: object, training: bool = True, **options: object) -> engine.ModelSpeedup:
     """Remove half of the channels, with an entry."""
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    graph = engine.trace(net, x, entries={"step": engine.Entry(call, (x,), training=training)})
+    graph = engine.trace(net, x, entries={"step": engine.Entry(call, (x,), training=training, **options)})
     masks = {"one": {"weight": torch.tensor([1, 0] * 4).view(8, 1).expand(8, 3)}}
     speedup = engine.ModelSpeedup(net, x, masks, confidence=2, graph=graph)
     speedup.speedup_model()
@@ -96,3 +96,19 @@ def test_an_entry_that_does_not_run() -> None:
     net = Net()
     with pytest.raises(engine.errors.TraceError, match="The entry 'step' does not run.*ValueError: no batch"):
         compact(net, lambda x: (_ for _ in ()).throw(ValueError("no batch")))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_hooks_on_gradients(mixes: bool) -> None:
+    """They may change each entry by itself, not by what the others are."""
+    net = Net()
+
+    def hooks() -> None:
+        for parameter in net.parameters():
+            parameter.grad.mul_(1 / parameter.grad.abs().mean() if mixes else 0.5)
+
+    if mixes:
+        with pytest.raises(VerificationError, match="after the gradients of 'step' change the gradient of"):
+            compact(net, lambda x: net(x).mean(), after=hooks)
+    else:
+        assert compact(net, lambda x: net(x).mean(), after=hooks).certificate.entries == ("step",)
