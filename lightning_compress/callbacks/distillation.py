@@ -23,8 +23,7 @@ from lightning_compress.callbacks.pruning import ChannelPruning
 from lightning_compress.checkpoints.compacted import instantiate, load_compacted
 from lightning_compress.selection.amounts import as_patterns
 from lightning_compress.trainer.imports import imported
-from lightning_compress.trainer.packages import MisconfigurationException
-from lightning_compress.trainer.steps import overrides
+from lightning_compress.trainer.packages import MisconfigurationException, overrides
 from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 

@@ -73,5 +73,18 @@ __all__ = [
     "classes",
     "isolate_rng",
     "joined",
+    "overrides",
     "takes_argument",
 ]
+
+
+def overrides(pl_module: Any, name: str) -> bool:
+    """Whether a LightningModule overrides the method of this name.
+
+    Example:
+        >>> from pytorch_lightning import LightningModule
+        >>> overrides(LightningModule(), "training_step")
+        False
+    """
+    own = getattr(type(pl_module), name, None)
+    return own is not None and all(own is not getattr(base, name, None) for base in LIGHTNING_MODULES)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from engine.errors import EngineError
 from engine.recording import evaluating
-from lightning_compress.trainer.packages import isolate_rng
-from lightning_compress.trainer.steps import TRAINING, Step, overrides, step_entries
+from lightning_compress.trainer.packages import isolate_rng, overrides
+from lightning_compress.trainer.steps import TRAINING, Step, step_entries
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer

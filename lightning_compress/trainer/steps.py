@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
-from torchmetrics import Metric
 
 import engine
+from lightning_compress.trainer.hooks import GradientHooks
 from lightning_compress.trainer.moments import counters, other_moments
 from lightning_compress.trainer.packages import (
-    DUMMY_LOGGER,
     LIGHTNING_MODULES,
     MisconfigurationException,
     isolate_rng,
+    overrides,
     takes_argument,
 )
-from lightning_compress.trainer.ranks import alone
+from lightning_compress.trainer.quiet import quiet
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -52,27 +49,12 @@ _CONTEXTS = {
     "predict_step": "predict_step_context",
 }
 
-_BEHIND = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
-"""Hooks between the backward pass and the end of the optimizer's step."""
-
 _OF_EVERY_MODULE = frozenset(name for kind in LIGHTNING_MODULES for name in vars(kind()))
 
 Drawn = tuple[Any, ...]
 """The arguments of a step: a batch, its number, and that of its loader where there are several."""
 
 _DRAWN: weakref.WeakKeyDictionary[nn.Module, dict[str, list[Drawn]]] = weakref.WeakKeyDictionary()
-
-
-def overrides(pl_module: LightningModule, name: str) -> bool:
-    """Whether a LightningModule overrides the method of this name.
-
-    Example:
-        >>> from pytorch_lightning import LightningModule
-        >>> overrides(LightningModule(), "training_step")
-        False
-    """
-    own = getattr(type(pl_module), name, None)
-    return own is not None and all(own is not getattr(base, name, None) for base in LIGHTNING_MODULES)
 
 
 def forget_steps(pl_module: LightningModule) -> None:
@@ -101,11 +83,11 @@ def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[s
         for number, arguments in enumerate(drawn[kind]):
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
-            step = Step(pl_module, kind)
+            hooks = GradientHooks(pl_module) if kind == TRAINING else None
             entries[name] = engine.Entry(
-                step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
+                Step(pl_module, kind), tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
                 others=other_moments(pl_module, kind, tuple(placed), trainer.current_epoch, trainer.global_step),
-                after=step.after if kind == TRAINING and step.has_hooks else None,
+                after=hooks if hooks else None,
             )  # fmt: skip
     return entries
 
@@ -197,7 +179,6 @@ class Step:
 
     def __init__(self, pl_module: LightningModule, kind: str) -> None:
         self._module, self._kind = pl_module, kind
-        self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
         self.__name__ = kind
 
     def __call__(self, *arguments: Any, **moment: Any) -> Any:
@@ -210,7 +191,7 @@ class Step:
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
         start, between, end = _AROUND[kind]
-        with _quiet(module, trainer, counters(moment)) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
+        with quiet(module, trainer, counters(moment)) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
             self._hook(start, *arguments)
             out = getattr(module, kind)(*self._fitting(arguments))
             if between is not None and module.automatic_optimization:
@@ -218,37 +199,6 @@ class Step:
             left = out if isinstance(out, (Tensor, dict)) or out is None else {}
             self._hook(end, left, *arguments)
         return [out, record.values]
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether the LightningModule overrides a hook behind the backward pass."""
-        return any(overrides(self._module, name) for name in _BEHIND)
-
-    def after(self) -> None:
-        """Run the hooks behind the backward pass; the optimizer does nothing."""
-        module: Any = self._module
-        trainer: Any = module._trainer
-        with _quiet(module, trainer, {}) as record:
-            self._hook("on_after_backward")
-            for optimizer in record.optimizers:
-                optimizer.param_groups = self._present(optimizer.param_groups)
-
-                def closure(optimizer: Any = optimizer) -> Tensor:
-                    self._hook("on_before_optimizer_step", optimizer)
-                    limits = {name: getattr(trainer, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
-                    self._hook("configure_gradient_clipping", optimizer, **limits)
-                    return torch.zeros(())
-
-                if overrides(module, "optimizer_step") and module.automatic_optimization:
-                    module.optimizer_step(trainer.current_epoch, 0, optimizer, closure)
-                else:
-                    closure()
-
-    def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The groups of an optimizer, of the parameters that the module has in the meantime."""
-        present = dict(self._module.named_parameters(remove_duplicate=False))
-        names = {id(parameter): name for name, parameter in self._parameters}
-        return [{**group, "params": [present[names[id(p)]] for p in group["params"]]} for group in groups]
 
     def _hook(self, name: str, *arguments: Any, **options: Any) -> None:
         if overrides(self._module, name):
@@ -258,131 +208,6 @@ class Step:
         """The arguments that the step takes: without the number of the batch where it names none."""
         takes = takes_argument(getattr(self._module, self._kind), "batch_idx", min_args=2)
         return arguments if takes else (arguments[0], *arguments[2:])
-
-
-@dataclass
-class _Logged:
-    """What a step logs, and the optimizers that it works with.
-
-    Attributes:
-        values: tensors and numbers that it logs.
-        optimizers: stand-ins for the optimizers.
-    """
-
-    values: list[Any] = field(default_factory=list)
-    optimizers: list[Any] = field(default_factory=list)
-
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep what is logged."""
-        if isinstance(value, Metric) and any(True for _ in value.parameters()):
-            value = value.compute()
-        if not isinstance(value, nn.Module):
-            self.values.append(value)
-
-    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Keep what is logged."""
-        for name, value in dictionary.items():
-            self.log(name, value)
-
-
-class _Delegate:
-    """Reads from another object, and keeps what is written to itself."""
-
-    def __init__(self, other: Any, **own: Any) -> None:
-        vars(self).update(own, _other=other)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_other"], name)
-
-
-class _Still(_Delegate):
-    """An optimizer or a scheduler that does nothing."""
-
-    def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate the closure, and change nothing."""
-        return closure() if callable(closure) else None
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Change nothing."""
-
-    def toggle_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Change nothing."""
-        return nullcontext()
-
-
-def _still(optimizer: Any) -> _Still:
-    groups = getattr(optimizer, "param_groups", [])
-    return _Still(optimizer, param_groups=[copy.copy(group) for group in groups])
-
-
-def _one_or_all(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else parts
-
-
-@contextmanager
-def _quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -> Iterator[_Logged]:
-    """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
-    record = _Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
-    schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
-    loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
-    still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
-    vars(still).update(moment, save_checkpoint=_nothing, print=_nothing)
-    answers = {
-        "log": record.log,
-        "log_dict": record.log_dict,
-        "optimizers": lambda *args, **kwargs: _one_or_all(record.optimizers),
-        "lr_schedulers": lambda: _one_or_all(schedulers) if schedulers else None,
-        "manual_backward": lambda loss, *args, **kwargs: loss.backward(*args, **kwargs),
-        "toggle_optimizer": _nothing,
-        "untoggle_optimizer": _nothing,
-        "toggled_optimizer": lambda *args, **kwargs: nullcontext(),
-        "clip_gradients": _nothing,
-        "print": _nothing,
-        "all_gather": lambda data, *args, **kwargs: _gathered(data, trainer.world_size),
-        "_trainer": still,
-    }
-    modules = [module for module in pl_module.modules() if isinstance(module, LIGHTNING_MODULES)]
-    with ExitStack() as scope:
-        for module in modules:
-            scope.enter_context(_attached(vars(module), answers))
-        for module in pl_module.modules():
-            if isinstance(module, AveragedModel):  # it is cut along with the model, whatever it averages
-                averaged = {"update_parameters": _nothing, "forward": _not_read}
-                scope.enter_context(_attached(vars(module), averaged))
-        if trainer.world_size > 1:  # the other ranks do not run this
-            scope.enter_context(alone())
-        yield record
-
-
-@contextmanager
-def _attached(attributes: dict[str, Any], answers: Mapping[str, Any]) -> Iterator[None]:
-    """Put names into a module; what else is written there meanwhile stays."""
-    before = {name: attributes[name] for name in answers if name in attributes}
-    attributes.update(answers)
-    try:
-        yield
-    finally:
-        for name in answers.keys() - before.keys():
-            attributes.pop(name, None)
-        attributes.update(before)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing."""
-
-
-def _not_read(*args: Any, **kwargs: Any) -> None:
-    """Refuse to run an average, whose channels are not masked."""
-    raise MisconfigurationException(
-        "It runs an `AveragedModel`, which loses the masked channels although its own are not zero there. Average with "
-        "a callback (`EMAWeightAveraging`), or keep a plain copy as teacher inside of the model that is compressed."
-    )
-
-
-def _gathered(data: Any, world_size: int) -> Any:
-    if world_size == 1:
-        return data
-    return apply_to_collection(data, Tensor, lambda tensor: torch.stack([tensor] * world_size))
 
 
 def cannot_follow(error: Exception) -> MisconfigurationException:

@@ -416,14 +416,14 @@ SMALLER += [Contrasted, Language]
 WHOLE_OR_SMALLER = [Activated, Measured]
 
 
-def trained(module: Module, folder: Path, compact: bool) -> tuple[Follow, ModelCompaction]:
+def trained(module: Module, folder: Path, compact: bool, *others: Callback) -> tuple[Follow, ModelCompaction]:
     """Prune in the second epoch, and compact at once, or at the end only."""
     follow = Follow()
     compaction = ModelCompaction(when=1, on_failure="raise", confidence=2, dirpath=folder, model="")
     watch = ModelCompaction(when=0.99, on_failure="raise", confidence=0, save=False, model="")
     layers = "*linear1" if isinstance(module, Language) else None  # a criterion for attention is another matter
     pruning = ChannelPruning(amount=0.5, schedule="one_shot", start=1, model="", layers=layers)
-    callbacks = [follow, compaction if compact else watch, pruning, MaskConflictRepair(model="")]
+    callbacks = [follow, compaction if compact else watch, pruning, MaskConflictRepair(model=""), *others]
     if not compact:
         watch._finish = lambda *args, **kwargs: None  # masked to the end, with the steps in the analysis all the same
     fit(module, folder, *callbacks, precision="64-true", max_epochs=3, limit_val_batches=1)
@@ -676,3 +676,23 @@ def test_hooks_that_mix_channels_are_refused(make: type[Module], tmp_path: Path)
     with pytest.raises(VerificationError, match="Hooks that run after the gradients of 'training_step' change"):
         trained(module, tmp_path, compact=True)
     assert module.net.wide.out_channels == 12
+
+
+class Centring(Callback):
+    """The same from outside, with a note of how often."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: LightningModule, optimizer: Any) -> None:
+        """Subtract means."""
+        self.calls.append(trainer.global_step)
+        Centred.on_before_optimizer_step(pl_module, optimizer)
+
+
+def test_hooks_of_callbacks(tmp_path: Path) -> None:
+    """They are tried as copies, and refused alike."""
+    callback = Centring()
+    with pytest.raises(VerificationError, match="Hooks that run after the gradients of 'training_step' change"):
+        trained(Unused(), tmp_path, True, callback)
+    assert callback.calls == [0, 1, 2]

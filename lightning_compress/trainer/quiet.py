@@ -1,0 +1,148 @@
+"""A Trainer that does nothing: what runs under it is recorded, and changes neither optimizers nor logs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torchmetrics import Metric
+
+from lightning_compress.trainer.packages import DUMMY_LOGGER, LIGHTNING_MODULES, MisconfigurationException
+from lightning_compress.trainer.ranks import alone
+
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule
+
+__all__ = ["Logged", "quiet"]
+
+
+@dataclass
+class Logged:
+    """What a step logs, and the optimizers that it works with.
+
+    Attributes:
+        values: tensors and numbers that it logs.
+        optimizers: stand-ins for the optimizers.
+    """
+
+    values: list[Any] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep what is logged."""
+        if isinstance(value, Metric) and any(True for _ in value.parameters()):
+            value = value.compute()
+        if not isinstance(value, nn.Module):
+            self.values.append(value)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Keep what is logged."""
+        for name, value in dictionary.items():
+            self.log(name, value)
+
+
+class _Delegate:
+    """Reads from another object, and keeps what is written to itself."""
+
+    def __init__(self, other: Any, **own: Any) -> None:
+        vars(self).update(own, _other=other)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_other"], name)
+
+
+class _Still(_Delegate):
+    """An optimizer or a scheduler that does nothing."""
+
+    def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate the closure, and change nothing."""
+        return closure() if callable(closure) else None
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Change nothing."""
+
+    def toggle_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Change nothing."""
+        return nullcontext()
+
+
+def _still(optimizer: Any) -> _Still:
+    groups = getattr(optimizer, "param_groups", [])
+    return _Still(optimizer, param_groups=[copy.copy(group) for group in groups])
+
+
+def _one_or_all(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else parts
+
+
+@contextmanager
+def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -> Iterator[Logged]:
+    """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
+    record = Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
+    schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
+    loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
+    still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
+    vars(still).update(moment, save_checkpoint=_nothing, print=_nothing)
+    answers = {
+        "log": record.log,
+        "log_dict": record.log_dict,
+        "optimizers": lambda *args, **kwargs: _one_or_all(record.optimizers),
+        "lr_schedulers": lambda: _one_or_all(schedulers) if schedulers else None,
+        "manual_backward": lambda loss, *args, **kwargs: loss.backward(*args, **kwargs),
+        "toggle_optimizer": _nothing,
+        "untoggle_optimizer": _nothing,
+        "toggled_optimizer": lambda *args, **kwargs: nullcontext(),
+        "clip_gradients": _nothing,
+        "print": _nothing,
+        "all_gather": lambda data, *args, **kwargs: _gathered(data, trainer.world_size),
+        "_trainer": still,
+    }
+    modules = [module for module in pl_module.modules() if isinstance(module, LIGHTNING_MODULES)]
+    with ExitStack() as scope:
+        for module in modules:
+            scope.enter_context(_attached(vars(module), answers))
+        for module in pl_module.modules():
+            if isinstance(module, AveragedModel):  # it is cut along with the model, whatever it averages
+                averaged = {"update_parameters": _nothing, "forward": _not_read}
+                scope.enter_context(_attached(vars(module), averaged))
+        if trainer.world_size > 1:  # the other ranks do not run this
+            scope.enter_context(alone())
+        yield record
+
+
+@contextmanager
+def _attached(attributes: dict[str, Any], answers: Mapping[str, Any]) -> Iterator[None]:
+    """Put names into a module; what else is written there meanwhile stays."""
+    before = {name: attributes[name] for name in answers if name in attributes}
+    attributes.update(answers)
+    try:
+        yield
+    finally:
+        for name in answers.keys() - before.keys():
+            attributes.pop(name, None)
+        attributes.update(before)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
+
+
+def _not_read(*args: Any, **kwargs: Any) -> None:
+    """Refuse to run an average, whose channels are not masked."""
+    raise MisconfigurationException(
+        "It runs an `AveragedModel`, which loses the masked channels although its own are not zero there. Average with "
+        "a callback (`EMAWeightAveraging`), or keep a plain copy as teacher inside of the model that is compressed."
+    )
+
+
+def _gathered(data: Any, world_size: int) -> Any:
+    if world_size == 1:
+        return data
+    return apply_to_collection(data, Tensor, lambda tensor: torch.stack([tensor] * world_size))

@@ -1,0 +1,47 @@
+"""Hooks behind a backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
+
+from lightning_compress import ChannelPruning
+from lightning_compress.trainer.hooks import GradientHooks
+from tests.lightning_compress.models import Wrapped
+
+
+class Noting(Callback):
+    """Notes what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the Trainer."""
+        self.seen.append(trainer)
+        pl_module.net.fc.weight.grad.zero_()
+
+
+def _module(*callbacks: Callback) -> LightningModule:
+    module = Wrapped()
+    module.trainer = Trainer(accelerator="cpu", logger=False, callbacks=list(callbacks))
+    return module
+
+
+def test_there_are_none() -> None:
+    """Callbacks of Lightning, and those of this package, are none."""
+    assert not GradientHooks(_module(GradientAccumulationScheduler({1: 2}), ChannelPruning()))
+
+
+def test_a_callback_runs_as_a_copy() -> None:
+    """It acts on gradients, and keeps no note of it."""
+    callback = Noting()
+    module = _module(callback)
+    module.net.fc.weight.grad = torch.ones_like(module.net.fc.weight)
+    hooks = GradientHooks(module)
+    assert hooks
+    hooks()
+    assert not module.net.fc.weight.grad.any() and not callback.seen

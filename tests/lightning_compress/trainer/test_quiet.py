@@ -1,0 +1,24 @@
+"""A Trainer that does nothing."""
+
+from __future__ import annotations
+
+import torch
+from pytorch_lightning import Trainer
+
+from lightning_compress.trainer.quiet import quiet
+from tests.lightning_compress.models import Wrapped
+
+
+def test_nothing_is_logged_or_changed() -> None:
+    """What is logged is noted; the Trainer is the module's own again afterwards."""
+    module, trainer = Wrapped(), Trainer(accelerator="cpu", logger=False)
+    module.trainer = trainer
+    optimizer = torch.optim.SGD(module.parameters(), 1.0)
+    trainer.strategy._optimizers = [optimizer]
+    with quiet(module, trainer, {"current_epoch": 7}) as record:
+        module.log("loss", torch.ones(()))
+        assert module.current_epoch == 7 and float(record.values[0]) == 1
+        module.net.fc.weight.grad = torch.ones_like(module.net.fc.weight)
+        before = module.net.fc.weight.detach().clone()
+        module.optimizers().step()
+    assert torch.equal(before, module.net.fc.weight) and module.trainer is trainer and module.current_epoch == 0
