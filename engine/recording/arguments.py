@@ -80,14 +80,31 @@ class Arguments:
         for name, value in self._values.items():
             for leaf in () if self._declared(name) else _leaves((name,), value):
                 yield from ((name, map(self._call(leaf), way)) for way in self._others(name, leaf.value))
+        yield from self._together()
+
+    def _together(self) -> Iterator[tuple[str, Iterator[Call]]]:
+        """Yield calls in which all flags are on, or off, where there are several and the example has it otherwise."""
+        leaves = [
+            leaf for name, value in self._values.items() if not self._declared(name) for leaf in _leaves((name,), value)
+        ]
+        flags = [leaf for leaf in leaves if type(leaf.value) is bool]
+        for value in (True, False):
+            if sum(leaf.value is not value for leaf in flags) > 1:
+                arguments = dict(self._values)
+                for leaf in flags:
+                    arguments[leaf.path[0]] = _replaced(arguments[leaf.path[0]], leaf.path[1:], value)
+                changed = {leaf.path[0] for leaf in flags} | self._passed.keys()
+                yield flags[0].path[0], iter([self._bound({name: arguments[name] for name in changed})])
+
+    def _bound(self, arguments: Mapping[str, Any]) -> Call:
+        bound = inspect.BoundArguments(self._signature, OrderedDict(arguments))
+        return bound.args, bound.kwargs
 
     def _call(self, leaf: _Leaf) -> Callable[[Any], Call]:
         name, *keys = leaf.path
 
         def call(value: Any) -> Call:
-            arguments = {**self._passed, name: _replaced(self._values[name], keys, value)}
-            bound = inspect.BoundArguments(self._signature, OrderedDict(arguments))
-            return bound.args, bound.kwargs
+            return self._bound({**self._passed, name: _replaced(self._values[name], keys, value)})
 
         return call
 

@@ -175,6 +175,8 @@ class Settings:
                 several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
         missing += [a for setting in settings[_MOST:] for a, _ in setting]
+        for setting in _together([a for a in self._attributes if type(a.value) is bool]) if self._by_name(bool) else ():
+            accepts(setting)
         return sorted({f"{type(a.module).__name__}.{a.name}" for a in missing})
 
 
@@ -187,6 +189,12 @@ def other_reals(number: float) -> tuple[float, float, float]:
     """
     between = 0.375 if number == 0.5 else number / 2 + 0.25
     return between if math.isfinite(number) else 1.0, 0.0, 1.0
+
+
+def _together(flags: Sequence[Attribute]) -> list[Setting]:
+    """Return the settings in which several flags are on, or off, that are not now."""
+    settings = [[(a, value) for a in flags if a.value is not value] for value in (True, False)]
+    return [setting for setting in settings if len({(type(a.module), a.name) for a, _ in setting}) > 1]
 
 
 def _stages(attribute: Attribute) -> set[int]:

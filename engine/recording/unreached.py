@@ -22,12 +22,13 @@ from engine.program.graph import Node, Value
 from engine.program.places import shown_place
 from engine.program.stored import modules_of
 from engine.program.trees import tensors_in
+from engine.recording.chosen import through_chosen
 from engine.recording.missed import Missed, code_of, methods_of
 from engine.source.branches import Part
 from engine.source.deciding import attribute_code, is_fixed_property
 from engine.source.entrywise import Effect, Functions
+from engine.source.omitted import ends_of_numbers
 from engine.source.passing import passed_arguments
-from engine.source.picking import Picks
 from engine.source.stepping import Course
 from engine.source.writers import assigned_anywhere, assigned_attributes, written_anywhere, written_attributes
 
@@ -151,39 +152,22 @@ class Unreached:
                     reason = f"takes the place of the argument {name!r}, which the example leaves out"
                     reach.whole.setdefault(value.index, (value, reason))
                     reach.varying[value.index] = value, False
+            ends = ends_of_numbers(course.function.tree, frozenset(course.missing & names))
+            for node in (n for n in self._nodes if n.site is not None) if ends else ():
+                if node.site.code is course.function.code and node.site.end in ends:
+                    reason = f"is computed with an argument, or without it as in the example, at {node.site}"
+                    reach.whole.update((v.index, (v, reason)) for v in node.outputs if v.index not in reach.whole)
+                    reach.varying.update((v.index, (v, False)) for v in node.outputs)
 
     def _through_any_function(self, reach: Reach) -> None:
         """Note what goes through functions that the caller picks by a name, or passes: they may do anything."""
-        calls: dict[CodeType, list[Node]] = {}
-        for node in self._nodes:
-            if node.site is not None:
-                calls.setdefault(node.site.code, []).append(node)
-        for code, nodes in calls.items():
-            picks = self._picks(code)
-            for call in picks:
-                courses = [c for c in self._courses.values() if c.function.code is code]
-                if courses and not any(c.function.ran(call, c.ran) for c in courses):
-                    continue
-                inside = [n for n in nodes if picks.at(n.site.end, n.site.line) is call]
-                place = shown_place(f"{code.co_filename}:{call.lineno}")
-                reason = f"goes through a function that the caller chooses at {place}"
-                for node in inside or nodes:  # one that does nothing leaves no trace
-                    whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
-                    reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
-                    reach.varying.update((v.index, (v, False)) for v in node.outputs)
-
-    def _picks(self, code: CodeType) -> Picks:
-        owners = [module for module in self._one_of_each if code in _codes(type(module))]
-        forward = code is code_of(type(self._modules[""]).forward)
-        options = self._options if forward else self._passed.get(code, frozenset())
-
-        def settled(path: str) -> bool:
-            return bool(owners) and all(self._settled(owner, path) for owner in owners)
-
-        def is_module(path: str) -> bool:
-            return all(isinstance(_at(owner, path), nn.Module) for owner in owners)
-
-        return Picks(code, options, settled, code.co_varnames[0] if owners else None, is_module)
+        options: dict[CodeType | None, Collection[str]] = {code: names for code, names in self._passed.items()}  # noqa: C416
+        options[code_of(type(self._modules[""]).forward)] = self._options
+        passing = through_chosen(self._nodes, self._courses.values(), self._one_of_each, options, self._settled)
+        for node, reason in passing:
+            whole = (v for v in (*node.inputs, *node.outputs) if not v.stored)
+            reach.whole.update((v.index, (v, reason)) for v in whole if v.index not in reach.whole)
+            reach.varying.update((v.index, (v, False)) for v in node.outputs)
 
     def _is_made_of_nothing(self, value: Value) -> bool:
         """Whether neither inputs nor parameters decide what numbers a value holds."""
@@ -340,18 +324,6 @@ def _is_looked_up(holder: Any, name: str) -> bool:
         else []
     )
     return not any(name in table for table in tables) and hasattr(holder, name)
-
-
-@functools.cache
-def _codes(kind: Any) -> frozenset[CodeType | None]:
-    """Return the code of the methods of a class that is not torch's."""
-    own = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
-    return frozenset(code_of(held) for base in own for held in vars(base).values() if callable(held))
-
-
-def _at(owner: Any, path: str) -> Any:
-    """Return what is at a path of attributes."""
-    return functools.reduce(lambda held, name: getattr(held, name, None), path.split("."), owner)
 
 
 def _is_in(module: str, outer: str) -> bool:

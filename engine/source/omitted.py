@@ -1,4 +1,4 @@
-"""Variables that take the place of arguments which a call leaves out."""
+"""Variables, and numbers, that take the place of arguments which a call leaves out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from engine.source.bindings import bindings
 from engine.source.branches import Branching
 from engine.source.entrywise import names_read
 
-__all__ = ["stand_ins"]
+__all__ = ["ends_of_numbers", "stand_ins"]
+
+_CHOICES = (ast.IfExp, ast.BoolOp)
+_OPERATIONS = (ast.BinOp, ast.Call, ast.AugAssign, ast.UnaryOp, ast.Compare)
 
 
 def stand_ins(function: Branching, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -42,3 +45,44 @@ def _read_for(tree: ast.AST) -> tuple[tuple[str, frozenset[str]], ...]:
     """Return the variables of a function, with those that they are made of."""
     held = {name: own for name, own in bindings(tree).items() if name.isidentifier()}
     return tuple((name, frozenset(n for b in own for n in names_read(b.value))) for name, own in held.items())
+
+
+@functools.cache
+def ends_of_numbers(tree: ast.AST, absent: frozenset[str]) -> frozenset[tuple[int, int]]:
+    """Return where the calls and operators end that take a number in place of an argument.
+
+    Args:
+        tree: of a function.
+        absent: arguments that may be None.
+
+    Example:
+        >>> code = "def f(x, b=None, c=None):\\n  c = c or 1\\n  return x + (0 if b is None else b) + x * c"
+        >>> sorted(ends_of_numbers(ast.parse(code), frozenset("bc")))
+        [(3, 36), (3, 44)]
+    """
+    choices = {id(n) for n in ast.walk(tree) if isinstance(n, _CHOICES) and _chooses_number(n, absent)}
+    names = {
+        name
+        for name, own in bindings(tree).items()
+        if any(id(b.value) in choices or (name in absent and _is_number(b.value)) for b in own)
+    }
+    ends: set[tuple[int, int]] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, _OPERATIONS):
+            parts = [*ast.iter_child_nodes(node), *(k.value for k in getattr(node, "keywords", ()))]
+            parts += [node.func.value] if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else []
+            if any(id(p) in choices or (isinstance(p, ast.Name) and p.id in names) for p in parts):
+                ends.add((node.end_lineno or 0, node.end_col_offset or 0))
+    return frozenset(ends)
+
+
+def _chooses_number(choice: ast.AST, absent: frozenset[str]) -> bool:
+    """Whether an expression is a number where an argument is None."""
+    parts = choice.values if isinstance(choice, ast.BoolOp) else [choice.body, choice.orelse]  # type: ignore[attr-defined]
+    names = {n.id for n in ast.walk(choice) if isinstance(n, ast.Name)}
+    return not absent.isdisjoint(names) and any(map(_is_number, parts))
+
+
+def _is_number(value: ast.expr) -> bool:
+    value = value.operand if isinstance(value, ast.UnaryOp) else value
+    return isinstance(value, ast.Constant) and isinstance(value.value, (int, float))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from engine.source.bindings import bindings, path_of
 from engine.source.branches import syntax_of
@@ -53,6 +53,7 @@ def passed_arguments(model: nn.Module, arguments: Collection[str]) -> Mapping[Co
     result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
     waiting = [(method, frozenset(arguments)) for method in _called(model)]
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
+    returned: dict[tuple[CodeType, int, frozenset[str]], bool] = {}
     while waiting:
         function, names = waiting.pop()
         key = function.__code__, id(getattr(function, "__self__", None)), names
@@ -60,7 +61,7 @@ def passed_arguments(model: nn.Module, arguments: Collection[str]) -> Mapping[Co
         seen.add(key)
         if tree is None:
             continue
-        for callee, passed in _Reader(function, tree, names).passed():
+        for callee, passed in _Reader(function, tree, names, returned).passed():
             if not passed <= result[callee.__code__]:
                 result[callee.__code__] |= passed
             waiting.append((callee, result[callee.__code__]))
@@ -74,28 +75,67 @@ class _Reader:
         function: the function, or the method of a module.
         tree: its syntax.
         names: its arguments that whoever calls the model gives.
+        returned: of which functions, with which arguments, it is known whether they return such.
     """
 
     def __init__(
-        self, function: FunctionType | MethodType, tree: ast.FunctionDef | ast.AsyncFunctionDef, names: Collection[str]
+        self,
+        function: FunctionType | MethodType,
+        tree: ast.FunctionDef | ast.AsyncFunctionDef,
+        names: Collection[str],
+        returned: dict[tuple[CodeType, int, frozenset[str]], bool],
     ) -> None:
-        self._tree, self._space = tree, inspect.unwrap(function).__globals__
+        self._tree, self._space, self._code = tree, inspect.unwrap(function).__globals__, function.__code__
+        self._returned = returned
         self._owner = function.__self__ if isinstance(function, MethodType) else None
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self._first = arguments[0].arg if arguments and self._owner is not None else None
         self._bound = bindings(tree, self._first)
         self._names = set(names)
-        while more := {n for n, own in self._bound.items() if any(self._follows(b.value) for b in own)} - self._names:
+        while more := set(self._decided()) - self._names:
             self._names |= more
+
+    def _decided(self) -> Iterator[str]:
+        """Yield further variables that hold such arguments, or constants which these choose."""
+        for name in self._bound.keys() - self._names:
+            if any(self._follows(b.value) for b in self._bound[name]):
+                yield name
+        for test, names, _ in _chosen(self._tree, self._first):
+            if not names <= self._names and self._follows(test):
+                yield from names
+
+    def returns(self) -> bool:
+        """Whether what the function returns is such an argument, or a constant which one chooses."""
+        if any(self._follows(test) for test, _, is_returned in _chosen(self._tree, self._first) if is_returned):
+            return True
+        return any(self._decides(value) for value in _results(self._tree))
+
+    def _decides(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.IfExp):
+            choices = value.body, value.orelse
+            return any(map(self._decides, choices)) or (self._follows(value.test) and any(map(_is_constant, choices)))
+        return self._follows(value)
 
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
         """Yield the functions and methods that it calls with such arguments, with their names there."""
         for call in _calls(self._tree):
-            wrapped = [(function, call.args[1:]) for function in call.args[:1]]  # checkpoint(block, x, flag)
+            first = [a for a in call.args[:1] if not (isinstance(a, ast.Name) and a.id == self._first)]
+            wrapped = [(function, call.args[1:]) for function in first]  # checkpoint(block, x, flag)
             for function, arguments in ((call.func, call.args), *wrapped):
-                for callee in (c for held in self._held(function) for c in _called(held)):
-                    if names := frozenset(self._arguments(callee, arguments, call.keywords)):
+                for callee, rest in self._callees(function, arguments):
+                    if names := frozenset(self._arguments(callee, rest, call.keywords)):
                         yield callee, names
+
+    def _callees(
+        self, function: ast.expr, arguments: list[ast.expr]
+    ) -> Iterator[tuple[FunctionType | MethodType, list[ast.expr]]]:
+        """Yield what a call runs, with its further arguments where the first is the module itself."""
+        for callee in (c for held in self._held(function) for c in _called(held)):
+            own = arguments and isinstance(arguments[0], ast.Name) and arguments[0].id == self._first
+            if own and isinstance(callee, FunctionType):
+                yield MethodType(callee, self._owner), arguments[1:]
+            else:
+                yield callee, arguments
 
     def _arguments(
         self, callee: FunctionType | MethodType, arguments: list[ast.expr], keywords: list[ast.keyword]
@@ -122,19 +162,47 @@ class _Reader:
         if isinstance(value, ast.Name):
             return value.id in self._names
         if isinstance(value, ast.Call):
-            if isinstance(value.func, ast.Name):
-                parts = (*value.args, *(keyword.value for keyword in value.keywords))
-                return value.func.id in vars(builtins) and any(map(self._follows, parts))
-            return isinstance(value.func, ast.Attribute) and self._follows(value.func.value)
+            if isinstance(value.func, ast.Attribute) and self._follows(value.func.value):
+                return True
+            parts = (*value.args, *(keyword.value for keyword in value.keywords))
+            if not any(map(self._follows, parts)):
+                return False
+            return isinstance(value.func, ast.Name) and value.func.id in vars(builtins) or self._gives(value)
         if isinstance(value, ast.Attribute) and path_of(value) in self._names:
             return True
         inner = (c for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))
         return isinstance(value, _COMBINING) and any(map(self._follows, inner))
 
+    def _gives(self, call: ast.Call) -> bool:
+        """Whether a call with such arguments makes an object of them, or is of a function that returns them."""
+        for held in self._held(call.func):
+            if isinstance(held, type) and not issubclass(held, (nn.Module, Tensor)):
+                return True
+        callees = () if self._is_module(call.func) else self._callees(call.func, call.args)
+        return any(
+            self._looks_into(callee, frozenset(self._arguments(callee, rest, call.keywords)))
+            for callee, rest in callees
+        )
+
+    def _looks_into(self, callee: FunctionType | MethodType, names: frozenset[str]) -> bool:
+        """Whether a function that gets such arguments under some names returns such; one that calls itself does not."""
+        key = callee.__code__, id(getattr(callee, "__self__", None)), names
+        tree = syntax_of(callee.__code__) if names else None
+        if key not in self._returned and tree is not None:
+            self._returned[key] = False
+            self._returned[key] = _Reader(callee, tree, names, self._returned).returns()
+        return self._returned.get(key, False)
+
+    def _is_module(self, node: ast.expr) -> bool:
+        return any(isinstance(held, nn.Module) for held in self._held(node))
+
     def _held(self, node: ast.expr, depth: int = 3) -> Iterator[Any]:
         """Yield what an expression may be of the globals, the module and its parts."""
         if isinstance(node, ast.Name):
             yield from self._variable(node.id, depth)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+            if getattr(node.value.func, "id", "") == "super" and isinstance(self._owner, nn.Module):
+                yield from _inherited(self._owner, self._code, node.attr)
         elif isinstance(node, ast.Attribute):
             yield from (_attribute(held, node.attr) for held in self._held(node.value, depth))
         elif isinstance(node, ast.Subscript):
@@ -157,6 +225,51 @@ def _calls(tree: ast.AST) -> list[ast.Call]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
+@functools.cache
+def _chosen(tree: ast.AST, owner: str | None) -> list[tuple[ast.expr, frozenset[str], bool]]:
+    """Return what decides on constants: the names that are bound to some, and whether one is returned."""
+    bound = {id(b.node): name for name, own in bindings(tree, owner).items() for b in own if _is_constant(b.value)}
+    returned = {id(n): n.lineno for n in ast.walk(tree) if isinstance(n, ast.Return) and _is_constant(n.value)}
+    result: list[tuple[ast.expr, frozenset[str], bool]] = []
+    for node in ast.walk(tree) if bound or returned else ():
+        if isinstance(node, (ast.If, ast.While, ast.Match)):
+            blocks = [c.body for c in node.cases] if isinstance(node, ast.Match) else [node.body, node.orelse]
+            inside = [n for block in blocks for statement in block for n in ast.walk(statement)]
+            leaves = any(isinstance(n, ast.Return) for n in inside)
+            later = leaves and any(line > (node.end_lineno or 0) for line in returned.values())
+            names = frozenset(bound[id(n)] for n in inside if id(n) in bound)
+            if names or later or any(id(n) in returned for n in inside):
+                test = node.subject if isinstance(node, ast.Match) else node.test
+                result.append((test, names, later or any(id(n) in returned for n in inside)))
+    return result
+
+
+@functools.cache
+def _results(tree: ast.AST) -> list[ast.expr]:
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
+
+
+def _is_constant(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.UnaryOp):
+        return _is_constant(value.operand)
+    return isinstance(value, ast.Constant)
+
+
+def _inherited(owner: nn.Module, code: CodeType, name: str) -> Iterator[MethodType]:
+    """Yield the method that ``super()`` gives in a method of an object's class."""
+    order = type(owner).__mro__
+    own = (base for base in order if any(_code_of(held) is code for held in vars(base).values()))
+    start = next((order.index(base) + 1 for base in own), len(order))
+    for function in (vars(base)[name] for base in order[start:] if name in vars(base)):
+        if isinstance(function, FunctionType):
+            yield MethodType(function, owner)
+        return
+
+
+def _code_of(held: Any) -> CodeType | None:
+    return getattr(inspect.unwrap(held), "__code__", None) if isinstance(held, FunctionType) else None
+
+
 def _parts(value: ast.expr) -> Iterator[ast.expr]:
     """Yield an expression, and what ``enumerate``, ``zip`` and the like are called with."""
     yield value
@@ -168,14 +281,16 @@ def _attribute(held: Any, name: str) -> Any:
     """Return an attribute without running a property."""
     if isinstance(held, ModuleType):
         return getattr(held, name, None)
-    if not isinstance(held, nn.Module):
+    if not isinstance(held, (nn.Module, type)):
         return None
-    for table in (held._modules, vars(held)):
+    for table in (held._modules, vars(held)) if isinstance(held, nn.Module) else ():
         if name in table:
             return table[name]
-    function = inspect.getattr_static(type(held), name, None)
+    function = inspect.getattr_static(held if isinstance(held, type) else type(held), name, None)
     if isinstance(function, staticmethod):
         return function.__func__
+    if isinstance(held, type):
+        return function if isinstance(function, FunctionType) else None
     return MethodType(function, held) if isinstance(function, FunctionType) else None
 
 

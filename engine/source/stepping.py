@@ -47,6 +47,7 @@ class Course:
         ran: instructions.
         seen: what variables held where parts were decided, by part and name.
         absent: what took the place of arguments that were None, by name.
+        missing: arguments that were None.
     """
 
     function: Branching
@@ -56,10 +57,12 @@ class Course:
     ran: set[int] = field(default_factory=set)
     seen: dict[Part, dict[str, list[Any]]] = field(default_factory=dict)
     absent: dict[str, list[Any]] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
 
     def merge(self, other: Course) -> None:
         """Take over what ran in another run."""
         self.ran |= other.ran
+        self.missing |= other.missing
         for part, names in other.seen.items():
             for name, kept in names.items():
                 own = self.seen.setdefault(part, {}).setdefault(name, [])
@@ -176,6 +179,7 @@ class Steps:
         course = self._course(function, frame)
         pending = course.pending()
         absent = stand_ins(function, frame.f_locals) if pending or code is self._entry else {}
+        course.missing.update(absent.values())
         if not (pending or absent):
             return None
         ran, shared, points, last = course.ran, function.shared, function.points, dict[str, list[Tensor]]()

@@ -91,3 +91,18 @@ def test_declared_arguments_keep_their_value() -> None:
     example = torch.zeros(2, 4)
     layers = [{n.module for n in engine.trace(Net(), example, constants=c).nodes} for c in (None, ["kind", "scale"])]
     assert [run - {""} for run in layers] == [{"layer", "other"}, {"layer"}]
+
+
+class Flags(nn.Module):
+    """Takes flags."""
+
+    def forward(self, x: Tensor, first: bool = False, second: bool = False, third: bool = True) -> Tensor:
+        """Return the input."""
+        return x
+
+
+def test_flags_together() -> None:
+    """All on, and all off where several were on."""
+    calls = [call for _, way in Arguments(Flags(), (None,), {}).ways() for call in way]
+    assert len(calls) == 4 and calls[-1] == ((None, True, True, True), {})
+    assert len([call for _, way in Arguments(Flags(), (None, True), {}).ways() for call in way]) == 4

@@ -99,6 +99,46 @@ def seven(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
     return self.block(x, self.run(x, 3))
 
 
+class Options:
+    """What a caller asks for."""
+
+    def __init__(self, way: Any = None) -> None:
+        self.way = way
+
+
+def resolved(option: Any) -> Any:
+    """Return an option, or another one."""
+    return 3 if option is None else option
+
+
+def again(h: Tensor, option: Any) -> Any:
+    """Return features, by calling itself."""
+    return again(h, not option) if h is None else h
+
+
+def by_object(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
+    """Pass an object that holds it."""
+    return self.block(x, Options(flag))
+
+
+def by_result(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
+    """Pass what a function makes of it; what another returns are features."""
+    return self.block(again(x, flag), scale=resolved(flag))
+
+
+def by_constant(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
+    """Pass a constant that it chooses."""
+    way = "plain"
+    if flag:
+        way = "other"
+    return self.block(x, way)
+
+
+def by_class(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
+    """Pass by the class."""
+    return Net.run(self, x, flag)
+
+
 @pytest.mark.parametrize(
     ("forward", "passed"),
     [
@@ -110,6 +150,10 @@ def seven(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
         (five, {"shuffle"}),
         (six, {"way", "rest", "others"}),
         (seven, set()),
+        (by_object, {"shuffle"}),
+        (by_result, {"scale", "option"}),
+        (by_constant, {"shuffle"}),
+        (by_class, {"on", "shuffle"}),
     ],
 )
 def test_passed(forward: Any, passed: set[str]) -> None:
@@ -134,3 +178,17 @@ def test_behind_a_decorator() -> None:
 
     net = type("Own", (Net,), {"forward": wrapped, "run": run})()
     assert passed_arguments(net, {"flag"}) == {run.__code__: frozenset({"on"})}
+
+
+def test_base_classes() -> None:
+    """The method that ``super()`` gives is the one behind the class that names it."""
+
+    class Above(Net):
+        def forward(self, x: Tensor, flag: Any = False) -> Any:
+            return super().run(x, flag)
+
+        def run(self, h: Tensor, on: Any) -> Tensor:
+            return h
+
+    result = passed_arguments(Above(), {"flag"})
+    assert result[Net.run.__code__] == {"on"} and Above.run.__code__ not in result
