@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,6 +210,8 @@ class EntryProof:
                 for module in outer:
                     _exchange(module, {id(t): _cast(t.detach(), dtype).clone() for t in _own(module, model)})
             _train(model, outer, entry.training)
+            if entry.training:
+                _mask_gradients(model, masks)
             with _Retained():
                 out = call_entry(entry, args, kwargs)
             outcome.random = _random_state()
@@ -218,7 +221,7 @@ class EntryProof:
             now = stored_tensors(model)
             outcome.written = {name: now[name].detach().clone() for name in self._written if name in now}
             if entry.after is not None:
-                outcome.hooked = dict(_hooked(entry.after, model, masks))
+                outcome.hooked = dict(_hooked(entry.after, model))
         return outcome
 
 
@@ -308,14 +311,22 @@ def _gradients(model: nn.Module, out: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
 
 
-def _hooked(
-    hooks: Callable[[], Any], model: nn.Module, masks: Mapping[str, Tensor]
-) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """Run hooks on gradients, which are zero at masked entries; yield these, and how they change what is stored."""
-    with torch.no_grad():
-        for name, parameter in parameters_of(model).items():
-            if name in masks and parameter.grad is not None:
-                parameter.grad *= masks[name].to(parameter.grad)
+def _mask_gradients(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Let gradients of masked entries be zero as soon as they are there, as a training with masks does."""
+    for name, parameter in parameters_of(model).items():
+        if name in masks and parameter.requires_grad:
+            mask = masks[name].to(parameter)
+            parameter.register_post_accumulate_grad_hook(functools.partial(_mask_gradient, mask))
+
+
+@torch.no_grad()
+def _mask_gradient(mask: Tensor, parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad.mul_(mask)
+
+
+def _hooked(hooks: Callable[[], Any], model: nn.Module) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    """Run hooks on gradients; yield these, and how they change what is stored."""
     before = {name: t.detach().clone() for name, t in stored_tensors(model).items() if t.is_floating_point()}
     try:
         hooks()

@@ -1,9 +1,9 @@
-"""The hooks behind a backward pass: those of the LightningModule, and those of the user's callbacks."""
+"""The hooks behind a backward pass, up to the end of the batch: those of the LightningModule and of callbacks."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,18 +17,25 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientHooks"]
 
-_OF_MODULES = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
+_OF_MODULES = (
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "on_train_batch_end",
+)
 _OF_CALLBACKS = ("on_after_backward", "on_before_optimizer_step")
 _NOT_OURS = ("pytorch_lightning.", "lightning.", "lightning_compress.")
 
 
 class GradientHooks:
-    """What runs between a backward pass and the end of the optimizer's step, which does nothing itself.
+    """What runs between a backward pass and the end of the batch; the optimizer's step does nothing.
 
     Callbacks run as copies, so that they note nothing; those of Lightning and of this package do not run.
 
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
+        end: runs the hook at the end of the batch.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -37,12 +44,12 @@ class GradientHooks:
         ...         self.weight.grad.clamp_(-1, 1)
         >>> module = Clamping()
         >>> module.trainer = Trainer(accelerator="cpu", logger=False)
-        >>> bool(GradientHooks(module))
+        >>> bool(GradientHooks(module, lambda: None))
         True
     """
 
-    def __init__(self, pl_module: LightningModule) -> None:
-        self._module = pl_module
+    def __init__(self, pl_module: LightningModule, end: Callable[[], None]) -> None:
+        self._module, self._end = pl_module, end
         self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
         callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
         self._callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in _OF_CALLBACKS)]
@@ -78,6 +85,7 @@ class GradientHooks:
                     module.optimizer_step(trainer.current_epoch, 0, optimizer, closure)
                 else:
                     closure()
+            self._end()
 
     def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The groups of an optimizer, of the parameters that the module has in the meantime."""

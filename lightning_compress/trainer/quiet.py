@@ -68,6 +68,10 @@ class _Still(_Delegate):
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Change nothing."""
 
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Keep the group to itself."""
+        self.param_groups.append(group)
+
     def toggle_model(self, *args: Any, **kwargs: Any) -> Any:
         """Change nothing."""
         return nullcontext()

@@ -83,9 +83,10 @@ def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[s
         for number, arguments in enumerate(drawn[kind]):
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
-            hooks = GradientHooks(pl_module) if kind == TRAINING else None
+            step = Step(pl_module, kind)
+            hooks = GradientHooks(pl_module, step.end) if kind == TRAINING else None
             entries[name] = engine.Entry(
-                Step(pl_module, kind), tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
+                step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
                 others=other_moments(pl_module, kind, tuple(placed), trainer.current_epoch, trainer.global_step),
                 after=hooks if hooks else None,
             )  # fmt: skip
@@ -179,6 +180,7 @@ class Step:
 
     def __init__(self, pl_module: LightningModule, kind: str) -> None:
         self._module, self._kind = pl_module, kind
+        self._last: tuple[Any, ...] = ()
         self.__name__ = kind
 
     def __call__(self, *arguments: Any, **moment: Any) -> Any:
@@ -196,9 +198,17 @@ class Step:
             out = getattr(module, kind)(*self._fitting(arguments))
             if between is not None and module.automatic_optimization:
                 self._hook(between, *record.optimizers[:1])
+                if overrides(module, "backward") and out is not None:
+                    module.backward(out["loss"] if isinstance(out, Mapping) else out)
             left = out if isinstance(out, (Tensor, dict)) or out is None else {}
-            self._hook(end, left, *arguments)
+            self._last = (end, left, *arguments)
+            if not torch.is_grad_enabled():
+                self.end()
         return [out, record.values]
+
+    def end(self) -> None:
+        """Run the hook at the end of the batch; where gradients are asked for, once they are there, as it may write."""
+        self._hook(*self._last)
 
     def _hook(self, name: str, *arguments: Any, **options: Any) -> None:
         if overrides(self._module, name):

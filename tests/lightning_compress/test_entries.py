@@ -564,9 +564,21 @@ class Phases(Module):
         return loss + self.net.wide.weight.std() if self.second_phase else loss
 
 
-@pytest.mark.parametrize("make", [Alternating, EveryThird, Later, LastEpoch, LastBatch, Phases])
-def test_other_moments_count(make: type[Module], tmp_path: Path) -> None:
-    """What a step reads at another batch, step or epoch, or in another phase, keeps what it reads whole."""
+class OwnBackward(Module):
+    """A penalty in a backward pass of its own."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(x), y)
+
+    def backward(self, loss: Tensor) -> None:
+        """Differentiate the loss, and the penalty."""
+        loss.backward()
+        self.net.wide.weight.std().backward()
+
+
+@pytest.mark.parametrize("make", [Alternating, EveryThird, Later, LastEpoch, LastBatch, Phases, OwnBackward])
+def test_what_a_first_batch_does_not_show_counts(make: type[Module], tmp_path: Path) -> None:
+    """What runs at another batch, step or epoch, in another phase or in a backward pass keeps what it reads whole."""
     with pytest.raises(MisconfigurationException, match=r"Nothing can be pruned.*(std|var) .*test_entries.py"):
         trained(make(), tmp_path, compact=True)
 
@@ -624,7 +636,47 @@ class OwnStep(Unused):
             self.net.fc.weight.clamp_(-0.2, 0.2)
 
 
-@pytest.mark.parametrize("make", [Annealed, Unused, Clamped, OwnStep])
+class Unfreezing(Unused):
+    """Trains the first layer from the second epoch on."""
+
+    def _more(self) -> None:
+        super()._more()
+        self.net.stem.weight.requires_grad_(False)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        """Add a group to the optimizer, once."""
+        if self.current_epoch >= 1 and not self.net.stem.weight.requires_grad:
+            self.net.stem.weight.requires_grad_(True)
+            self.optimizers().add_param_group({"params": [self.net.stem.weight], "lr": 0.01})
+        return super().training_step(batch)
+
+
+class ManuallyClipped(Module):
+    """Clips the norm of all gradients by hand."""
+
+    def _more(self) -> None:
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor]) -> None:
+        """Train, and log the loss."""
+        optimizer, loss = self.optimizers(), F.cross_entropy(self(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+        optimizer.step()
+        self.log("loss", loss.detach())
+
+
+class Renormed(Unused):
+    """Norms of units are limited at the end of a batch (Srivastava et al., JMLR 2014), which reads whole units."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Limit."""
+        with torch.no_grad():
+            self.net.wide.weight.copy_(torch.renorm(self.net.wide.weight, 2, 0, 0.5))
+
+
+@pytest.mark.parametrize("make", [Annealed, Unused, Clamped, OwnStep, Unfreezing, ManuallyClipped, Renormed])
 def test_steps_and_hooks_that_may_be_cut(make: Callable[[], Module], tmp_path: Path) -> None:
     """They train on as with masks."""
     test_the_fit_goes_on(make, tmp_path)

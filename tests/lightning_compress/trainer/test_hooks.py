@@ -33,7 +33,7 @@ def _module(*callbacks: Callback) -> LightningModule:
 
 def test_there_are_none() -> None:
     """Callbacks of Lightning, and those of this package, are none."""
-    assert not GradientHooks(_module(GradientAccumulationScheduler({1: 2}), ChannelPruning()))
+    assert not GradientHooks(_module(GradientAccumulationScheduler({1: 2}), ChannelPruning()), lambda: None)
 
 
 def test_a_callback_runs_as_a_copy() -> None:
@@ -41,7 +41,7 @@ def test_a_callback_runs_as_a_copy() -> None:
     callback = Noting()
     module = _module(callback)
     module.net.fc.weight.grad = torch.ones_like(module.net.fc.weight)
-    hooks = GradientHooks(module)
+    hooks = GradientHooks(module, lambda: None)
     assert hooks
     hooks()
     assert not module.net.fc.weight.grad.any() and not callback.seen
