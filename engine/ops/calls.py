@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from engine.ops import contraction, products
 from engine.ops.filled import OF_ONE_NUMBER
+from engine.program.graph import Node, Value
 from engine.source.entrywise import Functions
 
 __all__ = ["FUNCTIONS"]
+
+_CONTRACTING = {op: rule for file in (contraction, products) for rule in file.RULES for op in rule.ops}
+
+
+def _contracted(node: Node) -> tuple[Value, int] | None:
+    """Return what an op contracts with a weight, and along which dimension; None where it does not."""
+    rule = _CONTRACTING.get(node.op)
+    layer = None if rule is None or rule.contraction is None else rule.contraction(node)
+    return None if layer is None else (layer.input, layer.input_dim)
+
 
 FUNCTIONS = Functions(
     keeps=frozenset(
@@ -20,6 +32,8 @@ FUNCTIONS = Functions(
     ),
     sizing=frozenset("expand reshape split unflatten view".split()),
     selecting=frozenset("gather index_select narrow select take_along_dim".split()),
+    spreading=frozenset("gather take_along_dim".split()),
     filling=OF_ONE_NUMBER,
+    contracted=_contracted,
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

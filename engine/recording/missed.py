@@ -107,7 +107,9 @@ class Missed:
 
     def effects(self) -> Mapping[str, Effect]:
         """Return what it does to what each variable holds."""
-        foreign = [name for name, held in self._seen.items() if not {k for k, _ in held} & {"values", "module"}]
+        own = set(self.code.co_varnames)
+        seen = self._seen.items()
+        foreign = [name for name, held in seen if name in own and not {k for k, _ in held} & {"values", "module"}]
         return _effects(self.part, self._functions, frozenset(foreign))
 
     def tensors(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
@@ -129,16 +131,69 @@ class Missed:
         kept = [v for v in kept if v.index < len(self._values) and self._values[v.index] is v]
         return kept + [stored[n] for kind, n in held if kind == "stored" and n in stored]
 
-    def selected(self) -> set[str]:
-        """Return the variables of which it only takes entries by their index (``h[keep]``), along whichever axis."""
+    def selected(self, channels: Callable[[Value], int | None]) -> set[str]:
+        """Return the variables of which it only takes entries by an index that does not lie along their channels.
+
+        Args:
+            channels: tells along which dimension a value's channels lie; None where that is not known.
+        """
         own: set[int] = set()
         for node in self.part.syntax:
-            if isinstance(node, ast.Subscript):
-                own.add(id(node.value))
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in self._functions.selecting:
-                own.update(map(id, (*node.args[:1], *ast.iter_child_nodes(node.func))))
+            for tensor, dims in self._indexed(node):
+                values = self.values(tensor.id, {}) if isinstance(tensor, ast.Name) else []
+                if all(self._is_beside(value.ndim, dims, channels(value)) for value in values):
+                    own.add(id(tensor))
         loads = [n for n in self.part.syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         return {n.id for n in loads} - {n.id for n in loads if id(n) not in own}
+
+    def _is_beside(self, ndim: int, dims: Sequence[int], channel: int | None) -> bool:
+        """Whether dimensions are none of the channels'; the first of several holds samples."""
+        if channel is None:
+            return ndim > 1 and set(dims) == {0}
+        return channel not in {dim % ndim for dim in dims if -ndim <= dim < ndim} and max(map(abs, dims)) <= ndim
+
+    def _indexed(self, node: ast.AST) -> Iterator[tuple[ast.expr, list[int]]]:
+        """Yield what is indexed, with the dimensions along which the index lies."""
+        if isinstance(node, ast.Subscript):
+            dims = self._subscripted(node.slice)
+            yield from [] if dims is None else [(node.value, dims)]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in self._functions.selecting:
+            owner = node.func.value  # type: ignore[attr-defined]
+            args = node.args if isinstance(owner, ast.Name) and owner.id == "torch" else [owner, *node.args]
+            named = {k.arg: k.value for k in node.keywords}
+            spreads = node.func.attr in self._functions.spreading  # type: ignore[attr-defined]
+            dim = named.get("dim", args[2 if spreads and len(args) > 2 else 1] if len(args) > 1 else None)
+            if isinstance(dim, ast.Constant) and type(dim.value) is int and not spreads:
+                yield args[0], [dim.value]
+            elif spreads and len(args) > 1 and _ends_with_one(args[1]):
+                yield args[0], list(range(max((v.ndim for v in self._held_by(args[0])), default=1) - 1))
+
+    def _held_by(self, node: ast.expr) -> list[Value]:
+        return self.values(node.id, {}) if isinstance(node, ast.Name) else []
+
+    def _subscripted(self, index: ast.expr) -> list[int] | None:
+        """Return the dimensions along which an index lies that is no ellipsis; None where that is not known."""
+        dims: list[int] = []
+        for place, part in enumerate(index.elts if isinstance(index, ast.Tuple) else [index]):
+            if isinstance(part, ast.Slice) or (isinstance(part, ast.Constant) and type(part.value) is int):
+                dims += [] if isinstance(part, ast.Slice) and part.lower is part.upper is part.step is None else [place]
+                continue
+            ndim = self._dimensions(part)
+            if ndim is None or (ndim > 1 and place):
+                return None
+            dims += range(place, place + max(ndim, 1))
+        return dims or None
+
+    def _dimensions(self, index: ast.expr) -> int | None:
+        """Return how many dimensions an index has: as recorded, or as the condition says (``keep.ndim == 2``)."""
+        if isinstance(index, ast.Constant):
+            return None
+        for test in (n for t in self._tests() for n in ast.walk(t) if isinstance(n, ast.Compare)):
+            if ast.unparse(test.left) == f"{ast.unparse(index)}.ndim" and isinstance(test.ops[0], ast.Eq):
+                number = test.comparators[0]
+                return number.value if isinstance(number, ast.Constant) and type(number.value) is int else None
+        held = [value.ndim for name in names_read(index) for value in self.values(name, {})]
+        return max(held, default=None) if all(self.values(name, {}) for name in names_read(index)) else None
 
     def passed(self) -> set[str]:
         """Return the variables that go only to modules which ran, to hooks, methods, and functions of other files."""
@@ -236,6 +291,12 @@ def _is_number(size: ast.expr) -> bool:
     inner = list(ast.walk(size))
     numbers = (n.value for n in inner if isinstance(n, ast.Constant))
     return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
+
+
+def _ends_with_one(index: ast.expr) -> bool:
+    """Whether the last dimension of an index is one, which stands for all entries (``places[..., None]``)."""
+    last = index.slice.elts[-1:] if isinstance(index, ast.Subscript) and isinstance(index.slice, ast.Tuple) else []
+    return any(isinstance(part, ast.Constant) and part.value is None for part in last)
 
 
 @functools.cache

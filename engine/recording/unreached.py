@@ -243,10 +243,24 @@ class Unreached:
             return frozenset(missed.sized()) or None
         used = {name for name, effect in missed.effects().items() if effect is Effect.USES}
         if missed.first is None and missed.fixed((), functools.partial(self._settled, self._modules[missed.owner])):
-            used -= missed.selected()
+            used -= missed.selected(self._channels)
         return frozenset(
             missed.sized() | missed.replacing() | (used - missed.passed()) | self._exchanged(missed, tensors)
         )
+
+    def _channels(self, value: Value) -> int | None:
+        """Return the dimension of a value along which all that reads it contracts; None where that is not known."""
+        dims: set[int | None] = set()
+        for node in self._nodes:
+            if any(own is value for own in node.inputs):
+                contracted = self._functions.contracted(node)
+                same = contracted is None and all(output.ndim == value.ndim for output in node.outputs)
+                further = [self._channels(output) if same else None for output in node.outputs]
+                sizes = {o.shape[d] for o, d in zip(node.outputs, further, strict=True) if d is not None}
+                own = {contracted[1]} if contracted is not None and contracted[0] is value else set(further)
+                dims |= own if all(d is not None and sizes <= {value.shape[d]} for d in own) else {None}
+        dim = dims.pop() if len(dims) == 1 else None
+        return dim if dim is not None and value.shape.count(value.shape[dim]) == 1 else None
 
     def _touch(self, values: Iterable[Value], effect: Effect, where: str, reach: Reach) -> None:
         for value in values:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Effect", "Functions", "effects", "names_read"]
 
@@ -28,8 +29,10 @@ class Functions:
         keeps_zero: they change single entries, and a zero stays one.
         changes: they change single entries.
         sizing: they take the sizes of their result.
-        selecting: they take entries by their index.
+        selecting: they take entries by an index along a dimension.
+        spreading: those whose index has all dimensions, or broadcasts.
         filling: ops that create a tensor of one number, and read no more than a shape.
+        contracted: tells of the call of an op what it contracts with a weight, and along which dimension.
     """
 
     keeps: frozenset[str]
@@ -37,7 +40,9 @@ class Functions:
     changes: frozenset[str]
     sizing: frozenset[str]
     selecting: frozenset[str]
+    spreading: frozenset[str]
     filling: frozenset[str]
+    contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
 
     def level(self, name: str) -> Effect | None:
         """Return what a function does to the entries; None where that is not known."""
@@ -68,7 +73,7 @@ def effects(nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[
         foreign: variables that hold an object of the caller's.
 
     Example:
-        >>> functions = Functions(*([frozenset()] * 6))
+        >>> functions = Functions(*([frozenset()] * 7))
         >>> effects(ast.parse("x = F.dropout(x, p); y = y + bias; z = layer(x)").body, functions)["y"].name
         'CHANGES'
     """

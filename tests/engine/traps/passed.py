@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.recording import unreached
+from engine.recording import missed, unreached
+from engine.source.entrywise import effects
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -77,6 +78,13 @@ def _in_a_mapping(self: Any, x: Tensor, options: dict[str, bool] | None = None) 
     return self.head(self.blocks[0](self.block(self.stem(x), options.get("centred", False))))
 
 
+def _by_torch(self: Any, x: Tensor, flag: Any = None) -> Any:
+    h = self.stem(x)
+    if flag:
+        h = torch.flip(h, (-1,))
+    return self.head(self.block(h))
+
+
 def _with(**options: Any) -> Use:
     def use(model: nn.Module) -> Any:
         torch.manual_seed(0)
@@ -105,6 +113,7 @@ TRAPS = [
     _trap("all options at once", "wrappers: return self.model(x, **kwargs)", _all_at_once, _with(centred=True)),
     _trap("all positions at once", "wrappers: return self.model(x, *args)", _by_position, _second),
     _trap("an option through checkpoint", "checkpoint(self.block, x, flag)", _checkpointed, _second),
+    _trap("an option of which torch makes something else", "if flag: h = torch.flip(h, (-1,))", _by_torch, _second),
     _trap("an option in a mapping", "joint_attention_kwargs", _in_a_mapping, _with(options={"centred": True})),
 ]
 
@@ -113,6 +122,14 @@ def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreached, "passed_arguments", lambda model, arguments: {})
 
 
+def _torch_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missed, "effects", lambda nodes, functions, foreign: effects(nodes, functions, ["torch"]))
+    missed._effects.cache_clear()
+
+
 ABLATIONS = [
+    Ablation(
+        "torch is no object of the caller's", _torch_is_the_callers, "an option of which torch makes something else"
+    ),
     Ablation("arguments are followed", _not_passed, "all options at once"),
 ]
