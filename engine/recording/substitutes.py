@@ -67,7 +67,7 @@ def substitutes(model: nn.Module, nodes: Iterable[Node]) -> list[Setting]:
 def _candidates(kind: Any) -> Mapping[str, types.FunctionType]:
     """Return the methods of a class that take what forward takes, and that forward does not call."""
     forward = kind.forward
-    if not isinstance(forward, types.FunctionType) or forward.__module__.startswith("torch."):
+    if not isinstance(forward, types.FunctionType) or str(forward.__module__).startswith("torch."):
         return {}
     names = {name for base in kind.__mro__ if not base.__module__.startswith("torch.") for name in vars(base)}
     methods = {name: inspect.getattr_static(kind, name) for name in names - {"forward"} if not name.startswith("__")}

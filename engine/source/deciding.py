@@ -191,7 +191,7 @@ def attribute_code(kind: type, name: str) -> types.FunctionType | None:
     """
     held = inspect.getattr_static(kind, name, None)
     function = held.func if isinstance(held, functools.cached_property) else getattr(held, "fget", None)
-    if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch.nn."):
+    if not isinstance(function, types.FunctionType) or str(function.__module__).startswith("torch.nn."):
         return None
     return function
 

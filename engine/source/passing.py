@@ -308,5 +308,5 @@ def _called(held: Any) -> Iterator[FunctionType | MethodType]:
     if isinstance(held, nn.Module):
         held = _attribute(held, "forward")
     function = inspect.unwrap(held.__func__ if isinstance(held, MethodType) else held) if callable(held) else None
-    if isinstance(function, FunctionType) and not function.__module__.startswith("torch."):
+    if isinstance(function, FunctionType) and not str(function.__module__).startswith("torch."):
         yield MethodType(function, held.__self__) if isinstance(held, MethodType) else function

@@ -98,3 +98,13 @@ def test_a_trace_is_as_before() -> None:
     assert all("forward" not in vars(module) for module in model.modules())
     graph = engine.trace(_bound(model), torch.zeros(1, 3, 9, 9))
     assert any(node.op == "split_with_sizes" for node in graph.nodes if node.path == "eval")
+
+
+def test_a_forward_that_code_wrote() -> None:
+    """A function that was executed from text belongs to no Python module."""
+    space: dict[str, object] = {}
+    exec("def forward(self, x):\n    return self.layer(x)", space)
+    net = type("Written", (nn.Module,), {"forward": space["forward"]})()
+    net.layer = nn.Linear(3, 3)
+    assert space["forward"].__module__ is None
+    assert [node.op for node in engine.trace(net, torch.zeros(2, 3)).nodes] == ["linear"]
