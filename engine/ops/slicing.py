@@ -152,8 +152,8 @@ def _slice_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
     start = node.args["start"] or 0
     for name in ("start", "end", "length"):
         bound = node.args.get(name)
-        if keep is None or bound is None or bound == 0 or bound >= len(keep):
-            continue
+        if keep is None or bound is None or bound == 0 or abs(bound) >= len(keep):
+            continue  # also afterwards nothing lies beyond the bound
         if name == "length":
             wanted = int(keep[start : start + bound].sum())
         else:
@@ -170,6 +170,7 @@ def _samples() -> Iterable[Sample]:
     yield through("slice at half of the channels", halves)
     yield through("slice at a number", lambda x: x[:, :4], after=4)
     yield through("slice from the end", lambda x: x[:, -4:], after=4)
+    yield through("slice from further than the end", lambda x: x[:, -99:])
     yield through("one channel for all", lambda x: x[:, 0:1] + x)
     yield through("strided", lambda x: x[:, ::2, ::2], after=4)
     yield through("neighbours", lambda x: x[:, ::2].sigmoid() * x[:, 1::2], after=4)
