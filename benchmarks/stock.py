@@ -142,9 +142,9 @@ def reading(kind: str, model: Headed, inputs: dict[str, Any], way: str) -> dict[
     for module in body.modules():
         if vars(module).get("dtype") == torch.float64:
             module.dtype = torch.float32
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor):  # what a module keeps beside its buffers
-                vars(module)[key] = value.float() if value.dtype == torch.float64 else value
+        own = vars(module)
+        own |= floats({key: value for key, value in own.items() if isinstance(value, Tensor)})  # beside its buffers
+        own |= {key: floats(value) for key, value in own.items() if key.endswith("_cache") and isinstance(value, dict)}
     torch.manual_seed(0)
     read = Read(body, inputs).eval()
     return saved(kind, read if read.heads else Whole(body, inputs).eval(), inputs, way)

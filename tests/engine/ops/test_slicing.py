@@ -148,7 +148,7 @@ def test_what_a_split_size_becomes() -> None:
 @pytest.mark.parametrize("bound", [-8, -512])
 def test_a_slice_from_further_than_the_end(bound: int) -> None:
     """It takes all, as a window takes of a short cache, and goes on to do so."""
-    assert demands_of(lambda x: x[:, bound:], torch.arange(8) % 3 > 0, "slice") == []
+    assert demands_of(lambda x: x[:, bound:], [1, 4, 5, 6, 7], "slice") == []
     layers = {"stem": nn.Conv2d(3, 8, 1), "head": nn.Linear(8, 2)}
     model = randomised(Net(lambda m, x: m.head(m.stem(x)[:, bound:].mean((2, 3))), **layers))
     plan = check_exact(model, dead(model, {"stem": [0, 2, 3]}, bias=True), image())
