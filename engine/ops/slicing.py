@@ -140,7 +140,8 @@ def _piece_demands(node: Node, kept: Kept, shapes: Shapes) -> Iterator[Demand]:
     dim = _dim(node)
     keep = kept(source_of(node), dim)
     if node.op == "split":
-        yield Demand(("split_size", 0), node.args["split_size"], shapes(node.output)[dim])
+        size = node.args["split_size"]  # more than there is gives one part, of whatever size
+        yield Demand(("split_size", 0), size, size if size > node.output.shape[dim] else shapes(node.output)[dim])
     if node.op == "split_with_sizes" and keep is not None:
         for position, piece in enumerate(keep.split([v.shape[dim] for v in node.outputs])):
             yield Demand(("split_sizes", position), node.args["split_sizes"][position], int(piece.sum()))
@@ -179,6 +180,7 @@ def _samples() -> Iterable[Sample]:
     yield through("windows of channels", lambda x: x.unfold(1, 2, 2).sum(-1), after=4)
     yield through("chunk", lambda x: residual(*x.chunk(2, 1)), after=4)
     yield through("split", lambda x: residual(*x.split(4, 1)), after=4)
+    yield through("split into one part", lambda x: residual(*x.split(9, 1), *x.split(7, 2)))
     yield through("split by half", lambda x: residual(*x.split(x.shape[1] // 2, 1)), after=4)
     yield through("split with sizes", lambda x: torch.cat(x.split([3, 5], 1), 1))
     yield through("tensor_split", lambda x: residual(*x.tensor_split(2, 1)), after=4)

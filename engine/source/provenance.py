@@ -224,6 +224,8 @@ class Provenance(TorchFunctionMode):
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
                     self._follow(name, func, (*args, *kwargs.values()), result)
+                if isinstance(result, (tuple, list)) and len(result) == 1 and isinstance(result[0], Tensor) and args:
+                    self._parted(args[0], result[0])
                 return result
             result = func(*args, **kwargs)
             if isinstance(result, torch.Size):
@@ -285,6 +287,14 @@ class Provenance(TorchFunctionMode):
         if value is not None:
             expr = Apply("==", ShapeOf(value, 0), length)
             self.guards.setdefault(expr, Guard(expr, True, user_site("len").place))
+
+    def _parted(self, tensor: Any, part: Tensor) -> None:
+        """Note that a tensor is divided into one part, which a loop runs over once: a larger one may have more."""
+        value = self._value_of(tensor) if isinstance(tensor, Tensor) else None
+        if value is not None and part.numel() == tensor.numel():
+            for dim, size in enumerate(tensor.size()):
+                expr = Apply(">", ShapeOf(value, dim), int(size))
+                self.guards.setdefault(expr, Guard(expr, False, "" if self.site is None else self.site.place))
 
     def _leave(self, numbers: Iterable[int | float]) -> None:
         """Note numbers that torch took and that no op was given: a slice that covers a whole tensor is not an op."""
