@@ -86,8 +86,8 @@ def sharing_of(model: nn.Module) -> list[Sharing]:
     places: dict[int, list[tuple[int, int, str, Tensor, bool]]] = {}
     for name, tensor, is_stored in _tensors(model):
         if _has_memory(tensor):
-            start = tensor.storage_offset()
-            extent = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = int(tensor.storage_offset())
+            extent = sum(int((n - 1) * stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
             key = tensor.untyped_storage().data_ptr()
             places.setdefault(key, []).append((start, start + extent, name, tensor, is_stored))
     return [pair for entries in places.values() if len(entries) > 1 for pair in _overlaps(entries)]

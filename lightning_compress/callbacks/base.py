@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 from typing_extensions import override
 
@@ -14,7 +15,7 @@ from engine.errors import EngineError
 from lightning_compress.trainer.averages import follow_loading
 from lightning_compress.trainer.packages import Callback
 from lightning_compress.trainer.restore import follow_checkpoints
-from lightning_compress.trainer.steps import TRAINING, cannot_follow, forget_steps, step_entries
+from lightning_compress.trainer.steps import TRAINING, Step, cannot_follow, forget_steps, step_entries
 from lightning_compress.trainer.strategy import check_strategy, parallel
 from lightning_compress.trainer.target import find_example, find_model, place_example, to_device
 
@@ -115,13 +116,32 @@ class CompressionCallback(Callback):
         callbacks = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         kinds = list(dict.fromkeys(kind for callback in callbacks for kind in callback.steps()))
         with self.planning(trainer, pl_module) as (model, example):
-            entries = step_entries(trainer, pl_module, [kind for kind in kinds if training or kind != TRAINING])
+            kinds = [kind for kind in kinds if training or kind != TRAINING]
+            entries = step_entries(trainer, pl_module, kinds)
             try:
                 return engine.trace(model, example, entries=entries)
             except EngineError as error:
+                hooks = [h for e in entries.values() if isinstance(e.call, Step) for h in e.call.epoch_hooks]
+                if hooks:
+                    return self._trace_batches(trainer, pl_module, kinds, hooks, error)
                 if entries:
                     raise cannot_follow(error) from error
                 raise
+
+    def _trace_batches(
+        self, trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str], hooks: Sequence[str], error: Exception
+    ) -> engine.Graph:
+        """Record without the hooks of an epoch, one of which may need more than one batch."""
+        with self.planning(trainer, pl_module) as (model, example):
+            try:
+                graph = engine.trace(model, example, entries=step_entries(trainer, pl_module, kinds, epochs=False))
+            except EngineError as other:
+                raise cannot_follow(other) from other
+        rank_zero_warn(
+            f"{' and '.join(hooks)} cannot be recorded, and what it does with the model was not looked at: it does not "
+            f"run after a single batch. {error}"
+        )
+        return graph
 
     @contextmanager
     def planning(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[nn.Module, Any]]:

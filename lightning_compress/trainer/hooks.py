@@ -23,6 +23,7 @@ _OF_MODULES = (
     "configure_gradient_clipping",
     "optimizer_step",
     "on_train_batch_end",
+    "on_train_epoch_end",
 )
 _OF_CALLBACKS = ("on_after_backward", "on_before_optimizer_step")
 _NOT_OURS = ("pytorch_lightning.", "lightning.", "lightning_compress.")

@@ -49,6 +49,7 @@ _CONTEXTS = {
     "predict_step": "predict_step_context",
 }
 
+_EPOCH = ("on_train_epoch_start", "on_train_epoch_end")
 _OF_EVERY_MODULE = frozenset(name for kind in LIGHTNING_MODULES for name in vars(kind()))
 
 Drawn = tuple[Any, ...]
@@ -62,13 +63,16 @@ def forget_steps(pl_module: LightningModule) -> None:
     _DRAWN.pop(pl_module, None)
 
 
-def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str]) -> dict[str, engine.Entry]:
+def step_entries(
+    trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str], epochs: bool = True
+) -> dict[str, engine.Entry]:
     """The steps that the Trainer runs, each on the first batch of its loader.
 
     Args:
         trainer: fits the LightningModule.
         pl_module: the LightningModule.
         kinds: names of the steps; those that it does not override, or that have no loader, are left out.
+        epochs: whether the hooks of an epoch run around the training step.
 
     Returns:
         Entries for `engine.trace`, by the name of the step, and of the loader where there are several.
@@ -83,7 +87,7 @@ def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[s
         for number, arguments in enumerate(drawn[kind]):
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
-            step = Step(pl_module, kind)
+            step = Step(pl_module, kind, epochs)
             hooks = GradientHooks(pl_module, step.end) if kind == TRAINING else None
             entries[name] = engine.Entry(
                 step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
@@ -176,12 +180,19 @@ class Step:
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
         kind: name of the step.
+        epochs: whether the hooks of a training epoch run around it, as if it were an epoch.
     """
 
-    def __init__(self, pl_module: LightningModule, kind: str) -> None:
+    def __init__(self, pl_module: LightningModule, kind: str, epochs: bool = False) -> None:
         self._module, self._kind = pl_module, kind
         self._last: tuple[Any, ...] = ()
+        self._epoch = _EPOCH if epochs and kind == TRAINING else ()
         self.__name__ = kind
+
+    @property
+    def epoch_hooks(self) -> tuple[str, ...]:
+        """The hooks of an epoch that the LightningModule overrides, and that run."""
+        return tuple(name for name in self._epoch if overrides(self._module, name))
 
     def __call__(self, *arguments: Any, **moment: Any) -> Any:
         """Run it, and return all that it returns, logs and differentiates.
@@ -194,12 +205,18 @@ class Step:
         trainer: Any = module._trainer
         start, between, end = _AROUND[kind]
         with quiet(module, trainer, counters(moment)) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
+            for name in self._epoch[:1]:
+                self._hook(name)
             self._hook(start, *arguments)
             out = getattr(module, kind)(*self._fitting(arguments))
             if between is not None and module.automatic_optimization:
                 self._hook(between, *record.optimizers[:1])
                 if overrides(module, "backward") and out is not None:
                     module.backward(out["loss"] if isinstance(out, Mapping) else out)
+                if not torch.is_grad_enabled():
+                    loss = out.get("loss") if isinstance(out, Mapping) else out
+                    for optimizer in record.optimizers[:1]:
+                        self._hook("optimizer_step", module.current_epoch, arguments[1], optimizer, lambda: loss)
             left = out if isinstance(out, (Tensor, dict)) or out is None else {}
             self._last = (end, left, *arguments)
             if not torch.is_grad_enabled():
@@ -207,8 +224,10 @@ class Step:
         return [out, record.values]
 
     def end(self) -> None:
-        """Run the hook at the end of the batch; where gradients are asked for, once they are there, as it may write."""
+        """Run the hooks at the end of the batch and the epoch; where gradients are asked for, once they are there."""
         self._hook(*self._last)
+        for name in self._epoch[1:]:
+            self._hook(name)
 
     def _hook(self, name: str, *arguments: Any, **options: Any) -> None:
         if overrides(self._module, name):

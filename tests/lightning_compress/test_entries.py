@@ -711,17 +711,7 @@ class Noisy(Unused):
             parameter.grad += 0.01 * torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
-class Normalised(Unused):
-    """Weights of norm 1 behind each step."""
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
-        """Step, and normalise."""
-        optimizer.step(closure=closure)
-        with torch.no_grad():
-            self.net.wide.weight /= self.net.wide.weight.norm()
-
-
-@pytest.mark.parametrize("make", [Centred, Scaled, Noisy, Normalised])
+@pytest.mark.parametrize("make", [Centred, Scaled, Noisy])
 def test_hooks_that_mix_channels_are_refused(make: type[Module], tmp_path: Path) -> None:
     """With what they would change otherwise than with masks; the model stays."""
     module = make()
