@@ -175,7 +175,9 @@ class Settings:
                 several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
         missing += [a for setting in settings[_MOST:] for a, _ in setting]
-        for setting in _together([a for a in self._attributes if type(a.value) is bool]) if self._by_name(bool) else ():
+        kinds = {type(a.module) for a in self._read if type(a.value) is bool}
+        flags = [a for a in self._attributes if type(a.value) is bool and a.name[0] != "_" and type(a.module) in kinds]
+        for setting in _together(flags):
             accepts(setting)
         return sorted({f"{type(a.module).__name__}.{a.name}" for a in missing})
 
