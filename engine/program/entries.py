@@ -33,6 +33,7 @@ class Entry:
             recorded at further values, too.
         after: runs once there are gradients, as hooks of a training do: it may change them, and parameters. The
             certificate then compares both once more.
+        explored: whether the ways in which it runs otherwise are entries already, as in a graph's.
 
     Example:
         >>> import torch

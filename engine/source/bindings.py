@@ -68,24 +68,25 @@ def path_of(node: ast.expr) -> str | None:
 
 def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
     """Yield the targets of a statement or expression with what they get, and whether nothing else is left in them."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            yield from _items(target, node.value)
-    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-        yield node.target, node.value, True
-    elif isinstance(node, ast.AugAssign):
-        yield node.target, node.value, False
-    elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
-        yield node.target, node.iter, True
-    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-        yield node.optional_vars, node.context_expr, True
-    elif isinstance(node, ast.Match):
-        inner = (n for case in node.cases for n in ast.walk(case.pattern))
-        names = (getattr(n, "name", None) or getattr(n, "rest", None) for n in inner)
-        place = {"lineno": node.lineno, "col_offset": node.col_offset}
-        yield from ((ast.Name(name, ast.Store(), **place), node.subject, True) for name in names if name)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
-        yield from ((node.func.value, value, False) for value in (*node.args, *(k.value for k in node.keywords)))
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _items(target, value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+            yield target, value, True
+        case ast.AugAssign(target=target, value=value):
+            yield target, value, False
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            yield node.target, node.iter, True
+        case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
+            yield target, value, True
+        case ast.Match(subject=value, cases=cases):
+            inner = (n for case in cases for n in ast.walk(case.pattern))
+            names = (getattr(n, "name", None) or getattr(n, "rest", None) for n in inner)
+            place = {"lineno": node.lineno, "col_offset": node.col_offset}
+            yield from ((ast.Name(name, ast.Store(), **place), value, True) for name in names if name)
+        case ast.Call(func=ast.Attribute(value=target, attr=method), args=args) if method in _FILLS:
+            yield from ((target, value, False) for value in (*args, *(k.value for k in node.keywords)))
 
 
 def _items(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
@@ -101,15 +102,16 @@ def _items(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
 
 def _names(target: ast.expr, owner: str | None) -> Iterator[tuple[str, bool]]:
     """Yield the names in a target, and whether they are all of it."""
-    if isinstance(target, ast.Name):
-        yield target.id, True
-    elif isinstance(target, (ast.Tuple, ast.List)):
-        for element in target.elts:
-            yield from _names(element, owner)
-    elif isinstance(target, ast.Starred):
-        yield from _names(target.value, owner)
-    elif isinstance(target, (ast.Attribute, ast.Subscript)):
-        path = path_of(target)
-        if path is not None:
-            yield path, True
-        yield from ((name, False) for name, _ in _names(target.value, owner) if name != owner)
+    match target:
+        case ast.Name(id=name):
+            yield name, True
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            for element in elements:
+                yield from _names(element, owner)
+        case ast.Starred(value=inner):
+            yield from _names(inner, owner)
+        case ast.Attribute(value=inner) | ast.Subscript(value=inner):
+            path = path_of(target)
+            if path is not None:
+                yield path, True
+            yield from ((name, False) for name, _ in _names(inner, owner) if name != owner)

@@ -119,6 +119,8 @@ class _Reader:
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
         """Yield the functions and methods that it calls with such arguments, with their names there."""
         for call in _calls(self._tree):
+            if not any(map(self._follows, (*call.args, *(keyword.value for keyword in call.keywords)))):
+                continue
             first = [a for a in call.args[:1] if not (isinstance(a, ast.Name) and a.id == self._first)]
             wrapped = [(function, call.args[1:]) for function in first]  # checkpoint(block, x, flag)
             for function, arguments in ((call.func, call.args), *wrapped):
@@ -198,15 +200,16 @@ class _Reader:
 
     def _held(self, node: ast.expr, depth: int = 3) -> Iterator[Any]:
         """Yield what an expression may be of the globals, the module and its parts."""
-        if isinstance(node, ast.Name):
-            yield from self._variable(node.id, depth)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
-            if getattr(node.value.func, "id", "") == "super" and isinstance(self._owner, nn.Module):
-                yield from _inherited(self._owner, self._code, node.attr)
-        elif isinstance(node, ast.Attribute):
-            yield from (_attribute(held, node.attr) for held in self._held(node.value, depth))
-        elif isinstance(node, ast.Subscript):
-            yield from (item for held in self._held(node.value, depth) for item in _items(held))
+        match node:
+            case ast.Name(id=name):
+                yield from self._variable(name, depth)
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+                if isinstance(self._owner, nn.Module):
+                    yield from _inherited(self._owner, self._code, name)
+            case ast.Attribute(value=value, attr=name) if not isinstance(value, ast.Call):
+                yield from (_attribute(held, name) for held in self._held(value, depth))
+            case ast.Subscript(value=value):
+                yield from (item for held in self._held(value, depth) for item in _items(held))
 
     def _variable(self, name: str, depth: int) -> Iterator[Any]:
         if name == self._first:
