@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -98,6 +99,7 @@ class Unreached:
         self._anywhere: dict[tuple[bool, frozenset[type]], frozenset[str]] = {}
         self._fixed: dict[tuple[Part, str, bool], bool] = {}
         self._computing: set[FunctionType] = set()  # properties that are looked into, which may read each other
+        self._contracted: dict[int, int | None] = {}
         self._borders: dict[str, tuple[list[Value], list[Value]]] = {}
         self._others: dict[str, dict[int, Value]] = {}
         self._frozen: dict[str, None] = {}
@@ -248,19 +250,29 @@ class Unreached:
             missed.sized() | missed.replacing() | (used - missed.passed()) | self._exchanged(missed, tensors)
         )
 
+    @functools.cached_property
+    def _readers(self) -> Mapping[int, list[Node]]:
+        readers: dict[int, list[Node]] = defaultdict(list)
+        for node in self._nodes:
+            for index in {value.index for value in node.inputs}:
+                readers[index].append(node)
+        return readers
+
     def _channels(self, value: Value) -> int | None:
         """Return the dimension of a value along which all that reads it contracts; None where that is not known."""
-        dims: set[int | None] = set()
-        for node in self._nodes:
-            if any(own is value for own in node.inputs):
+        if value.index not in self._contracted:
+            dims: set[int | None] = set()
+            for node in self._readers.get(value.index, ()):
                 contracted = self._functions.contracted(node)
                 same = contracted is None and all(output.ndim == value.ndim for output in node.outputs)
                 further = [self._channels(output) if same else None for output in node.outputs]
                 sizes = {o.shape[d] for o, d in zip(node.outputs, further, strict=True) if d is not None}
                 own = {contracted[1]} if contracted is not None and contracted[0] is value else set(further)
                 dims |= own if all(d is not None and sizes <= {value.shape[d]} for d in own) else {None}
-        dim = dims.pop() if len(dims) == 1 else None
-        return dim if dim is not None and value.shape.count(value.shape[dim]) == 1 else None
+            dim = dims.pop() if len(dims) == 1 else None
+            alone = dim is not None and value.shape.count(value.shape[dim]) == 1
+            self._contracted[value.index] = dim if alone else None
+        return self._contracted[value.index]
 
     def _touch(self, values: Iterable[Value], effect: Effect, where: str, reach: Reach) -> None:
         for value in values:
