@@ -391,7 +391,7 @@ def _small(tree: Any) -> Any:
     def cut(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or all(n <= _SIDE for n in tensor.shape[2:]):
             return tensor
-        return tensor[(slice(None), slice(None), *(slice(_SIDE) for _ in tensor.shape[2:]))]
+        return tensor[tuple(slice(_SIDE if dim > 1 else None) for dim in range(tensor.ndim))]
 
     return map_tensors(tree, cut)
 
