@@ -70,11 +70,13 @@ class Missed:
             return [test]
         return [] if test is None else [n.test for n in ast.walk(test) if isinstance(n, (ast.If, ast.IfExp))]
 
-    def fixed(self, free: Collection[str], settled: Callable[[str], bool]) -> bool:
+    def fixed(
+        self, free: Collection[str], settled: Callable[[str], bool], kept: Callable[[str], bool] | None = None
+    ) -> bool:
         """Whether the code that is there decides that it does not run."""
         function, own = self._course.function, self._course.ran
         ran = functools.partial(function.ran, ran=own)
-        decider = Decider(function.tree, self._course.space, free, settled, ran, self.first)
+        decider = Decider(function.tree, self._course.space, free, settled, ran, self.first, kept)
         return self.part.test is not None and decider.fixed(self.part.test)
 
     def arguments(self) -> set[str]:

@@ -296,11 +296,12 @@ class Unreached:
             names = {name for name in names - {missed.first} if not self._declared(prefix + name)}
             elsewhere = missed.code.co_filename not in self._own and not declared
             settled = (lambda p: self._declared(prefix + p)) if declared else functools.partial(self._settled, module)
-            self._fixed[key] = elsewhere or missed.fixed(names, settled)
+            kept = settled if declared else functools.partial(self._settled, module, content=False)
+            self._fixed[key] = elsewhere or missed.fixed(names, settled, kept)
         return self._fixed[key]
 
-    def _settled(self, module: nn.Module, path: str) -> bool:
-        """Whether no code gives an attribute another value, or another content where it can have one."""
+    def _settled(self, module: nn.Module, path: str, content: bool = True) -> bool:
+        """Whether no code gives an attribute another value, or, if that counts, another content."""
         *way, name = path.split(".")
         owners: list[Any] = [module]
         for key in way:
@@ -312,7 +313,7 @@ class Unreached:
         if computed:
             return self._computes_the_same(module, ".".join([*way, ""]), computed)
         value = _UNKNOWN if owners[-1] is _UNKNOWN else getattr(owners[-1], name, None)
-        plain = isinstance(value, (bool, int, float, str, type(None), nn.Module))
+        plain = not content or isinstance(value, (bool, int, float, str, type(None), nn.Module))
         if not way:
             return name not in (self._assigned if plain else self._written).get(type(module), frozenset())
         return name not in self._somewhere(plain, *map(type, owners))

@@ -51,6 +51,7 @@ class Decider:
             attribute it is) that nobody sets the last one of them once the model is built.
         ran: tells of syntax whether it ran, or has nothing to run; what did not has no part in a decision.
         owner: the argument that is the module itself; None in a function that is no method.
+        kept: as `settled`, though what the attribute holds may change: whether it is None does not. By default as that.
     """
 
     tree: ast.FunctionDef | ast.AsyncFunctionDef
@@ -59,6 +60,7 @@ class Decider:
     settled: Callable[[str], bool]
     ran: Callable[[ast.AST], bool]
     owner: str | None = None
+    kept: Callable[[str], bool] | None = None
     _busy: types.CodeType | None = None  # a function that is looked into, which may call itself
 
     def fixed(self, test: ast.AST) -> bool:
@@ -80,6 +82,8 @@ class Decider:
             return self._attribute(node, seen)
         if isinstance(node, ast.Call):
             return self._call(node, seen)
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and _asks_for_none(node):
+            return self._attribute(node.left, seen, self.kept)
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return all(self._fixed(child, seen) for child in children)
 
@@ -121,7 +125,7 @@ class Decider:
         own = self._bindings().get(name, ())
         return (b.value for b in own if b.line in lines and self.ran(b.value))
 
-    def _attribute(self, node: ast.Attribute, seen: _Seen) -> bool:
+    def _attribute(self, node: ast.Attribute, seen: _Seen, last: Callable[[str], bool] | None = None) -> bool:
         held = self._held(node)
         if held is not _MISSING:
             return isinstance(held, _FIXED)
@@ -133,7 +137,8 @@ class Decider:
         if not self._fixed(inner, seen):
             return False
         start = [] if isinstance(inner, ast.Name) and inner.id == self.owner else ["*"]
-        return all(self.settled(".".join([*start, *path[:end]])) for end in range(1, len(path) + 1))
+        *inside, whole = (".".join([*start, *path[:end]]) for end in range(1, len(path) + 1))
+        return all(map(self.settled, inside)) and (last or self.settled)(whole)
 
     def _held(self, node: ast.expr) -> Any:
         """Return what a global, or an attribute of a Python module, is."""
@@ -173,7 +178,7 @@ class Decider:
             return False
         open_names = {name for name, value in names.items() if not self._fixed(value, seen)}
         inner = Decider(
-            tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, None, held.__code__
+            tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, _busy=held.__code__
         )
         return inner.fixed(result)
 
@@ -209,7 +214,7 @@ def is_fixed_property(function: types.FunctionType, settled: Callable[[str], boo
         return False
     code = function.__code__
     owner = code.co_varnames[0]
-    return Decider(tree, function.__globals__, (), settled, lambda syntax: True, owner, code).fixed(result)
+    return Decider(tree, function.__globals__, (), settled, lambda syntax: True, owner, _busy=code).fixed(result)
 
 
 def _returned(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
@@ -226,6 +231,12 @@ def _bound(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> dict
         return None
     bound = dict(zip(names, call.args, strict=False))
     return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
+
+
+def _asks_for_none(node: ast.Compare) -> bool:
+    """Whether it is ``x is None``, or ``x is not None``."""
+    none = [value for value in node.comparators if isinstance(value, ast.Constant) and value.value is None]
+    return len(node.ops) == len(none) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))
 
 
 def _root(node: ast.AST) -> str | None:

@@ -118,3 +118,63 @@ def test_a_part_of_a_block_that_did_not_run() -> None:
     assert {group.name for group in groups if group.reason is None} == {"enter", "blocks.2.body"}
     (kept,) = (group for group in groups if group.reason is not None and "could be read" in group.reason)
     assert kept.name == "blocks.1.body" and PLACE in str(kept.reason)
+
+
+class Processor:
+    """Computes attention for a module that it is given, as those of diffusers do."""
+
+    def __call__(self, attn: nn.Module, x: Tensor) -> Tensor:
+        """Return values of normalised queries."""
+        query = attn.to_q(x)
+        if attn.norm_q is not None:
+            query = attn.norm_q(query)
+        return attn.to_out(query.relu())
+
+
+class Attention(nn.Module):
+    """Has no norm; code elsewhere fills what is stored under that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_out, self.norm_q = nn.Linear(4, 6), nn.Linear(6, 3), None
+        self.processor = Processor()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Let the processor run."""
+        return self.processor(self, x)
+
+    def log(self, row: object) -> None:
+        """Note a row."""
+        self.norm_q.append(row)
+
+
+class Exchanging(Attention):
+    """Gets a norm later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = Later()
+
+    def normalise(self) -> None:
+        """Set the norm."""
+        self.norm_k = nn.LayerNorm(6)
+
+
+class Later(Processor):
+    """Asks for a norm that code sets."""
+
+    def __call__(self, attn: nn.Module, x: Tensor) -> Tensor:
+        """As before."""
+        query = attn.to_q(x)
+        if attn.norm_k is not None:
+            query = attn.norm_k(query)
+        return attn.to_out(query.relu())
+
+
+@pytest.mark.parametrize(("kind", "free"), [(Attention, True), (Exchanging, False)])
+def test_whether_an_argument_has_a_part(kind: type[Attention], free: bool) -> None:
+    """It is settled unless code sets it; what else is stored under its name may change."""
+    net = kind()
+    net.norm_k = None
+    groups = {group.name: group.reason for group in engine.dependency_groups(net, torch.zeros(2, 4))}
+    assert (groups["to_q"] is None) == free, groups
