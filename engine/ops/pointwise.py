@@ -308,7 +308,7 @@ def _combining_samples() -> Iterable[Sample]:
     yield _of_two("maximum", torch.maximum)
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(8), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu per channel")
     yield Sample(lambda: chain(nn.Conv2d(3, 8, 3), nn.PReLU(), nn.Conv2d(8, 4, 3)), (2, 3, 7, 7), "prelu")
-    yield through("prelu with a number", lambda x: F.prelu(x, torch.tensor(0.2)))
+    yield through("prelu with a number", lambda x: F.prelu(x, torch.tensor(0.2).to(x)))
     yield _of_two("every function of two tensors", _every_combining)
     yield through("add in place", lambda x: (x * 1).add_(x).sub_(1.5).div_(2))
 
