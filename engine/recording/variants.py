@@ -157,7 +157,7 @@ def record_entry(
         model: what the graph is of.
 
     Yields:
-        The entry, and each way of it in which something else runs.
+        The entry, and each way of it in which something else runs, or may run after it.
     """
     attributes = [] if entry.explored else _attributes(entry, model)
     settings = Settings(attributes, {a.owner: a.module for a in attributes})
@@ -174,6 +174,7 @@ def record_entry(
         try:
             run(way)
             ran, new = True, runs.add(recorder.since(mark)[0], recorder.left(mark))
+            new |= way.after is not None  # which may do something else then, though the entry does not
         except (*NEEDS_DATA, TraceError):
             ran = new = False
         if new:

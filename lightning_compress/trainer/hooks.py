@@ -26,7 +26,7 @@ _OF_MODULES = (
     "on_train_epoch_end",
 )
 _OF_CALLBACKS = ("on_after_backward", "on_before_optimizer_step")
-_NOT_OURS = ("pytorch_lightning.", "lightning.", "lightning_compress.")
+_PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
 
 
 class GradientHooks:
@@ -37,6 +37,7 @@ class GradientHooks:
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
         end: runs the hook at the end of the batch.
+        moment: tells what the Trainer's counters are then.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -49,8 +50,10 @@ class GradientHooks:
         True
     """
 
-    def __init__(self, pl_module: LightningModule, end: Callable[[], None]) -> None:
-        self._module, self._end = pl_module, end
+    def __init__(
+        self, pl_module: LightningModule, end: Callable[[], None], moment: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self._module, self._end, self._moment = pl_module, end, moment
         self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
         callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
         self._callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in _OF_CALLBACKS)]
@@ -64,7 +67,7 @@ class GradientHooks:
         module: Any = self._module
         trainer: Any = module._trainer
         callbacks = list(map(_copied, self._callbacks))
-        with quiet(module, trainer, {}) as record:
+        with quiet(module, trainer, self._moment()) as record:
 
             def run(name: str, *arguments: Any, **options: Any) -> None:
                 for callback in callbacks if name in _OF_CALLBACKS else ():
@@ -83,7 +86,7 @@ class GradientHooks:
                     return torch.zeros(())
 
                 if overrides(module, "optimizer_step") and module.automatic_optimization:
-                    module.optimizer_step(trainer.current_epoch, 0, optimizer, closure)
+                    module.optimizer_step(module.current_epoch, 0, optimizer, closure)
                 else:
                     closure()
             self._end()
@@ -97,8 +100,8 @@ class GradientHooks:
 
 def _has(callback: Any, name: str) -> bool:
     """Whether a callback, or a class that it comes from, has a hook that is neither Lightning's nor this package's."""
-    own = next(kind for kind in type(callback).__mro__ if name in vars(kind))
-    return not f"{own.__module__}.".startswith(_NOT_OURS)
+    own = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
+    return own is not None and not f"{own.__module__}.".startswith(_PACKAGES)
 
 
 def _copied(callback: Any) -> Any:

@@ -88,7 +88,7 @@ def step_entries(
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
             step = Step(pl_module, kind, epochs)
-            hooks = GradientHooks(pl_module, step.end) if kind == TRAINING else None
+            hooks = GradientHooks(pl_module, step.end, step.moment) if kind == TRAINING else None
             entries[name] = engine.Entry(
                 step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
                 others=other_moments(pl_module, kind, tuple(placed), trainer.current_epoch, trainer.global_step),
@@ -186,6 +186,7 @@ class Step:
     def __init__(self, pl_module: LightningModule, kind: str, epochs: bool = False) -> None:
         self._module, self._kind = pl_module, kind
         self._last: tuple[Any, ...] = ()
+        self._counters: Mapping[str, Any] = {}
         self._epoch = _EPOCH if epochs and kind == TRAINING else ()
         self.__name__ = kind
 
@@ -204,7 +205,8 @@ class Step:
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
         start, between, end = _AROUND[kind]
-        with quiet(module, trainer, counters(moment)) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
+        self._counters = counters(moment)
+        with quiet(module, trainer, self._counters) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
             for name in self._epoch[:1]:
                 self._hook(name)
             self._hook(start, *arguments)
@@ -222,6 +224,10 @@ class Step:
             if not torch.is_grad_enabled():
                 self.end()
         return [out, record.values]
+
+    def moment(self) -> Mapping[str, Any]:
+        """What the Trainer's counters were in the last call, where they were others than now."""
+        return self._counters
 
     def end(self) -> None:
         """Run the hooks at the end of the batch and the epoch; where gradients are asked for, once they are there."""
