@@ -39,6 +39,9 @@ class GradientHooks:
         end: runs the hook at the end of the batch.
         moment: tells what the Trainer's counters are then.
 
+    Attributes:
+        callbacks: those of the user's that have such hooks.
+
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
         >>> class Clamping(LightningModule):
@@ -56,17 +59,17 @@ class GradientHooks:
         self._module, self._end, self._moment = pl_module, end, moment
         self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
         callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
-        self._callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in _OF_CALLBACKS)]
+        self.callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in _OF_CALLBACKS)]
 
     def __bool__(self) -> bool:
         """Whether there are such hooks."""
-        return bool(self._callbacks) or any(overrides(self._module, name) for name in _OF_MODULES)
+        return bool(self.callbacks) or any(overrides(self._module, name) for name in _OF_MODULES)
 
     def __call__(self) -> None:
         """Run them, for each optimizer."""
         module: Any = self._module
         trainer: Any = module._trainer
-        callbacks = list(map(_copied, self._callbacks))
+        callbacks = list(map(_copied, self.callbacks))
         with quiet(module, trainer, self._moment()) as record:
 
             def run(name: str, *arguments: Any, **options: Any) -> None:

@@ -29,7 +29,12 @@ Arguments = tuple[Any, ...]
 
 
 def other_moments(
-    pl_module: LightningModule, name: str, arguments: Arguments, epoch: int = 0, step: int = 0
+    pl_module: LightningModule,
+    name: str,
+    arguments: Arguments,
+    epoch: int = 0,
+    step: int = 0,
+    callbacks: Sequence[Any] = (),
 ) -> dict[str, tuple[Arguments, Mapping[str, Any]]]:
     """The arguments of a step at other moments, by what is other; none where its code does not ask for the moment.
 
@@ -38,6 +43,7 @@ def other_moments(
         name: of the step.
         arguments: of the step: a batch, and its number.
         epoch, step: those of the present moment.
+        callbacks: whose code may ask for the moment, too.
 
     Example:
         >>> from pytorch_lightning import LightningModule
@@ -47,9 +53,9 @@ def other_moments(
         >>> list(other_moments(Alternating(), "training_step", (None, 0)))
         ['batch 1', 'batch 2', 'batch 3', 'batch 1000000']
     """
-    codes = list(_codes(pl_module))
-    names = set(itertools.chain.from_iterable(code.co_names for code in codes))
-    numbers = sorted({n for code in codes for n in _numbers(code, pl_module)})
+    codes = [(code, owner) for owner in (pl_module, *callbacks) for code in _codes(owner)]
+    names = set(itertools.chain.from_iterable(code.co_names for code, _ in codes))
+    numbers = sorted({n for code, owner in codes for n in _numbers(code, owner)})
     ways: list[list[tuple[str, tuple[Arguments, Mapping[str, Any]]]]] = []
     if _asks_for_batch(pl_module, name):
         near = _near(numbers, arguments[1])
@@ -79,10 +85,10 @@ def _near(numbers: Sequence[int], present: int) -> list[int]:
     return [n for n in dict.fromkeys((present + 1, *around, _LATE)) if n >= 0 and n != present]
 
 
-def _codes(pl_module: LightningModule) -> Iterator[CodeType]:
-    """Yield the code of the methods that a LightningModule has beside Lightning's own."""
+def _codes(owner: Any) -> Iterator[CodeType]:
+    """Yield the code of the methods that a LightningModule, or a callback, has beside Lightning's own."""
     own = {base for kind in LIGHTNING_MODULES for base in kind.__mro__}
-    for kind in type(pl_module).__mro__:
+    for kind in type(owner).__mro__:
         for value in () if kind in own else vars(kind).values():
             function = value.fget if isinstance(value, property) else getattr(value, "__wrapped__", value)
             if isinstance(function, FunctionType):
@@ -106,12 +112,12 @@ def _asks_for_batch(pl_module: LightningModule, name: str) -> bool:
     return code.co_varnames[2] in {*names, *code.co_cellvars}
 
 
-def _numbers(code: CodeType, pl_module: LightningModule) -> Iterator[int]:
+def _numbers(code: CodeType, owner: Any) -> Iterator[int]:
     """Yield the whole numbers in code that decides by numbers: constants, and those in attributes that it names."""
     instructions = list(dis.get_instructions(code))
     if not any(i.opname in _DECIDING or (i.opname == "BINARY_OP" and i.argrepr in ("%", "//")) for i in instructions):
         return
-    settings = {**vars(pl_module), **getattr(pl_module, "hparams", {})}
+    settings = {**vars(owner), **getattr(owner, "hparams", {})}
     values = [i.argval for i in instructions if i.opname in ("LOAD_CONST", "LOAD_SMALL_INT")]
     values += [settings[name] for name in code.co_names if name in settings]
     for value in values:

@@ -89,9 +89,11 @@ def step_entries(
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
             step = Step(pl_module, kind, epochs)
             hooks = GradientHooks(pl_module, step.end, step.moment) if kind == TRAINING else None
+            callbacks = [] if hooks is None else hooks.callbacks
+            moment = trainer.current_epoch, trainer.global_step
             entries[name] = engine.Entry(
                 step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
-                others=other_moments(pl_module, kind, tuple(placed), trainer.current_epoch, trainer.global_step),
+                others=other_moments(pl_module, kind, tuple(placed), *moment, callbacks),
                 after=hooks if hooks else None,
             )  # fmt: skip
     return entries

@@ -747,3 +747,22 @@ def test_hooks_of_callbacks(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="Hooks that run after the gradients of 'training_step.*' change"):
         trained(Unused(), tmp_path, True, callback)
     assert callback.calls == [0, 1, 2]
+
+
+class CentringLater(Centring):
+    """From an epoch on that an attribute names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = 2
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: LightningModule, optimizer: Any) -> None:
+        """Subtract means, late."""
+        if trainer.current_epoch >= self.begin:
+            super().on_before_optimizer_step(trainer, pl_module, optimizer)
+
+
+def test_hooks_of_callbacks_at_other_moments(tmp_path: Path) -> None:
+    """They are tried when they act."""
+    with pytest.raises(VerificationError, match="after the gradients of 'training_step, epoch 2' change"):
+        trained(Unused(), tmp_path, True, CentringLater())
