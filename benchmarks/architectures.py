@@ -146,25 +146,25 @@ class NotRun(Exception):
 
 
 class Headed(nn.Module):
-    """A model with a linear layer on its last hidden state, so that what flows through it is not an output."""
+    """A model with a linear layer on its last hidden state, so that the residual stream is not an output."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.body = body
-        self.head: nn.Module | None = None
+        self.body, self.head = body, head
 
-    def fit(self, inputs: Inputs) -> None:
-        """Make the head, where there is a last hidden state."""
-        with torch.no_grad():
-            hidden = getattr(self.body(**inputs), "last_hidden_state", None)
-        if isinstance(hidden, Tensor) and hidden.is_floating_point() and hidden.ndim in (2, 3, 4):
-            head = nn.Conv2d(hidden.shape[1], 5, 1) if hidden.ndim == 4 else nn.Linear(hidden.shape[-1], 5)
-            self.head = head.double()
+    def forward(self, **inputs: Any) -> Tensor:
+        """Return what the head computes from the last hidden state."""
+        return self.head(self.body(**inputs).last_hidden_state)
 
-    def forward(self, **inputs: Any) -> Any:
-        """Return what the head makes of the last hidden state, or else all that the model puts out."""
-        out = self.body(**inputs)
-        return out if self.head is None else self.head(out.last_hidden_state)
+
+def headed(body: nn.Module, inputs: Inputs) -> nn.Module:
+    """Return a model with a head on its last hidden state if it returns one, else the model itself."""
+    with torch.no_grad():
+        hidden = getattr(body(**inputs), "last_hidden_state", None)
+    if not isinstance(hidden, Tensor) or not hidden.is_floating_point() or hidden.ndim not in (2, 3, 4):
+        return body
+    head = nn.Conv2d(hidden.shape[1], 5, 1) if hidden.ndim == 4 else nn.Linear(hidden.shape[-1], 5)
+    return Headed(body, head.double())
 
 
 def stirred(model: nn.Module) -> nn.Module:
@@ -183,7 +183,7 @@ def stirred(model: nn.Module) -> nn.Module:
     return model
 
 
-def built(kind: str, config: PretrainedConfig, wide: bool) -> Headed:
+def built(kind: str, config: PretrainedConfig, wide: bool) -> nn.Module:
     """Return a small model of an architecture, in float64, everything in it random; ``wide``: it may be too large."""
     names = MODEL_MAPPING_NAMES[kind]
     cls = getattr(transformers, names if isinstance(names, str) else names[0])
@@ -198,7 +198,7 @@ def built(kind: str, config: PretrainedConfig, wide: bool) -> Headed:
     for module in model.modules():
         if isinstance(vars(module).get("dtype"), torch.dtype):  # a router that converts its own layer when it runs
             module.dtype = torch.float64
-    return Headed(stirred(randomised(model)))
+    return stirred(randomised(model))
 
 
 def number(config: PretrainedConfig, *names: str, default: int) -> int:
@@ -271,20 +271,19 @@ def outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
         return [t for t in tensors_in(model(**inputs)) if t.is_floating_point()]
 
 
-def accepted(model: Headed) -> tuple[Inputs, Inputs]:
+def accepted(model: nn.Module) -> tuple[Inputs, Inputs]:
     """Return inputs of two batch sizes that a model runs on."""
     errors: dict[int, Exception] = {}
-    for one, two in zip(candidates(model.body, 1), candidates(model.body, 2), strict=True):
+    for one, two in zip(candidates(model, 1), candidates(model, 2), strict=True):
         try:
             if outputs(model, one) and outputs(model, two):
-                model.fit(one)
                 return one, two
         except Exception as error:  # another input may do
             errors[len(one)] = error
     raise NotRun("no input fits" if not errors else f"{type(errors[min(errors)]).__name__}: {errors[min(errors)]}")
 
 
-def prepared(kind: str) -> tuple[Headed, Inputs, Inputs]:
+def prepared(kind: str) -> tuple[nn.Module, Inputs, Inputs]:
     """Return a small model that runs, and inputs of two batch sizes."""
     first = None
     for config, wide in configurations(kind):
@@ -308,11 +307,11 @@ def check(kind: str) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     torch.set_default_dtype(torch.float64)
     try:
-        model, one, two = prepared(kind)
+        body, one, two = prepared(kind)
     except NotRun as error:
         return {"not run": re.sub(r"\s+", " ", str(error).removeprefix("NotRun: "))[:200]}
     names = sorted(one.keys() - {"use_cache"})
-    return {"model": type(model.body).__name__, "inputs": names} | compacted(model, one, two, outputs)
+    return {"model": type(body).__name__, "inputs": names} | compacted(headed(body, one), one, two, outputs)
 
 
 # ---------------------------------------------------------------- all of them

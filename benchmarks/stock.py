@@ -35,7 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import engine
-from benchmarks.architectures import Headed, NotRun, cell, prepared
+from benchmarks.architectures import NotRun, cell, prepared
 from benchmarks.breadth import general, supervise
 from benchmarks.stock_loading import loaded
 from benchmarks.survey import ROOT, Survey, code_state
@@ -125,20 +125,20 @@ def check(kind: str) -> dict[str, Any]:
     for way in WAYS:
         torch.set_default_dtype(torch.float64)
         try:
-            model, one, _ = prepared(kind)
+            body, one, _ = prepared(kind)
         except NotRun as error:
             return {"not run": re.sub(r"\s+", " ", str(error).removeprefix("NotRun: "))[:200]}
         finally:
             torch.set_default_dtype(torch.float32)
-        rows.append({"model": type(model.body).__name__, "way": way} | reading(kind, model, floats(one), way))
+        rows.append({"model": type(body).__name__, "way": way} | reading(kind, body, floats(one), way))
         if "error" in rows[-1]:
             return rows[-1] | {"stood in the way": [row["reason"] for row in rows[:-1]]}
     return rows[0] | {"reasons": [row["reason"] for row in rows]}
 
 
-def reading(kind: str, model: Headed, inputs: dict[str, Any], way: str) -> dict[str, Any]:
-    """Save the body of a model in one of the ways."""
-    body = model.body.float()
+def reading(kind: str, body: nn.Module, inputs: dict[str, Any], way: str) -> dict[str, Any]:
+    """Save a model in one of the ways."""
+    body = body.float()
     for module in body.modules():
         if vars(module).get("dtype") == torch.float64:
             module.dtype = torch.float32
