@@ -52,6 +52,7 @@ architectures: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## the same on a small m
 
 packages: $(VENV)/.stamp-dev $(VENV)/.stamp-bench  ## the same on networks of twenty packages, Ultralytics' among them (an hour; resumes)
 	$(PIP) --no-deps --requirement benchmarks/networks/requirements.txt
+	$(PIP) --constraint constraints.txt --requirement benchmarks/networks/dependencies.txt
 	$(BIN)/python benchmarks/packages.py
 
 slow: $(VENV)/.stamp-dev  ## the tests that take long: spawned processes, killed and resumed runs, all criteria with all scopes

@@ -3,25 +3,30 @@
     python benchmarks/packages.py [network ...]      (default: all; resumes where it stopped)
     python benchmarks/packages.py --list             (the networks)
     python benchmarks/packages.py --any-state        (take rows of earlier states of the code, too)
+    python benchmarks/packages.py --page             (write the page from the rows that there are, and stop)
 
 Networks of packages that people prune, as their authors wrote them and small (``benchmarks/networks/``), everything in
 them random, in float64, are taken through what ``families.py`` does. Those of Ultralytics are exported to ONNX by their
 own exporter afterwards. Results are kept, line by line, in ``build/packages.jsonl``, by network and state of the code;
 the page, ``docs/packages.md``, has those that were run. What has to be installed is in
-``benchmarks/networks/requirements.txt``.
+``benchmarks/networks/requirements.txt``, and what that needs in ``benchmarks/networks/dependencies.txt``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import importlib
 import statistics
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -39,18 +44,26 @@ from tests.engine.exactness import masked, parameters, randomised, relative_erro
 RESULTS = ROOT / "build" / "packages.jsonl"
 PAGE = ROOT / "docs" / "packages.md"
 EXPORTED = 1e-4  # the largest difference of an exported network, in float32
+FAILURES = {"refused": "refused", "failed": "failed", "unbuilt": "its package does not build it here"}
 MUCH = 0.6  # of the parameters left, from which on the page says why
 
 NETWORKS: Mapping[str, Network] = by_key(
-    [*vision.NETWORKS, *sound.NETWORKS, *sequences.NETWORKS, *yolo.NETWORKS],
+    [*yolo.NETWORKS, *sequences.NETWORKS, *vision.NETWORKS, *sound.NETWORKS],
 )
 
 
 # ---------------------------------------------------------------- one network
 
 
+def import_torchaudio() -> None:
+    """Import torchaudio as if without CUDA: it refuses a torch of another CUDA version. This is for the CPU."""
+    with mock.patch.object(torch.version, "cuda", None), contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("torchaudio")
+
+
 def build(key: str) -> nn.Module:
     """Return a network, everything in it random."""
+    import_torchaudio()
     torch.manual_seed(0)
     return randomised(NETWORKS[key].make().eval(), dtype=NETWORKS[key].dtype)
 
@@ -80,7 +93,11 @@ def check(key: str) -> dict[str, Any]:
     Raises:
         EngineError: where the engine refuses.
     """
-    network, model = NETWORKS[key], build(key)
+    network = NETWORKS[key]
+    try:
+        model = build(key)
+    except Exception as error:  # what a package raises beside this torch is a result, and none of the engine's
+        return {"unbuilt": f"{type(error).__name__}: {error}"}
     one, two = map(network.inputs, network.batches)
     graph = engine.trace(model, one)
     groups = engine.dependency_groups(model, one, graph=graph)
@@ -109,8 +126,8 @@ def check(key: str) -> dict[str, Any]:
 
 def verdict(row: Mapping[str, Any]) -> str:
     """Return ``exact``, or why not."""
-    if "refused" in row or "failed" in row:
-        return general(" ".join(f"{key}: {row[key]}" for key in ("refused", "failed") if key in row))[:160]
+    if failure := [f"{text}: {row[key]}" for key, text in FAILURES.items() if key in row]:
+        return " ".join(general(failure[0]).split())[:160]
     faults = (
         [] if row["error"] <= row.get("tolerance", TOLERANCE[torch.float64]) else [f"relative error {row['error']:.1e}"]
     )
@@ -128,7 +145,8 @@ def left(row: Mapping[str, Any]) -> float:
 def dearest(row: Mapping[str, Any]) -> str:
     """Return the reason that keeps the most weights, where much is left."""
     inner = {reason: cost for reason, cost in row["stays"].items() if reason != "is an output of the model"}
-    return max(inner, key=lambda reason: inner[reason])[:110] if left(row) > MUCH and inner else ""
+    costs = inner or row["stays"]
+    return max(costs, key=lambda reason: costs[reason])[:110] if left(row) > MUCH and costs else ""
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -146,14 +164,16 @@ HEAD = """# Survey of other packages
 
 `make packages` builds small networks of {packages} packages that people prune, by their own constructors, masks half of
 the units of each dependency group, compacts the network, and compares it with the masked one. {all} of the {listed}
-networks in the list were run: {exact} are exact, {refused} refused, {failed} failed. The median network keeps
-{median:.0%} of its parameters. torch {torch}, float64, on one CPU thread.
+networks in the list were run: {exact} are exact, {refused} refused, {failed} failed, {unbuilt} cannot be built beside
+this torch. The median network keeps {median:.0%} of its parameters, {much} keep more than 60 %. torch {torch}, float64,
+on one CPU thread. {older}
 
 Everything that could hide an error is random. The error is the largest difference at two batch sizes, relative to the
 largest entry of the output; the counted sizes equal the measured ones. The certificate also compares inside the
 network, and at a larger resolution if the network accepts one. Compacted networks of Ultralytics, in float32, are
-exported to ONNX by their own exporter; the column says by how much ONNX Runtime's output differs. Where more than
-60 % of the parameters are left, the last column has the reason that costs most.
+exported to ONNX by their own exporter; the column says by how much the outputs of ONNX Runtime differ, all of them.
+Where more than 60 % of the parameters are left, the last column has the reason that costs most. Features that a
+flag among the arguments returns (`return_embeddings=`) are outputs; `constants=` declares flags that keep their value.
 
 {versions}
 
@@ -162,22 +182,33 @@ exported to ONNX by their own exporter; the column says by how much ONNX Runtime
 """
 
 
-def page(rows: Sequence[Mapping[str, Any]], versions: Sequence[str]) -> str:
-    """Return the page."""
+def page(rows: Sequence[Mapping[str, Any]], versions: Sequence[str], state: str | None = None) -> str:
+    """Return the page; it says how many rows are of other states of the code than the given one."""
     verdicts = [verdict(row) for row in rows]
-    refused = sum("refused" in row for row in rows)
+    refused, unbuilt = (sum(key in row for row in rows) for key in ("refused", "unbuilt"))
+    kept = [left(row) for row in rows if "parameters" in row]
+    older = sum(row.get("state") != state for row in rows) if state else 0
     head = HEAD.format(
         packages=len(versions),
         exact=verdicts.count("exact"),
         all=len(rows),
         listed=len(NETWORKS),
         refused=refused,
-        failed=len(rows) - verdicts.count("exact") - refused,
-        median=statistics.median([left(row) for row in rows if "parameters" in row] or [1.0]),
+        unbuilt=unbuilt,
+        failed=len(rows) - verdicts.count("exact") - refused - unbuilt,
+        median=statistics.median(kept or [1.0]),
+        much=sum(share > MUCH for share in kept),
         torch=torch.__version__.split("+")[0],
+        older=f"{older} of the rows are of earlier states of the code." if older else "",
         versions=", ".join(versions) + ".",
     )
-    return head + "\n".join([*map(line, rows), *staying([dict(row) for row in rows])]) + "\n"
+    return wrapped(head) + "\n".join([*map(line, rows), *staying([dict(row) for row in rows])]) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """Return text whose paragraphs have lines of at most 120 characters; headings and tables stay as they are."""
+    fill = functools.partial(textwrap.fill, width=120, break_on_hyphens=False, break_long_words=False)
+    return "\n\n".join(part if part.startswith(("#", "|")) else fill(part) for part in text.split("\n\n"))
 
 
 def installed(packages: Iterable[str]) -> list[str]:
@@ -197,6 +228,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("networks", nargs="*", metavar="network", help="such as 'vit-pytorch ViT'")
     parser.add_argument("--list", action="store_true", help="print the networks, and stop")
     parser.add_argument("--any-state", action="store_true", help="take rows of earlier states of the code, too")
+    parser.add_argument("--page", action="store_true", help="write the page from the rows that there are, and stop")
     parser.add_argument("--time", type=float, default=300, metavar="S", help="limit per network, default 300 s")
     parser.add_argument("--memory", type=float, default=12, metavar="GIB", help="limit per network, default 12 GiB")
     args = parser.parse_args()
@@ -213,15 +245,16 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     versions = installed(network.package for network in NETWORKS.values())
-    survey = Survey(RESULTS, "network", code_state(__file__, torch.__version__, *versions), args.any_state)
+    state = code_state(__file__, torch.__version__, *versions)
+    survey = Survey(RESULTS, "network", state, args.any_state)
     exact = True
-    for key in args.networks or NETWORKS:
+    for key in () if args.page else args.networks or NETWORKS:
         row = survey.row(key, functools.partial(supervise, check, key, args.time, args.memory))
         print(line(row), flush=True)
-        exact &= verdict(row) == "exact"
+        exact &= verdict(row) == "exact" or "unbuilt" in row
     rows = [row for key in NETWORKS if (row := survey.stored(key)) is not None]
     if not args.networks:
-        PAGE.write_text(page(rows, installed(NETWORKS[row["network"]].package for row in rows)))
+        PAGE.write_text(page(rows, installed(NETWORKS[row["network"]].package for row in rows), state))
     return 0 if exact else 1
 
 

@@ -55,9 +55,11 @@ SHARED = 0.01  # error up to which a network is saved whose norms share an eps
 KINDS = {
     "^No .* configuration describes": "no configuration describes the shapes",
     "keeps the statistics": "a norm's weights cannot express the statistics of removed channels",
-    "computes something else|One field of": "a configuration with the same shapes computes something else",
+    "computes something else|computes a different function|One field of": (
+        "a configuration with the same shapes computes something else"
+    ),
     "does not run": "the class does not run under the configuration that has the shapes",
-    "do not reach": "the inputs do not reach what was narrowed",
+    "do not (reach|use)": "the inputs do not reach what was narrowed",
     "differs from the masked|VerificationError": "refused by the verification",
     "rejected the example|TraceError": "cannot be recorded",
     "took longer|ended with -24": "time limit",

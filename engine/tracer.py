@@ -30,11 +30,10 @@ from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
 from engine.recording.arguments import Arguments
-from engine.recording.around import around, module_stack
 from engine.recording.attributes import Setting, Settings
 from engine.recording.axes import axes_of, resized
-from engine.recording.changing import Changing
-from engine.recording.closed import ClosedRecorder
+from engine.recording.caches import bypassing_caches
+from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.evaluation import Contents, evaluating
 from engine.recording.fakes import Fakes
 from engine.recording.inputs import (
@@ -46,13 +45,13 @@ from engine.recording.inputs import (
     recording_error,
     resolve_inputs,
 )
-from engine.recording.memos import sizes_anew
 from engine.recording.modes import Calls, Switches, may_differ, watched
+from engine.recording.mutable_state import MutableState
 from engine.recording.other_sizes import reads_sizes
+from engine.recording.outer_modules import module_stack, preserving_outer_modules
 from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
-from engine.recording.rehearsal import trained
-from engine.recording.unreached import arguments_of
+from engine.recording.train_mode import modules_needing_train_mode
 from engine.recording.variants import (
     record_arguments,
     record_coefficients,
@@ -96,12 +95,12 @@ def _recording(
         scope.enter_context(seeded())  # where draws decide what runs, they come out the same each time
         scope.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
-        scope.enter_context(sizes_anew(model))
+        scope.enter_context(bypassing_caches(model))
         scope.enter_context(headwise(model))
         scope.enter_context(plain_norms(model))
         scope.enter_context(module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
-        recorder.coefficients.lend()
+        recorder.coefficients.track()
         for name, m in modules.items():
             vars(m).update(tagged(m, functools.partial(_size_of, name)))
         yield stack
@@ -124,7 +123,7 @@ def _run(
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
-def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[str], entry: Entry) -> None:
+def _run_entry(recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry) -> None:
     """Record an entry, on data where it asks for them.
 
     Raises:
@@ -135,7 +134,7 @@ def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[st
     for fake in (True, False):
         mark = recorder.mark()
         try:
-            with around(entry, model), _recording(recorder, model, opaque, train, arguments) as stack:
+            with preserving_outer_modules(entry, model), _recording(recorder, model, opaque, train, arguments) as stack:
                 recorder.run_entry(
                     lambda a, k: call_entry(entry, a, k), entry.args, entry.kwargs, stack, entry.name, fake=fake
                 )
@@ -146,7 +145,7 @@ def _run_entry(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[st
                 raise
 
 
-def _run_entries(recorder: ClosedRecorder, model: nn.Module, opaque: Collection[str], entries: Sequence[Entry]) -> None:
+def _run_entries(recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entries: Sequence[Entry]) -> None:
     for entry in entries:
         run = functools.partial(_run_entry, recorder, model, opaque)
         recorder.entries += record_entry(recorder, run, entry, model)
@@ -156,12 +155,12 @@ def _record(
     model: nn.Module,
     inputs: list[tuple[Any, Any]],
     opaque: Collection[str],
-    changing: Changing,
+    changing: MutableState,
     fake: bool,
     dynamic_dims: Any,
     entries: Sequence[Entry] = (),
-) -> ClosedRecorder:
-    recorder = ClosedRecorder(model, Fakes(sized_like) if fake else None, LITERAL, changing)
+) -> EntryRecorder:
+    recorder = EntryRecorder(model, Fakes(sized_like) if fake else None, LITERAL, changing)
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
     settings = Settings(changing.attributes, distinct_modules(model))
@@ -171,7 +170,9 @@ def _record(
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
-    train = trained(recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise)
+    train = modules_needing_train_mode(
+        recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
+    )
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()
@@ -196,7 +197,7 @@ def _record(
 
 
 def _record_others(
-    recorder: ClosedRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
+    recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
 ) -> None:
     """Record what runs at other sizes; a run on data is one at these sizes only."""
 
@@ -205,7 +206,10 @@ def _record_others(
         try:
             run(args, kwargs, [], "other")
         except TraceError as error:
-            recorder.others.reject(recorder.since(mark)[1])
+            nodes, guards = recorder.since(mark)
+            recorder.others.reject(guards)
+            if not recorder.real:
+                recorder.others.rejections.note(error, nodes, guards, recorder.entered(mark))
             recorder.drop(mark)
             return error
         if not recorder.others.add(*recorder.since(mark)):
@@ -236,9 +240,9 @@ def _settled(
     constants: Collection[str] | None,
     dynamic_dims: Any,
     entries: Sequence[Entry],
-) -> tuple[ClosedRecorder, bool]:
+) -> tuple[EntryRecorder, bool]:
     """Record, and once more where a run writes to what was taken for constant."""
-    changing = Changing(model, inputs[0], constants, opaque)
+    changing = MutableState(model, inputs[0], constants, opaque)
     recorded = functools.partial(_recorded, model, inputs, opaque, changing, dynamic_dims, entries)
     recorder, decided = recorded()
     return recorded() if recorder.missed() else (recorder, decided)
@@ -248,10 +252,10 @@ def _recorded(
     model: nn.Module,
     inputs: list[tuple[Any, Any]],
     opaque: Collection[str],
-    changing: Changing,
+    changing: MutableState,
     dynamic_dims: Any,
     entries: Sequence[Entry],
-) -> tuple[ClosedRecorder, bool]:
+) -> tuple[EntryRecorder, bool]:
     """Record without data, or with data where the model decides by them; return whether it took data.
 
     Ops that run may still reject tensors without data, for their dtype say: then data tell what they do.
@@ -324,7 +328,7 @@ def trace(
     with EXCLUSIVE, settled(model):
         with separate_layers(model, spread or {}):
             recorder, decided = _settled(model, inputs, opaque, constants, dynamic_dims, further)
-            recorder.leave_unreached(*arguments_of(model, args, kwargs), FUNCTIONS)
+            recorder.assume_unreached(args, kwargs, FUNCTIONS)
         attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
         graph = recorder.graph(model, args, kwargs)
         graph = dataclasses.replace(

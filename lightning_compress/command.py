@@ -1,4 +1,4 @@
-"""The command ``python -m lightning_compress``: summarize models; inspect, compact, export and verify checkpoints."""
+"""Command line ``python -m lightning_compress``: summarize models; inspect, compact, export and verify checkpoints."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ from lightning_compress.trainer.target import find_model, from_shape, to_device
 __all__ = ["main"]
 
 _ABOUT = """\
-Compacted checkpoints of Lightning: what was pruned is not zero in them, it is gone.
+Compacted checkpoints of Lightning, from which pruned channels are physically removed.
 
-  summarize what pruning can do for a model, before anybody trains
-  inspect   what was removed, the certificate, and sizes before and after
-  compact   remove from a masked or pruned checkpoint what is zero in it, and verify the result
+  summarize show what pruning can achieve for a model, before training
+  inspect   show what was removed, the certificate, and sizes before and after
+  compact   remove masked and zero channels from a checkpoint, and verify the result
   export    write ONNX, an exported program, TorchScript or safetensors, run it, and compare it
   verify    run a masked and a compacted checkpoint on the same inputs
 
-Files are read with weights_only=True and their digests are checked: no code in them runs.
+Files are read with weights_only=True and their digests are checked, so that no code in them runs.
 """
 
 _CLASS = """\
-CLASS is the LightningModule that was trained, as package.module:Class, found from the current folder too. Its arguments
-come from the hyper-parameters in the checkpoint; give what is missing with --arg, as in --arg width=8. What the model
-takes is its example_input_array, a random tensor of the shape given by --example, or what is in the file --input.
+CLASS is the LightningModule that was trained, as package.module:Class, importable from the current folder. Its
+arguments come from the hyperparameters in the checkpoint; pass missing ones with --arg, as in --arg width=8. The
+example input is its example_input_array, a random tensor of the shape --example, or the content of the file --input.
 """
 
 _MODEL = """\
-CLASS is a LightningModule, another module, or a function that returns one, as package.module:Class, found from the
-current folder too. Give its arguments with --arg, as in --arg width=8. What the model takes is its example_input_array,
-a random tensor of the shape given by --example, or what is in the file --input.
+CLASS is a LightningModule, another module, or a function that returns one, as package.module:Class, importable from the
+current folder. Pass its arguments with --arg, as in --arg width=8. The example input is its example_input_array, a
+random tensor of the shape --example, or the content of the file --input.
 """
 
-_NOT_COMPACTED = (  # what readers in Python are told to do with another checkpoint
+_NOT_COMPACTED = (  # advice of the Python API for other checkpoints
     "Load it with `load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
 )
 
-_COMMANDS = "{summarize,inspect,compact,export,verify} --help says more about each, with examples.\n"
+_COMMANDS = "See {summarize,inspect,compact,export,verify} --help for details and examples.\n"
 
 _EXAMPLES = {
     "summarize": """\
@@ -89,28 +89,27 @@ _EXAMPLES = {
 
 _ABOUT_EACH = {
     "summarize": """\
-Say what pruning can do for a model, before anybody trains: which channels are coupled, which cannot be removed and why
-(the reasons that cost most first), and the predicted multiply-accumulates and parameters at 25, 50 and 75 % of the
-channels. No checkpoint is needed: the costs depend on the shapes alone.
+Show what pruning can achieve for a model, before training: which channels are coupled, which cannot be removed and why
+(the most expensive reasons first), and the predicted multiply-accumulates and parameters at 25, 50 and 75 % of the
+channels. No checkpoint is needed, because costs only depend on shapes.
 """,
     "inspect": """\
-What was removed from which tensor, what the constants went into, the certificate of the verification, and how many
-numbers and bytes there were before and after. Needs nothing but the file. An error means that it is damaged.
+Show what was removed from which tensor, where constants were folded, the certificate of the verification, and the
+number of values and bytes before and after. Only the file is needed. An error means that it is damaged.
 """,
     "compact": """\
-Remove from a checkpoint what is zero or masked in it, compare the small model with the masked one on random samples,
-and write the compacted checkpoint, which load_compacted(path, Class) loads. Takes checkpoints of ChannelPruning, of
-ModelPruning, of torch.nn.utils.prune, of anything else that sets channels to zero, and the folder in which FSDP saves
-shards. Nothing is written where the small model computes something else.
+Remove masked and zero channels from a checkpoint, compare the small model with the masked one on random samples, and
+write the compacted checkpoint, which load_compacted(path, Class) loads. Accepts checkpoints of ChannelPruning, of
+ModelPruning, of torch.nn.utils.prune, of anything else that sets channels to zero, and folders of sharded FSDP
+checkpoints. Nothing is written if the small model computes a different function.
 """,
     "export": """\
-Write the network inside of a checkpoint for where it is to run. Each file is loaded and run at two batch sizes (with
---dynamic size at twice the size too), and is not written where it differs from the model by more than 1e-5.
+Export the network of a checkpoint for deployment. Each file is loaded and run at two batch sizes (with --dynamic size
+also at twice the size), and is not written if its outputs differ from the model's by more than 1e-5.
 """,
     "verify": """\
-Run the masked and the compacted network on the same inputs, at two batch sizes, and say by how much they differ at
-most, relative to the largest output. The exit code is 0 where they are the same, 1 where they are not, 2 where one
-cannot be run.
+Run the masked and the compacted network on the same inputs, at two batch sizes, and print the largest difference,
+relative to the largest output. The exit code is 0 if they agree, 1 if they differ, 2 if one of them cannot be run.
 """,
 }
 
@@ -119,10 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: those of the command line; ``None``: those of the process.
+        arguments: command line arguments; ``None``: those of the process.
 
     Returns:
-        0; 1 where two models differ; 2 where something cannot be done, which is said on stderr.
+        0 on success; 1 if two models differ; 2 on errors, which are printed to stderr.
     """
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
@@ -136,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_options(message: str) -> str:
-    """An error of the Python API, with the options of the command line in place of arguments.
+    """Replace arguments of the Python API in an error message by command line options.
 
     Example:
         >>> as_options("Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`; name one, as in `model='net'`.")
@@ -145,7 +144,7 @@ def as_options(message: str) -> str:
     message = re.sub(r"`example_input=torch\.\w+\(([\d, ]+)\)`", _example_option, message)
     message = re.sub(r"`(model|masks)='?([^'`]*)'?`", r"`--\1 \2`", message)
     message = message.replace(_NOT_COMPACTED, "`compact` writes a compacted checkpoint.")
-    return message.replace("give `masks`", "give `--masks`").replace("`example_input`", "`--example`")
+    return message.replace("pass `masks`", "pass `--masks`").replace("`example_input`", "`--example`")
 
 
 def _example_option(shape: re.Match[str]) -> str:
@@ -158,10 +157,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m lightning_compress", description=_ABOUT, epilog=examples, **form)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, about, fill, run in (
-        ("summarize", "what pruning can do for a model", _add_summarize, _summarize),
-        ("inspect", "what was removed, the certificate, and sizes", _add_inspect, _inspect),
-        ("compact", "remove from a checkpoint what is zero in it", _add_compact, _compact),
-        ("export", "write ONNX and other forms, run and compare them", _add_export, _export),
+        ("summarize", "show what pruning can achieve for a model", _add_summarize, _summarize),
+        ("inspect", "show what was removed, the certificate, and sizes", _add_inspect, _inspect),
+        ("compact", "remove masked and zero channels from a checkpoint", _add_compact, _compact),
+        ("export", "write ONNX and other formats, run and compare them", _add_export, _export),
         ("verify", "compare a masked and a compacted checkpoint", _add_verify, _verify),
     ):
         more = {"inspect": "", "summarize": f"{_MODEL}\n"}.get(name, f"{_CLASS}\n") + f"examples:\n{_EXAMPLES[name]}"
@@ -177,7 +176,7 @@ def _add_summarize(command: argparse.ArgumentParser) -> None:
         "--amounts", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="fractions of the channels"
     )
     command.add_argument("--html", metavar="FILE", help="write the summary as HTML, too")
-    about = "try whether transformers or diffusers could load the small model, and say which groups stand in the way"
+    about = "test whether transformers or diffusers could load the small model, and which groups prevent it"
     command.add_argument("--stock", action="store_true", help=about)
 
 
@@ -188,7 +187,7 @@ def _add_inspect(command: argparse.ArgumentParser) -> None:
 def _add_compact(command: argparse.ArgumentParser) -> None:
     command.add_argument("checkpoint", help="a masked or pruned checkpoint, or FSDP's folder of shards")
     _add_model(command)
-    command.add_argument("--out", required=True, help="where to write the compacted checkpoint; may be the same file")
+    command.add_argument("--out", required=True, help="path of the compacted checkpoint; may be the same file")
     command.add_argument("--masks", help="a file with masks, {module: {parameter: 0/1 tensor}}; default: zeros count")
     command.add_argument("--confidence", type=int, default=8, help="random samples to verify with (default: 8)")
 
@@ -200,23 +199,23 @@ def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--program", metavar="FILE", help="an exported program of torch.export, *.pt2")
     command.add_argument("--torchscript", metavar="FILE", help="a TorchScript file")
     command.add_argument("--safetensors", metavar="FILE", help="the weights, with the plan in the header")
-    about = "what may differ when it runs: batch (the default), and size, the dimensions from the third on"
+    about = "dynamic sizes: batch (the default), and size, the dimensions from the third on"
     command.add_argument("--dynamic", nargs="+", default=["batch"], choices=["batch", "size"], help=about)
 
 
 def _add_verify(command: argparse.ArgumentParser) -> None:
     command.add_argument("checkpoint", help="the masked checkpoint")
-    command.add_argument("compacted", help="the compacted one")
+    command.add_argument("compacted", help="the compacted checkpoint")
     _add_model(command)
     command.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default: 1e-4)")
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("cls", metavar="CLASS", help="the LightningModule, as package.module:Class")
-    command.add_argument("--model", help="path of the model inside the LightningModule, where it is not clear")
-    command.add_argument("--example", help="shape of what the model takes, as in 1,3,224,224; batch first")
+    command.add_argument("--model", help="path of the model inside the LightningModule, if it is ambiguous")
+    command.add_argument("--example", help="shape of the example input, as in 1,3,224,224; batch first")
     command.add_argument(
-        "--input", help="a file with what it takes: a tensor, a tuple of arguments or a dict of keywords"
+        "--input", help="a file with the example input: a tensor, a tuple of arguments or a dict of keywords"
     )
     command.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the class")
 
@@ -231,10 +230,10 @@ def _summarize(options: argparse.Namespace) -> int:
         model = make(**arguments)
     except TypeError as error:
         raise InputError(
-            f"{options.cls} cannot be built: {error}. Give what it takes with --arg NAME=VALUE."
+            f"{options.cls} cannot be built: {error}. Pass its arguments with --arg NAME=VALUE."
         ) from error
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{options.cls} is not a module and returns none, but a {type(model).__name__}.")
+        raise InputError(f"{options.cls} must be a module or return one, got a {type(model).__name__}.")
     summary = summarize(model, _example(options), amounts=options.amounts, path=options.model, stock=options.stock)
     _say(summary)
     if options.html:
@@ -257,7 +256,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _sizes(checkpoint: dict[str, Any]) -> list[str]:
-    """The table of sizes: what the weights are now, and what they were before all compactions."""
+    """Return the table of sizes now and before all compactions."""
     after = {name: value.numel() for name, value in checkpoint["state_dict"].items() if hasattr(value, "numel")}
     bytes_each = {name: checkpoint["state_dict"][name].element_size() for name in after}
     before = dict(after)
@@ -267,7 +266,7 @@ def _sizes(checkpoint: dict[str, Any]) -> list[str]:
                 full = f"{path}.{name}".strip(".")
                 before[full] = int(torch.Size(cut.before).numel())
                 bytes_each.setdefault(full, 4)
-    rows = [("", "before", "after", "left"), ("values", *_row(sum(before.values()), sum(after.values())))]
+    rows = [("", "before", "after", "remaining"), ("values", *_row(sum(before.values()), sum(after.values())))]
     size = [sum(n * bytes_each[name] for name, n in table.items()) for table in (before, after)]
     rows.append(("bytes", *_row(*size)))
     return ["  ".join([f"{row[0]:<8}", *(f"{cell:>16}" for cell in row[1:])]) for row in rows]
@@ -298,7 +297,7 @@ def _export(options: argparse.Namespace) -> int:
     }
     files = {form: getattr(options, form) for form in wanted if getattr(options, form)}
     if not files:
-        raise InputError(f"Say what to write: {', '.join(f'--{form} FILE' for form in wanted)}.")
+        raise InputError(f"Specify at least one format: {', '.join(f'--{form} FILE' for form in wanted)}.")
     module = load_masked(options.checkpoint, _class(options.cls), **_arguments(options))[0]
     target = find_model(module, options.model)[1]
     example = None if set(files) == {"safetensors"} else _placed(example_of(module, _example(options)), target)
@@ -326,7 +325,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _placed(example: Any, model: torch.nn.Module) -> Any:
-    """The example in the dtype of the model's weights, where it is made of random numbers."""
+    """Convert a floating-point example to the dtype of the model's weights."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     moved = to_device(example, "cpu")
     return moved.to(dtype) if isinstance(moved, torch.Tensor) and moved.is_floating_point() else moved
@@ -339,7 +338,7 @@ def _class(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"There is no class {name!r}, to be given as package.module:Class: {error}.") from error
+        raise InputError(f"There is no class {name!r}; pass it as package.module:Class: {error}.") from error
 
 
 def _example(options: argparse.Namespace) -> Any:
@@ -350,16 +349,16 @@ def _example(options: argparse.Namespace) -> Any:
     try:
         return from_shape(tuple(int(n) for n in options.example.split(",")))
     except ValueError as error:
-        raise InputError(f"--example is a shape, as in 1,3,224,224; got {options.example!r}.") from error
+        raise InputError(f"--example must be a shape, as in 1,3,224,224; got {options.example!r}.") from error
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of the class, as Python literals where they are some."""
+    """Parse the arguments of the class, as Python literals if possible."""
     arguments: dict[str, Any] = {}
     for pair in options.arg:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise InputError(f"--arg is NAME=VALUE, got {pair!r}.")
+            raise InputError(f"--arg must be NAME=VALUE, got {pair!r}.")
         try:
             arguments[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""A smaller network in one call, without a Trainer."""
+"""One-shot pruning and compaction, without a Trainer."""
 
 from __future__ import annotations
 
@@ -42,38 +42,39 @@ def prune(
     uniform: bool = False,
     plain_norms: bool | str = False,
 ) -> nn.Module:
-    """Return a smaller copy of a network: masked, repaired, compensated, compacted and verified.
+    """Prune a copy of a network: mask, repair, compensate, compact and verify it.
 
     Args:
-        model: the network; it stays as it is.
+        model: the network, which is not changed.
         example_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, batch first.
-        amount: fraction of the target to remove, in [0, 1]; of channels also fractions by layer name pattern.
+        amount: fraction of the target to remove, in [0, 1]; for channels also fractions by layer name pattern.
         target: what ``amount`` is a fraction of: ``"macs"``, ``"params"``, ``"channels"`` or ``"latency"``.
-        criterion: which channels go, as in `ChannelPruning`; one that gathers statistics of a training is refused, but
-            for ``"fisher"``, which is taken of the outputs on the data here. It and ``"reconstruction"`` need data.
-        data: unlabelled batches to compensate on, as `engine.compensate` takes them; None leaves compensation out.
-        compensate: whether the data are for compensation too, and not for the criterion alone.
-        scope: among which channels the least important are sought, as in `ChannelPruning`.
+        criterion: scores channels, as in `ChannelPruning`. Criteria that need statistics of training are rejected,
+            except for ``"fisher"``, which is computed from the outputs on the data here. ``"fisher"`` and
+            ``"reconstruction"`` need data.
+        data: unlabelled batches for compensation, as for `engine.compensate`; None skips compensation.
+        compensate: whether to use the data for compensation, and not only for the criterion.
+        scope: where channels are ranked against each other, as in `ChannelPruning`.
         layers: name patterns of the layers to prune; by default all.
-        exclude: name patterns of layers to leave alone, with all that is coupled to them.
-        max_amount: fraction of its channels that a group may lose at most, or fractions by layer name pattern.
-        round_to: the width that stays is a multiple of it.
-        minimum: width that stays at least.
-        samples: how many entries of the batches compensation uses.
-        ridge: penalty of compensation, see `engine.compensate`.
-        uniform: whether groups of the same structure and size keep the same number of units, as a configuration needs
-            it that has one number for all layers; see `save_pretrained`.
-        plain_norms: whether norms that lose channels become ordinary ones, as a configuration needs it: ``"exact"``,
-            RMS norms; True, layer norms too, which is not exact. See `engine.ModelSpeedup`.
-        confidence: number of random samples to verify with; 0 trusts the rules.
+        exclude: name patterns of layers that are not pruned; neither are layers coupled to them.
+        max_amount: maximum fraction of its channels that a group may lose, or fractions by layer name pattern.
+        round_to: the remaining width is a multiple of this.
+        minimum: minimum remaining width.
+        samples: number of samples for compensation.
+        ridge: ridge penalty of compensation, see `engine.compensate`.
+        uniform: whether groups of the same structure and size keep the same number of units, for configurations with
+            one number for all layers; see `save_pretrained`.
+        plain_norms: whether norms that lose channels become ordinary norms, for a plain configuration: ``"exact"``, RMS
+            norms; True, layer norms too, which is not exact. See `engine.ModelSpeedup`.
+        confidence: number of random samples to verify with; 0 relies on the rules.
 
     Returns:
         The small network, in the mode of the model, with ``.plan``, ``.certificate`` and ``.report`` (errors of
         compensation by group; empty without data).
 
     Raises:
-        MisconfigurationException: names the argument that is wrong, or the lowest cost that can be reached.
-        EngineError: where the network cannot be traced, the batches do not fit it, or verification fails.
+        MisconfigurationException: naming an invalid argument, or the lowest cost that can be reached.
+        EngineError: if the network cannot be traced, the batches do not fit it, or verification fails.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -85,9 +86,8 @@ def prune(
     needed = criteria.needs(score)
     if needed - _FROM_DATA:
         raise MisconfigurationException(
-            f"The criterion {criterion!r} gathers statistics while a network trains; use `ChannelPruning` in a fit, or "
-            "one that looks at the weights alone ('l1', 'l2', 'fpgm', 'bn_scale', 'lamp') or at data "
-            "('reconstruction', 'fisher')."
+            f"The criterion {criterion!r} needs statistics of training. Use `ChannelPruning` in a fit, or a criterion "
+            "that needs only weights ('l1', 'l2', 'fpgm', 'bn_scale', 'lamp') or data ('reconstruction', 'fisher')."
         )
     if needed and data is None:
         raise MisconfigurationException(f"The criterion {criterion!r} needs batches: pass `data=`.")
@@ -104,7 +104,7 @@ def prune(
     if batches is not None and compensate:
         report = engine.compensate(small, example_input, masks, batches, samples=samples, ridge=ridge, graph=graph)
         _zero(small, masks)
-        engine.recalibrate_norms(small, batches, keep_outputs=True)  # whoever trains on starts from these outputs
+        engine.recalibrate_norms(small, batches, keep_outputs=True)  # further training starts from these outputs
     speedup = engine.ModelSpeedup(
         small, example_input, masks, confidence=confidence, graph=graph, plain_norms=plain_norms
     )
@@ -115,7 +115,7 @@ def prune(
 
 
 def _enough(data: Iterable[Any], samples: int) -> list[Any]:
-    """Return as many batches as hold the samples; the data may be read once only."""
+    """Return enough batches for the number of samples; the data may only be read once."""
     batches: list[Any] = []
     count = 0
     for batch in data:
@@ -155,7 +155,7 @@ def _masks(
     scores = {g.name: scoring.score(score, g, evidence) for g in subject.groups if g.name in chosen}
     by_group = {name: units for name, units in scores.items() if units is not None}
     if chosen and not by_group:
-        raise MisconfigurationException(f"The criterion scores none of the layers: {', '.join(chosen)}.")
+        raise MisconfigurationException(f"The criterion cannot score any layer: {', '.join(chosen)}.")
     reference = 0.0 if selector.target == "channels" else targets.reference(subject, selector.target)
     selector.check_reachable(subject, reference)
     keep = selector.choose(subject, by_group, {}, 1.0, reference, {})

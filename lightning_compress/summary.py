@@ -1,4 +1,4 @@
-"""What pruning can do for a model, before anybody trains: groups, frozen channels with reasons, predicted costs."""
+"""Summary of what pruning can achieve, before training: groups, frozen channels with reasons, predicted costs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from engine.progress import notice
 from lightning_compress.report.content import Section, change, human
 from lightning_compress.report.templating import render
 from lightning_compress.report.text import plain_section
-from lightning_compress.selection.ladders import Ladder, ladder
+from lightning_compress.selection.ladders import ladder
 from lightning_compress.stock.forecast import Forecast, Part, forecast, part_of
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException
 from lightning_compress.trainer.target import find_model, from_shape, to_device
 
 __all__ = ["Frozen", "Prediction", "Summary", "summarize"]
 
-_SHOWN = 15  # groups and reasons that are shown; all are attributes
+_SHOWN = 15  # maximum number of groups and reasons to print
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Frozen:
     """Channels that cannot be removed, for one reason.
 
     Attributes:
-        reason: why, with the line of the source where there is one.
+        reason: why, with the source line if there is one.
         layers: layers that produce them.
-        channels: how many.
+        channels: number of channels.
         macs: multiply-accumulates per sample of these layers.
-        params: their parameters.
+        params: number of parameters of these layers.
     """
 
     reason: str
@@ -47,7 +47,7 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model costs without a part of the channels of each group.
+    """Predicted cost of a model after removing a fraction of each group.
 
     Attributes:
         amount: fraction of each group that is removed.
@@ -62,18 +62,18 @@ class Prediction:
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """What pruning can do for a model.
+    """Summary of what pruning can achieve for a model.
 
     Attributes:
-        model: its class.
+        model: name of its class.
         macs: multiply-accumulates per sample.
         params: number of parameters.
         groups: ``(name, layers, channels)`` of each prunable group, by first use.
-        frozen: what cannot be removed, the most expensive reason first.
-        predictions: costs by the fraction of channels that is removed of each group.
-        notes: what else is known, as about a configuration that could describe the small model.
-        stock: by the fraction of channels that is removed, whether `save_pretrained` could save what is left; first
-            exactly, and where that leaves groups whole, with ordinary norms. Empty where that was not asked for.
+        frozen: channels that cannot be removed, by reason, the most expensive first.
+        predictions: predicted costs by the fraction of each group that is removed.
+        notes: further notes, such as whether a configuration could describe the small model.
+        stock: forecasts of `save_pretrained` by the fraction removed: first the exact one and, if some groups cannot
+            be pruned then, the one with ordinary norms. Empty unless requested.
     """
 
     model: str
@@ -117,7 +117,7 @@ class Summary:
             for p in self.predictions
         )
         heads = ("removed", "MACs", "change", "parameters", "change")
-        lead = "What is left without a part of the channels of each group."
+        lead = "Predicted cost after removing a fraction of each group."
         return Section("Predicted", lead, heads, rows if self.groups else (), numbers=True)
 
     def _prunable(self) -> Section:
@@ -138,14 +138,14 @@ class Summary:
             for entry in self.frozen[:_SHOWN]
         )
         more = _more(len(self.frozen), "frozen")
-        lead = f"Channels that stay, by the share of the costs of the layers that produce them.{more}"
+        lead = f"Channels that cannot be removed, by the cost of the layers that produce them.{more}"
         return Section("Frozen, and why", lead, ("MACs", "parameters", "channels", "layers", "reason"), rows)
 
     def _loadable(self) -> Section:
         rows = tuple(
             (f"{one.amount:.0%}", _norms(one), _verdict(one), human(one.params), _fields(one)) for one in self.stock
         )
-        lead = "Whether `save_pretrained` could write what `uniform=True` leaves of the groups, as a dry run."
+        lead = "Dry run of `save_pretrained` after pruning with `uniform=True`."
         return Section(
             "Loadable by its package", lead, ("removed", "norms", "loadable", "parameters", "fields that change"), rows
         )
@@ -156,7 +156,7 @@ class Summary:
             for one in self.stock
             for obstacle in one.obstacles
         )
-        lead = "What no configuration describes: leave these groups whole (`exclude=`), or change what is said."
+        lead = "No configuration describes these groups after pruning: exclude them (`exclude=`), or change the cause."
         return Section("In the way", lead, ("removed", "norms", "groups", "why"), rows)
 
 
@@ -183,25 +183,25 @@ def summarize(
     path: str | None = None,
     stock: bool = False,
 ) -> Summary:
-    """Return what pruning can do for a model, before anybody trains it.
+    """Summarise what pruning can achieve for a model, before training.
 
     Args:
-        model: a network or a LightningModule; it is only read, and may be on ``meta``.
-        example_input: what it takes: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a
-            shape; None: the ``example_input_array`` of a LightningModule.
-        amounts: fractions of the channels of each group for which to predict the costs.
+        model: a network or a LightningModule, which is not changed; it may be on ``meta``.
+        example_input: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or a shape; None: the
+            ``example_input_array`` of a LightningModule.
+        amounts: fractions of each group for which to predict the costs.
         path: path of the model inside a LightningModule; None: as for the callbacks.
-        stock: whether to try on copies if `save_pretrained` could save what is left of a model of transformers or
-            diffusers, or a constructor's arguments describe it for one of timm or torchvision, and which groups stand
-            in the way. Takes seconds to minutes.
+        stock: whether to test on copies if `save_pretrained` could save the pruned model (transformers, diffusers), or
+            constructor arguments describe it (timm, torchvision), and which groups prevent it. Takes seconds to
+            minutes.
 
     Returns:
-        A summary that prints as text and shows as a table in notebooks.
+        A summary that prints as text, and as tables in notebooks.
 
     Raises:
         MisconfigurationException: without an example input, or for an amount outside [0, 1].
         TraceError: if the model rejects the example input.
-        InputError: with ``stock``, for a model on ``meta``, or one that has no configuration.
+        InputError: with ``stock``, for a model on ``meta`` or without a configuration.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
@@ -211,7 +211,7 @@ def summarize(
         <BLANKLINE>
         Predicted
         =========
-        What is left without a part of the channels of each group.
+        Predicted cost after removing a fraction of each group.
         removed    MACs   change  parameters   change
         25%      89.2 k  −36.1 %         608  −36.3 %
         50%      49.1 k  −64.8 %         334  −65.0 %
@@ -226,13 +226,13 @@ def summarize(
         <BLANKLINE>
         Frozen, and why
         ===============
-        Channels that stay, by the share of the costs of the layers that produce them.
+        Channels that cannot be removed, by the cost of the layers that produce them.
         MACs  parameters  channels  layers  reason
         10%   15%         2         4       is an output of the model
     """
     for amount in amounts:
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount <= 1:
-            raise MisconfigurationException(f"`amounts` are fractions in [0, 1], got {amount!r}.")
+            raise MisconfigurationException(f"`amounts` must be fractions in [0, 1], got {amount!r}.")
     network, example = _network(model, example_input, path)
     with notice(f"Analysing {type(network).__name__}"):
         return _summary(network, example, amounts, stock)
@@ -272,18 +272,18 @@ def _summary(network: nn.Module, example: Any, amounts: Iterable[float], stock: 
 
 
 def _part(network: nn.Module, example: Any) -> Part:
-    """Return what its package would load.
+    """Return the part of the network that its package would load.
 
     Raises:
-        InputError: where there is nothing of the kind, or no weights.
+        InputError: if there is no such part, or it has no data.
     """
     if any(parameter.is_meta for parameter in network.parameters()):
-        raise InputError("Copies of the model are compacted and run for `stock=True`; it cannot be on the meta device.")
+        raise InputError("`stock=True` compacts and runs copies of the model, so it cannot be on the meta device.")
     part = part_of(network, example)
     if part is None:
         raise InputError(
-            f"{type(network).__name__} holds no model with a configuration and `from_pretrained`, nor is it built by a "
-            "package from arguments; `save_stock` writes what is left of it as a Python file, whatever the sizes."
+            f"{type(network).__name__} contains no model with a configuration and `from_pretrained`, and no package "
+            "builds it from arguments. `save_stock` writes the pruned network as a Python file, whatever its sizes."
         )
     return part
 
@@ -319,14 +319,9 @@ def _frozen(groups: Sequence[engine.Group], network: nn.Module, table: Mapping[s
 
 
 def _keep(groups: Sequence[engine.Group], amount: float) -> dict[str, Tensor]:
-    """Return which units stay of each group without a fraction of them."""
-    free = [group for group in groups if group.reason is None]
-    ladders: dict[str, Ladder] = {group.name: ladder(group, torch.arange(float(group.size))) for group in free}
-    return {name: steps.keep(_stop(steps, amount)) for name, steps in ladders.items()}
-
-
-def _stop(steps: Ladder, amount: float) -> int:
-    return sum(steps.removed(stop) <= amount * steps.dense + 1e-9 for stop in range(1, len(steps.stops)))
+    """Return the remaining units of each group after removing a fraction."""
+    ladders = (ladder(group, torch.arange(float(group.size))) for group in groups if group.reason is None)
+    return {one.group.name: one.keep(one.stop_at(amount)) for one in ladders}
 
 
 def _notes(network: nn.Module) -> tuple[str, ...]:
@@ -336,8 +331,8 @@ def _notes(network: nn.Module) -> tuple[str, ...]:
         return ()
     kind = type(config).__name__ if origin == "transformers" else "config"
     return (
-        f"Whether a {kind} can describe the small model depends on the widths that pruning leaves: it has one number "
-        "for all blocks. `stock=True` (`--stock`) tries it. The compacted checkpoint holds the plan and always loads.",
+        f"Whether a {kind} can describe the small model depends on the remaining widths, because it has one number "
+        "for all blocks. `stock=True` (`--stock`) tests it. The compacted checkpoint holds the plan and always loads.",
     )
 
 

@@ -42,9 +42,9 @@ def _typed(node: Node, kinds: Sequence[str]) -> Iterator[str]:
 
 def _scalars(node: Node, numbers: Numbers) -> list[str]:
     """Return the arguments that enter the computation as scalars and contain one of the numbers."""
-    # a number may be passed where a tensor is expected
+    # a number may be passed where a tensor is expected, and a truth value where a number is
     values = {name: node.args[name] for name in _typed(node, ("number", "float", "Scalar", "complex", "Tensor"))}
-    return [n for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and v in numbers]
+    return [n for n, v in values.items() if isinstance(v, (int, float)) and v in numbers]
 
 
 def amounts(node: Node, numbers: Numbers) -> list[str]:
@@ -54,7 +54,7 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
         node: of a graph.
         numbers: numbers that may depend on data.
     """
-    names, whole = [], [number for number in numbers if isinstance(number, int)]
+    names, whole = [], [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
     for name in _typed(node, ("int", "Int")) if whole else ():
         value = node.args[name]
         items = value if isinstance(value, (list, tuple)) else [value]

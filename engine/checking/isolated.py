@@ -14,7 +14,7 @@ from engine.compaction.build import canonical_tensors
 from engine.program.graph import Graph, Node, Value
 from engine.program.signature import signature
 from engine.program.trees import tensors_in
-from engine.recording.opaque import storage_of
+from engine.recording.opaque_modules import storage_of
 from engine.recording.recorder import WRITE
 from engine.rule import Demand
 from engine.tracer import trace

@@ -56,7 +56,7 @@ def analyse(model: nn.Module, graph: Graph, rules: Registry, masks: Mapping[str,
     """Decide what can be removed from a masked model, and build a plan for it.
 
     Args:
-        model: provides the weights; it is only read.
+        model: the model, whose weights are read.
         graph: recorded program of the model.
         rules: op rules.
         masks: canonical masks, or None to read zeros from the weights.
@@ -82,10 +82,9 @@ def _explored(model: nn.Module, graph: Graph) -> Graph:
 
 
 def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Tensor] | None) -> bool:
-    """Whether the compacted model is exact in train mode too, apart from dropout.
+    """Whether the compacted model is also exact in train mode, apart from dropout.
 
-    In train mode a norm uses batch statistics, so that a dead channel produces its β. Nothing is lost if that is zero
-    at every consumer.
+    In train mode a norm uses batch statistics, so a dead channel outputs its β, which has to be zero at every consumer.
     """
     structure, kept = analysis.structure, analysis.kept
     graph, keep = structure.graph, kept.shrunk.keep
@@ -129,7 +128,7 @@ def plan_of(kept: Kept, masks: Mapping[str, Tensor]) -> Plan:
     slices = {name: cut for name, cut in cuts.items() if cut is not None}
     exchanges = exchanges_of(_decision(kept, masks, slices))
     notes = [note for exchange in exchanges for note in exchange.notes]
-    notes += [f"{name!r} is masked as a whole: what it puts out is constant." for name in _dead_layers(kept)]
+    notes += [f"{name!r} is completely masked, so its output is constant." for name in _dead_layers(kept)]
     attributes = kept.shrunk.attributes()
     notes += stale(graph, slices, attributes)
     return Plan(

@@ -54,7 +54,7 @@ class Compaction(Change):
         super().__init__(model, functions, bool(self._optimizers))
         self._stored = stored_tensors(model)
         self._sharing = sharing_of(model)
-        self._moves: dict[int, Callable[[Tensor], Tensor]] = {}  # of tensors that change, by identity
+        self._moves: dict[int, Callable[[Tensor], Tensor]] = {}  # by identity of the tensor that changes
         self._tried: set[tuple[int, int, int]] = set()
         self._plan: Mapping[str, Any] | None = None
         self._certificate: Mapping[str, Any] | None = None
@@ -156,7 +156,7 @@ class Compaction(Change):
         self._flatten()
 
     def _share(self) -> None:
-        """Let tensors that shared memory share it again where they hold the same entries."""
+        """Make tensors that shared memory share it again if they hold the same entries."""
         for pair in self._sharing:
             one, other = pair.tensors
             order = None if self._moves.keys().isdisjoint(map(id, pair.tensors)) else pair.order(self._moves)
@@ -164,18 +164,18 @@ class Compaction(Change):
                 self._taken.append(_exchange(other, one.data.permute(order), other.grad))
 
     def _flatten(self) -> None:
-        """Move the weights of each recurrent layer into one block of memory again, as cuDNN requires."""
+        """Move the weights of each recurrent layer back into one block of memory, as cuDNN requires."""
         for module in self.modules.values():
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()
 
 
 def separate(model: nn.Module, values: Mapping[str, Any]) -> None:
-    """Give tensors that share memory memory of their own where values that are about to be loaded differ.
+    """Separate tensors that share memory if the values that are about to be loaded differ.
 
     Args:
-        model: whose tensors are to take the values.
-        values: by name.
+        model: the model that loads the values.
+        values: values by name.
     """
     for pair in sharing_of(model):
         one, other = (values.get(name) for name in pair.names)
@@ -200,8 +200,8 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
     """
     if cut is not None and tuple(tensor.shape) != cut.before:
         raise PlanError(
-            f"The plan was made when {name!r} had shape {cut.before}; here it has {tuple(tensor.shape)}. "
-            "Apply it to the un-compacted model that it was made for."
+            f"The plan was made for {name!r} of shape {cut.before}, but here it has {tuple(tensor.shape)}. Apply the "
+            "plan to the uncompacted model that it was made for."
         )
     new = tensor if cut is None else cut.apply(tensor)
     if mask is not None:
@@ -212,8 +212,8 @@ def compacted(name: str, tensor: Tensor, cut: Slice | None, mask: Tensor | None,
         new = fold.apply(new)
     if folds and not is_finite(new):
         raise PlanError(
-            f"{name!r} cannot take up the constants that removed channels leave: the sum is beyond {new.dtype} "
-            f"({torch.finfo(new.dtype).max:.3g}), or not a number. Mask their norms and biases too "
+            f"{name!r} cannot absorb the constants of removed channels: the sum exceeds {new.dtype} "
+            f"({torch.finfo(new.dtype).max:.3g}), or is not a number. Mask their norms and biases too "
             "(`fix_mask_conflict`), or compact the model in a wider dtype."
         )
     return new

@@ -66,7 +66,7 @@ def _tensor(value: Tensor) -> bytes:
         for dim in [d for d in reversed(range(value.ndim)) if value.stride(d) == 0 and value.shape[d] > 0]:
             value = value.select(dim, 0)  # expanded dimensions are read once
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise ValueError(f"A tensor claims {value.numel()} elements, and holds fewer.")
+            raise ValueError(f"A tensor claims {value.numel()} elements, but holds fewer.")
         flat = value.detach().cpu().contiguous().reshape(-1)
         flat = flat.as_strided(flat.shape, (1,))  # a single entry counts as contiguous with any stride
         hasher.update(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ __all__ = ["Shapes", "adapt", "compactable", "entries", "is_compactable", "joine
 Shapes = Mapping[str, tuple[int, ...]]
 Queue = list[Callable[[], Compaction]]
 
-_ADVICE = "Load the compacted checkpoint to keep it small; a new optimizer is needed to train on."
+_ADVICE = "Load the compacted checkpoint to keep it small; further training needs a new optimizer."
 _MOST = 10_000  # maximum number of compacted modules in a checkpoint
 
 
@@ -133,7 +133,7 @@ def entries(content: Any) -> dict[str, Entry]:
     """
     version = content.get("version") if isinstance(content, Mapping) else None
     if type(version) is not int or version < 1:
-        raise CheckpointError("It holds no compaction plan: it was not written by `ModelCompaction`.")
+        raise CheckpointError("It contains no compaction plan: it was not written by `ModelCompaction`.")
     if version > VERSION:
         raise CheckpointError(
             f"Its format {version} is newer than format {VERSION}, the newest that this version of lightning_compress "
@@ -153,7 +153,7 @@ def entries(content: Any) -> dict[str, Entry]:
 
 def _listed(items: Any) -> list[Any]:
     if not isinstance(items, (list, tuple)):  # such as a tensor of a billion entries
-        raise TypeError(f"a {type(items).__name__} in place of a list")
+        raise TypeError(f"a {type(items).__name__} instead of a list")
     return list(items)
 
 
@@ -170,7 +170,7 @@ def joined_entries(contents: Mapping[str, Any]) -> dict[str, Entry]:
     for name, content in contents.items():
         entries_by_path |= {_joined(name, path): entry for path, entry in entries(content).items()}
         if len(entries_by_path) > _MOST:
-            raise CheckpointError(f"It is damaged: it tells of more than {_MOST} compacted modules.")
+            raise CheckpointError(f"It is damaged: it lists more than {_MOST} compacted modules.")
     return entries_by_path
 
 
@@ -222,7 +222,7 @@ def reshape(
 
 
 def _upgraded(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry with its plans in the present format."""
+    """Return an entry with its plans in the current format."""
     return {**entry, "plans": [upgraded(plan, Plan) for plan in entry["plans"]]}
 
 
@@ -302,7 +302,7 @@ def _misfit(model: nn.Module, shapes: Shapes) -> str | None:
     for name, tensor in stored_tensors(model).items():
         shape = None if is_lazy(tensor) else shapes.get(name, tuple(tensor.shape))
         if shape is not None and shape != tuple(tensor.shape):
-            return f"{name!r} has shape {shape} in the state dict, and {tuple(tensor.shape)} in the model."
+            return f"{name!r} has shape {shape} in the state dict, but {tuple(tensor.shape)} in the model."
     return None
 
 
@@ -312,7 +312,8 @@ def _warn_of_growth(model: nn.Module, before: Mapping[str, Any], advice: str) ->
     if grown:
         name = grown[0]
         warnings.warn(
-            f"The weights to be loaded are from before a compaction of {type(model).__name__}: it grows back for them "
-            f"({name!r} from {list(before[name])} to {list(now[name].shape)}, and {len(grown) - 1} more). {advice}",
+            f"The weights to be loaded are from before a compaction of {type(model).__name__}, so it grows back to its "
+            f"old size ({name!r} from {list(before[name])} to {list(now[name].shape)}, and {len(grown) - 1} more). "
+            f"{advice}",
             stacklevel=2,
         )

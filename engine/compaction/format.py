@@ -1,4 +1,4 @@
-"""What is written to files: the name and number of a history, how a field of a plan is stored, and older formats."""
+"""File format of a history: its name and version, the storage of a plan's fields, and conversion of older formats."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from engine.errors import PlanError
 __all__ = ["KEY", "VERSION", "Stored", "latest", "stored", "stored_fields", "upgraded"]
 
 KEY = "lightning_compress"
-"""Under which a checkpoint, or the metadata of a state dict, holds the history of a model."""
+"""Key of a model's history in a checkpoint or in the metadata of a state dict."""
 
 VERSION = 3
-"""Of this history: 1 had one plan, 2 had plans of format 1. Fields of a plan have numbers of their own."""
+"""Version of the history: 1 had one plan, 2 had plans of format 1. The format of plans has a version of its own."""
 
 _STORED = "stored"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """How a field of a plan is stored.
+    """Storage of a field of a plan.
 
     Attributes:
-        default: returns its value in plans that lack it.
-        save: returns it as primitives and tensors; takes the value, and the index sets shared with other fields.
-        load: returns the value; takes what `save` returned, and the shared index sets.
-        since: number of the format that has it first.
+        default: returns the value for plans that lack the field.
+        save: converts the value to primitives and tensors, given the index sets shared with other fields.
+        load: converts the output of `save` back, given the shared index sets.
+        since: first version of the format with the field.
     """
 
     default: Callable[[], Any]
@@ -39,21 +39,21 @@ class Stored:
 def stored(
     default: Callable[[], Any], save: Callable[[Any, Any], Any], load: Callable[[Any, Any], Any], since: int
 ) -> Any:
-    """Return a field of a dataclass that says how it is stored; see `Stored`.
+    """Declare a field of a dataclass and its storage; see `Stored`.
 
-    A new field raises the format's number by its ``since``: older versions refuse files that have it, and files of
+    A new field raises the format's version by its ``since``: older releases reject files that have it, and files of
     older formats get its default.
     """
     return field(default_factory=default, metadata={_STORED: Stored(default, save, load, since)})
 
 
 def stored_fields(plan: Any) -> dict[str, Stored]:
-    """Return how each field of a plan, or of its class, is stored, by name."""
+    """Return the storage of each field of a plan or of its class, by name."""
     return {own.name: own.metadata[_STORED] for own in fields(plan)}
 
 
 def latest(plan: Any) -> int:
-    """Return the number of the format that has all fields of a plan."""
+    """Return the format version that has all fields of a plan."""
     return max(own.since for own in stored_fields(plan).values())
 
 

@@ -1,9 +1,9 @@
-"""Refuse the numbers of a plan that do not follow from what it narrows.
+"""Validation of the integer attributes in a plan against its slices.
 
-A plan comes from a file, whose digests anyone can compute: it could give a module fewer heads or groups over the same
-weights. So each number has to be the count of what the plan keeps. Layers of torch's have to agree with their weights
-afterwards as they did before; a number of the user's own has to count something that is narrowed in its module, or in
-the nearest module around it whose tensors it can count.
+A plan may come from a manipulated file, whose digests anyone can compute: it could give a module fewer heads or groups
+over the same weights. Therefore each number has to match what the plan keeps. Layers of torch have to agree with their
+weights afterwards as they did before; a number in a user's module has to count something that is narrowed in the
+module, or in the nearest enclosing module whose tensors it can count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Numbers = Mapping[str, Mapping[str, int]]
 def check_numbers(
     model: nn.Module, slices: Mapping[str, Slice], attributes: Numbers, exchanges: tuple[Exchange, ...]
 ) -> None:
-    """Refuse numbers that no compaction would have set together with these slices.
+    """Reject numbers that no compaction would set together with these slices.
 
     Args:
         model: the model before the plan is applied.
@@ -55,7 +55,7 @@ def check_numbers(
 
 
 class _Check:
-    """A model before a plan, and what the plan keeps of its tensors."""
+    """A model before compaction, and the slices of its tensors."""
 
     def __init__(self, model: nn.Module, slices: Mapping[str, Slice]) -> None:
         self._modules = distinct_modules(model)
@@ -65,9 +65,9 @@ class _Check:
         self._dimensions: dict[int, list[Dimension]] = {}
 
     def layer(self, path: str, news: Mapping[str, int]) -> None:
-        """Check the numbers that are set in a module, and those of a layer of torch's that have to be set with them."""
+        """Check the numbers that are set in a module, and those that have to be set with them in a layer of torch."""
         module = self._modules.get(path)
-        if module is None:  # refused elsewhere, or under another name as well
+        if module is None:  # rejected elsewhere, or checked under another name
             return
         olds = integers(module)
         groups = olds.get("groups", 1)
@@ -78,12 +78,12 @@ class _Check:
             self._blocks(path, module, {**olds, **news})
         for key, new in news.items():
             if key in olds and key not in tied and not follows(path, key, olds, news, self._inside):
-                raise _wrong(path, module, key, olds[key], new, "which does not follow from what it keeps")
-        # Other code may read the weights of a layer whose numbers stay; that of recurrent ones is torch's.
+                raise _wrong(path, module, key, olds[key], new, "which does not match what it keeps")
+        # A layer whose numbers stay may be used for its weights only, unless it is recurrent.
         checked = news.keys() & tied.keys() or isinstance(module, (nn.RNNBase, nn.RNNCellBase))
         for key, size in tied.items() if checked else ():
             if news.get(key, olds[key]) != size:
-                raise _wrong(path, module, key, olds[key], news.get(key, olds[key]), f"where its weights have {size}")
+                raise _wrong(path, module, key, olds[key], news.get(key, olds[key]), f"but its weights have {size}")
 
     def _sizes(
         self, path: str, module: nn.Module, shape: Callable[[str], tuple[int, ...]], groups: int
@@ -97,7 +97,7 @@ class _Check:
         return self._cuts[name].shape if name in self._cuts else self._whole(name)
 
     def _blocks(self, path: str, module: nn.Module, numbers: Mapping[str, int]) -> None:
-        """Refuse groups or heads other than those that keep something."""
+        """Check that the number of groups or heads is the number of those that keep something."""
         rows = (row for row in _BLOCKS if isinstance(module, row[0]))
         _, key, tensor, dim = next(rows, (None, "", "", 0))
         name, old = f"{path}.{tensor}" if path else tensor, int(getattr(module, key, 1))
@@ -106,9 +106,9 @@ class _Check:
             return
         left = blocks(mask, old)
         if left != numbers[key]:
-            raise _wrong(path, module, key, old, numbers[key], f"where its weights keep {left or 'unequal parts'}")
+            raise _wrong(path, module, key, old, numbers[key], f"but its weights keep {left or 'unequal parts'}")
         if left and key == "num_heads" and left * numbers["head_dim"] != int(mask.sum()):
-            why, size = f"where its {left} heads keep {int(mask.sum())} columns", len(mask) // old
+            why, size = f"but its {left} heads keep {int(mask.sum())} columns", len(mask) // old
             raise _wrong(path, module, "head_dim", size, numbers["head_dim"], why)
 
     def _inside(self, prefix: str) -> list[Dimension]:
@@ -131,18 +131,18 @@ class _Check:
         return self._dimensions[id(tensor)]
 
     def norm(self, norm: NarrowedNorm) -> None:
-        """Check a norm that keeps its statistics: what it keeps is what its weights keep."""
+        """Check that a narrowed norm keeps as many channels as its weights."""
         module = self._modules.get(norm.module)
         groups = getattr(module, "num_groups", 1)
         for key in {"weight", "bias"} & {*_own(module)} if module is not None else ():
             name = f"{norm.module}.{key}" if norm.module else key
             size = self._kept(name)[0]
             if size != norm.kept or groups != norm.groups:
-                difference = f"where {name!r} keeps {size}, in {groups} groups"
+                difference = f"but {name!r} keeps {size}, in {groups} groups"
                 raise _wrong(norm.module, module, "kept", norm.size, norm.kept, difference)
 
     def spread(self, spread: Spread, news: Mapping[str, int]) -> None:
-        """Check a layer whose output is spread: each channel that it keeps has one place, and they stay in order."""
+        """Check that a spread output has one place for each kept channel, in order."""
         module = self._modules.get(spread.module)
         inside = spread.table[spread.table < spread.kept]
         if not torch.equal(inside, inside.unique()):
@@ -151,11 +151,11 @@ class _Check:
         sizes = {} if module is None else self._sizes(spread.module, module, self._kept, groups)
         width = next((sizes[key] for key in _OUTPUTS if key in sizes), spread.kept)
         if module is not None and width != spread.kept:
-            raise _wrong(spread.module, module, "kept", width, spread.kept, f"where its weights have {width}")
+            raise _wrong(spread.module, module, "kept", width, spread.kept, f"but its weights have {width}")
 
 
 _Convolution = nn.modules.conv._ConvNd
-# Where blocks are counted: which number, and which dimension of which tensor.
+# Modules with blocks: the attribute that counts them, and a tensor with its blocked dimension.
 _BLOCKS: tuple[tuple[Any, str, str, int], ...] = (
     (_Convolution, "groups", "weight", 0),
     (nn.GroupNorm, "num_groups", "weight", 0),
@@ -174,7 +174,7 @@ def _dimensions(cut: Slice) -> list[Dimension]:
 
 
 def _mask(cut: Slice, dim: int) -> Tensor | None:
-    """Return which indices of a dimension a slice keeps; None where that differs by row."""
+    """Return a mask of the indices of a dimension that a slice keeps; None if it differs by row."""
     sizes, index = list(cut.before), torch.arange(cut.before[dim])
     for one in cut.cuts:
         if one.dims == (dim,):
@@ -190,6 +190,6 @@ def _mask(cut: Slice, dim: int) -> Tensor | None:
 
 def _wrong(path: str, module: Any, key: str, old: int, new: int, why: str) -> PlanError:
     return PlanError(
-        f"The plan has `{key}` of {path!r} ({type(module).__name__}) at {new} (it is {old}), {why}: no compaction does "
-        "that. Take another copy of the file, or compact again."
+        f"The plan sets `{key}` of {path!r} ({type(module).__name__}) to {new} (it is {old}), {why}: the plan is "
+        "damaged. Use another copy of the file, or compact again."
     )

@@ -21,11 +21,11 @@ from engine.errors import PlanError
 __all__ = ["check_entrywise", "check_follows", "follows", "small_state"]
 
 _STEPS, _CUT_AT = 6, 3
-# A number of steps after which what begins late has begun, and which most periods divide; and how many are tried there.
+# A step count by which warm-ups have ended and that most periods divide, and the number of steps to test there.
 _FAR, _FAR_STEPS = 1_386_000, 3
-_SCALES = (1.0, 1e3)  # of weights and gradients: what is done above a limit is done at one of them
+_SCALES = (1.0, 1e3)  # of weights and gradients, below and above common thresholds
 _TOLERANCE = 1e-9
-# Options of the implementation, which do not affect results; and keys that belong to a group's parameters.
+# Options of the implementation, which do not affect results, and keys of a group's parameters.
 _MEANS: dict[str, Any] = {"fused": False, "foreach": False, "capturable": False, "differentiable": False}
 _OF_PARAMETERS = ("params", "param_names")
 
@@ -160,15 +160,15 @@ def check_follows(entry: Tensor, cut: Slice, what: str) -> None:
     Args:
         entry: an entry of the parameter's state.
         cut: the slice of the parameter.
-        what: which optimizer keeps which entry of which parameter, for the message.
+        what: description of the optimizer, the entry and the parameter, for the message.
 
     Raises:
         PlanError: if it does not.
     """
     if not follows(entry, cut):
         raise PlanError(
-            f"{what} in shape {tuple(entry.shape)}, which cannot be cut like the parameter {cut.before}. Compact after "
-            "training, or use another optimizer."
+            f"{what} in shape {tuple(entry.shape)}, which cannot be sliced like the parameter {cut.before}. Compact "
+            "after training, or use another optimizer."
         )
 
 

@@ -1,8 +1,8 @@
-"""What the parts of a compacted model carry of its history, so that a part cannot be saved without it.
+"""History of the submodules of a compacted model, so that a submodule cannot be saved without it.
 
-The history is stored in the module that was compacted, often a LightningModule, while what people save is a part of it:
-``torch.save(module.model.state_dict())``. Each part with narrowed tensors therefore writes its share of the plans to
-the metadata of its own state dict. ``save_pretrained``, which has no place for plans and writes the old configuration,
+The history is stored in the module that was compacted, often a LightningModule, but users save submodules:
+``torch.save(module.model.state_dict())``. Each submodule with narrowed tensors therefore writes its share of the plans
+to the metadata of its own state dict. ``save_pretrained``, which cannot store plans and writes the old configuration,
 raises an error instead.
 """
 
@@ -29,7 +29,7 @@ _DEEPEST = 12  # calls between `save_pretrained` and the hook of `state_dict`
 
 
 def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
-    """Set a model's history, and what its parts hold of it; returns a function that undoes it."""
+    """Set the history of a model and its submodules; returns a function that undoes it."""
     undo = [whole.remember(model, steps), *_share_history(model, steps)]
 
     def undo_all() -> None:
@@ -40,13 +40,13 @@ def remember(model: nn.Module, steps: tuple[Step, ...]) -> Callable[[], None]:
 
 
 def certify(model: nn.Module, certificate: Mapping[str, Any]) -> None:
-    """Attach the state dict of a certificate to a model's last compaction, to be saved with it and with its parts."""
+    """Attach the state dict of a certificate to the last compaction of a model and its submodules."""
     whole.certify(model, certificate)
     _share_history(model, history(model))
 
 
 def part_entry(model: nn.Module) -> Entry | None:
-    """Return the share that a part of a compacted model has in its plans; None for anything else."""
+    """Return the share of a submodule in the plans of the compacted model; None if it has none."""
     prefix, steps = vars(model).get(PART, ("", ()))
     plans = [_within(step.plan, prefix) for step in steps]
     if not any(plan["slices"] for plan in plans):
@@ -58,12 +58,12 @@ def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
     """Stand in for ``save_pretrained`` of a compacted model.
 
     Raises:
-        CheckpointError: always; it says what to call instead.
+        CheckpointError: always, with what to call instead.
     """
     raise CheckpointError(
         "`save_pretrained` of a compacted model would write the old configuration, which does not describe the small "
         "network. Call `lightning_compress.save_pretrained(model, directory)`, which derives the new one, or save "
-        "`model.state_dict()` with `torch.save`, which holds the plan."
+        "`model.state_dict()`, which contains the plan, with `torch.save`."
     )
 
 
@@ -79,7 +79,7 @@ def _share_history(model: nn.Module, steps: tuple[Step, ...]) -> list[Callable[[
 
 
 def _set(module: nn.Module, key: str, value: Any) -> Callable[[], None]:
-    """Set an attribute of a module, or delete it where the value is None."""
+    """Set an attribute of a module, or delete it if the value is None."""
     old = vars(module).get(key)
     if value is not None:
         vars(module)[key] = value
@@ -95,10 +95,10 @@ def _hooked(module: nn.Module) -> list[Callable[[], None]]:
 
 
 def _write_share(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """Write a part's share of the plans to the metadata of its state dict, where that is not one of the whole model.
+    """Write a submodule's share of the plans to the metadata of its own state dict, but not of the whole model's.
 
     Raises:
-        CheckpointError: where ``save_pretrained`` asks for the state dict, also one that a class calls on its own.
+        CheckpointError: if ``save_pretrained`` requests the state dict, even if a class calls it internally.
     """
     entry = None if history(module) else part_entry(module)
     if (history(module) or entry is not None) and _is_saving():
@@ -108,7 +108,7 @@ def _write_share(module: nn.Module, state_dict: dict[str, Any], prefix: str, met
 
 
 def _is_saving() -> bool:
-    """Whether ``save_pretrained`` of the module, or of a model around it, asks for the state dict."""
+    """Whether ``save_pretrained`` of the module, or of an enclosing model, requests the state dict."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
         if frame is None:

@@ -253,14 +253,14 @@ class Plan:
             return "Plan: nothing to remove."
         width = max(len(name) for name in self.slices) if self.slices else 0
         rows = [f"  {name:<{width}}  {list(cut.before)} -> {list(cut.shape)}" for name, cut in self.slices.items()]
-        folds = [f"  {fold.name} takes up the constants of removed channels" for fold in self.folds]
+        folds = [f"  {fold.name} absorbs the constants of removed channels" for fold in self.folds]
         notes = [f"  {note}" for note in self.notes]
         sections = [("Plan:", rows), ("Folded:", folds), *printed(self.exchanges), ("Notes:", notes)]
         return "\n".join("\n".join([title, *lines]) for title, lines in sections if lines)
 
     def _repr_html_(self) -> str:
         rows = [(name, list(cut.before), list(cut.shape)) for name, cut in self.slices.items()]
-        folds = [f"{fold.name} takes up the constants of removed channels" for fold in self.folds]
+        folds = [f"{fold.name} absorbs the constants of removed channels" for fold in self.folds]
         changes = [f"{title} {line.strip()}" for title, lines in printed(self.exchanges) for line in lines]
         title = "Plan: nothing to remove." if self.is_empty else "Plan"
         return html.table(title, ("tensor", "before", "after"), rows, [*folds, *changes, *self.notes])

@@ -42,19 +42,19 @@ def check_plans(plans: Iterable[Any], size: int) -> None:
     """
     plans = list(plans)
     if len(plans) > _PLANS:
-        raise PlanError(f"There are {len(plans)} plans; a network is compacted up to {_PLANS} times.")
+        raise PlanError(f"There are {len(plans)} plans; the limit is {_PLANS}.")
     _Counter(_FREE + int(_TIMES * size)).add("", plans)
 
 
 class _Counter:
-    """Counts the parts of plans as often as they are referenced, and index sets once."""
+    """Counter of the parts of plans, as often as they are referenced, and of index sets, once each."""
 
     def __init__(self, memory: int) -> None:
         self._parts, self._memory, self._counts = _PARTS, memory, dict.fromkeys(_MOST, 0)
         self._seen: set[int] = set()
 
     def add(self, key: str, value: Any, table: bool = False) -> None:
-        """Count a part; ``key`` names it, ``table`` says whether it belongs to a table of tensors."""
+        """Count a part named ``key``; ``table`` is whether it belongs to a table of tensors."""
         self._parts -= 1
         if self._parts < 0:
             raise PlanError(f"The plans have more than {_PARTS} parts.")
@@ -80,7 +80,7 @@ class _Counter:
         if key in _MOST:
             self._counts[key] += number
             if self._counts[key] > _MOST[key]:
-                raise PlanError(f"The plans have {self._counts[key]} {key}, and may have {_MOST[key]}.")
+                raise PlanError(f"The plans have {self._counts[key]} {key}; the limit is {_MOST[key]}.")
 
     def _add_tensor(self, key: str, tensor: Tensor) -> None:
         if id(tensor) in self._seen:
@@ -101,7 +101,7 @@ def _check_plain(key: str, tensor: Tensor) -> None:
         raise PlanError(f"The plan is damaged: {key!r} is not a plain tensor.")
     expanded = key in _INDICES or key in _VALUES  # a mask may stay a repeated entry
     if expanded and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise PlanError(f"The plan is damaged: {key!r} claims {tensor.numel()} entries, and holds fewer.")
+        raise PlanError(f"The plan is damaged: {key!r} claims {tensor.numel()} entries, but holds fewer.")
     if key in _INDICES and (tensor.dtype not in _INDICES[key] or tensor.ndim != 1):
         raise PlanError(f"The plan is damaged: {key!r} is a tensor of {tensor.dtype} and shape {tuple(tensor.shape)}.")
     if key in _VALUES and tensor.dtype != _VALUES[key]:

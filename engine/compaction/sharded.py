@@ -1,7 +1,7 @@
-"""Apply a plan to a model whose parameters are spread over processes: gather one, cut it, spread it, drop it.
+"""Application of a plan to sharded parameters, one at a time: gather, slice, shard again, free.
 
-Everything else (classes, attributes, buffers, history) changes as in any other model: the parts that are not sharded
-parameters are left to `engine.compaction.compact`, which sees parameters without data meanwhile.
+Everything else (classes, attributes, buffers, history) is left to `engine.compaction.compact`, for which sharded
+parameters are replaced by parameters without data.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["ShardedCompaction", "restore_sharded"]
 class ShardedCompaction:
     """A prepared change of a model with sharded parameters; every process has to prepare and commit it.
 
-    Modules and parameters stay the same objects, as do the tensors of optimizers' states that are not cut.
+    Modules and parameters stay the same objects, and so do the tensors of optimizer states that are not sliced.
 
     Args:
         plan: the plan, on the CPU.
         model: the model to change.
-        optimizers: optimizers whose state is cut along with the parameters.
+        optimizers: optimizers whose state is sliced with the parameters.
 
     Raises:
-        PlanError: where something does not fit; nothing is changed then.
+        PlanError: if something does not fit; nothing is changed then.
     """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -66,7 +66,7 @@ class ShardedCompaction:
             folds = [fold for fold in plan.folds if fold.name == name]
             full = whole(parameter).detach()
             if not is_finite(full):
-                raise PlanError(f"{name!r} holds infinities or NaN, which no mask makes zero.")
+                raise PlanError(f"{name!r} contains infinities or NaN, which masks cannot zero.")
             new = compacted(name, full, cut, plan.masks.get(name), folds)
             gradient = None if parameter.grad is None or folds else whole(parameter.grad)
             if gradient is not None:
@@ -120,7 +120,7 @@ class ShardedCompaction:
             change.exchange()
 
     def close(self) -> None:
-        """Forget what is not in force."""
+        """Free the tensors that are not in use."""
         for change in self._changes:
             change.drop()
 
@@ -134,29 +134,29 @@ def _check_even(name: str, parameter: Tensor, cut: Slice, group_of: Owners) -> N
         size, before = cut.shape[dim], cut.before[dim]
         if size != before and size % number:
             raise PlanError(
-                f"{size} of {before} channels are left along dimension {dim} of {name!r}, which tensor parallelism "
+                f"{size} of {before} channels remain along dimension {dim} of {name!r}, which tensor parallelism "
                 f"splits into {number} equal parts. Prune to multiples of {number}, in attention of {number} times the "
-                "size of a head (`ChannelPruning(round_to=...)`), or leave the layer out (`exclude=`)."
+                "head size (`ChannelPruning(round_to=...)`), or exclude the layer (`exclude=`)."
             )
 
 
 def restore_sharded(model: nn.Module, wanted: Mapping[str, Entry], optimizers: Sequence[Optimizer] = ()) -> None:
-    """Cut a model with sharded parameters as a checkpoint was cut; the values are about to be loaded.
+    """Apply the compactions of a checkpoint to a model with sharded parameters, before its values are loaded.
 
     Args:
-        model: a model, compacted up to where the checkpoint is, or less.
+        model: a model that went through none or some of the checkpoint's compactions.
         wanted: path in the model -> compactions that the checkpoint went through.
-        optimizers: optimizers whose state is cut along.
+        optimizers: optimizers whose state is sliced, too.
 
     Raises:
-        CheckpointError: where the checkpoint belongs to another model, or is from before a compaction.
+        CheckpointError: if the checkpoint belongs to another model, or is from before a compaction of the model.
     """
     done = {path: history(module) for path, module in model.named_modules() if history(module)}
     for path, steps in done.items():
         if same_steps(steps, wanted[path]["plans"] if path in wanted else []) < len(steps):
             raise CheckpointError(
-                f"The checkpoint is of before a compaction of {path!r}, and sharded parameters cannot grow back. "
-                "Load it into the module as it was built."
+                f"The checkpoint is from before a compaction of {path!r}, but sharded parameters cannot grow back. "
+                "Load it into a newly built module."
             )
     try:
         for path, entry in wanted.items():

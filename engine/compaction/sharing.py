@@ -1,7 +1,7 @@
-"""Stored tensors that share memory and are different objects: ``decoder.weight.data = encoder.weight.data.t()``.
+"""Different tensors that share memory, as in ``decoder.weight.data = encoder.weight.data.t()``.
 
-An optimizer step on one of them changes the others too. A compaction gives each tensor memory of its own, so it puts
-them into one piece of memory again where the same entries remain of both.
+An optimizer step on one of them changes the others, too. A compaction allocates new memory for each tensor, so
+afterwards it makes them share memory again if the same entries of both remain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Sharing", "separated", "sharing_of"]
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 Moves = Mapping[int, Callable[[Tensor], Tensor]]
-"""What happens to the entries of tensors, by identity: a cut, or its reverse, with zeros for new entries."""
+"""Maps of the entries of tensors, by identity of the tensor: a slice, or its inverse with zeros for new entries."""
 
 
 class Sharing:
@@ -31,8 +31,8 @@ class Sharing:
 
     Args:
         names: their names.
-        tensors: the tensors, before anything is changed.
-        stored: whether both are parameters or buffers; else the second is any attribute.
+        tensors: the tensors before the compaction.
+        stored: whether both are parameters or buffers; otherwise the second is another attribute.
 
     Example:
         >>> weight = torch.ones(2, 3)
@@ -47,10 +47,12 @@ class Sharing:
         self._layouts = [(t.shape, t.stride(), t.storage_offset()) for t in tensors]
 
     def order(self, moves: Moves) -> tuple[int, ...] | None:
-        """Return how to permute the dimensions of the first to have the places of the second afterwards, if that is so.
+        """Return the permutation of the first tensor's dimensions that has the memory layout of the second afterwards.
+
+        None if there is none.
 
         Args:
-            moves: what happens to the entries.
+            moves: maps of the entries.
         """
         if not self.stored:
             return None
@@ -61,7 +63,7 @@ class Sharing:
         return next((order for order in orders if torch.equal(one.permute(order), other)), None)
 
     def _places(self, k: int, move: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """Number the places in memory of a tensor's entries; 0 for entries that are new."""
+        """Number the memory locations of a tensor's entries; 0 for new entries."""
         shape, strides, offset = self._layouts[k]
         places = torch.full(shape, offset - min(offset for _, _, offset in self._layouts) + 1)
         for dim, stride in enumerate(strides):
@@ -73,7 +75,7 @@ class Sharing:
 
 
 def sharing_of(model: nn.Module) -> list[Sharing]:
-    """Return the pairs of tensors of a model that overlap in memory; tensors that are one object are no pair.
+    """Return the pairs of different tensors of a model that overlap in memory.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -106,7 +108,7 @@ def _overlaps(entries: list[tuple[int, int, str, Tensor, bool]]) -> Iterator[Sha
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield each tensor once, with a name: first those that are stored, then those in attributes."""
+    """Yield each tensor once, with a name: first stored tensors, then those in attributes."""
     seen: set[int] = set()
     for name, tensor in stored_tensors(model).items():
         if id(tensor) not in seen:
@@ -135,11 +137,11 @@ def _has_memory(tensor: Tensor) -> bool:
 def separated(
     model: nn.Module, slices: Mapping[str, Slice], masks: Mapping[str, Tensor], folds: Iterable[Fold]
 ) -> list[Sharing]:
-    """Return the pairs of tensors that share memory before a compaction, and do not afterwards.
+    """Return the pairs of tensors that share memory before a compaction, but not afterwards.
 
     Args:
-        model: before the compaction.
-        slices, masks, folds: of its plan.
+        model: the model before the compaction.
+        slices, masks, folds: fields of the plan.
     """
     tensors = stored_tensors(model)
     moves = {id(tensors[name]): cut.apply for name, cut in slices.items()}

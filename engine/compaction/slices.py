@@ -209,7 +209,7 @@ class Slice:
         return cls(before, tuple(cuts))
 
 
-_FEW = 256  # below, bits save little
+_FEW = 256  # size below which bits save little
 
 
 class Packed:
@@ -279,7 +279,7 @@ def _bits(bits: Tensor) -> Tensor:
 
 def _index(index: Tensor) -> Tensor:
     if index.numel() * index.element_size() > index.untyped_storage().nbytes():
-        raise PlanError(f"A cut of the plan claims {index.numel()} indices, and holds fewer.")
+        raise PlanError(f"A cut of the plan claims {index.numel()} indices, but holds fewer.")
     if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
         raise PlanError(f"The indices of a cut of the plan are a tensor of {index.dtype}, {index.ndim} dimensions.")
     return index.long()
@@ -338,5 +338,5 @@ def slice_from_mask(before: tuple[int, ...], mask: Tensor, what: str) -> Slice:
     rows = mask.reshape(mask.size(0), -1) if set(sets) == {0, 1} else mask[:0].reshape(0, 1)
     counts = rows.sum(1)[rows.any(1)]
     if not len(counts) or int(counts.min()) != int(counts.max()):
-        raise PlanError(f"What stays of {what} is not a rectangle; this is a defect of a rule, please report it.")
+        raise PlanError(f"The kept entries of {what} form no rectangle. This is a bug in a rule; please report it.")
     return Slice(before, (Cut((0, 1), rows.reshape(-1).nonzero()[:, 0], (len(counts), int(counts[0]))),))

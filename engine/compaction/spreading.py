@@ -1,4 +1,4 @@
-"""Choose layers worth narrowing below the width of their consumers, by spreading their output again."""
+"""Choice of the layers worth narrowing below the width of their consumers, by spreading their output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from engine.removal.keep import Kept
 __all__ = ["PAYS", "candidates"]
 
 PAYS = 64.0
-"""Multiply-accumulates that have to be saved per entry of the spread output.
+"""Minimum number of multiply-accumulates saved per entry of the spread output.
 
-Spreading reads and writes each entry about twice. In the time of moving a number to or from memory, a CPU core does
-about ten multiply-accumulates and a GPU about forty.
+Spreading reads and writes each entry about twice. In the time of one memory access, a CPU core performs about ten
+multiply-accumulates, and a GPU about forty.
 """
 
 
 def candidates(analysis: Analysis, pays: float | None = None) -> dict[str, int]:
-    """Return the layers worth spreading: part of their output is constant, and consumers keep it.
+    """Return the layers worth spreading, which are those with constant outputs that consumers keep.
 
     Args:
         analysis: analysis of the model in its current form.

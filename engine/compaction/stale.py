@@ -1,6 +1,6 @@
-"""Attributes that keep a size which a compaction has changed, and that methods beside forward read.
+"""Attributes that hold an outdated size after a compaction and are read by methods other than forward.
 
-Nothing ties such an attribute to the size but that both are the same number, so it is left as it is and named.
+The only evidence that such an attribute is a size is that the numbers are equal, so it is reported but not changed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def stale(graph: Graph, slices: Mapping[str, Slice], attributes: Mapping[str, Ma
     """Return a note for each attribute that was a size and is read by a method that did not run.
 
     Args:
-        graph: what was recorded.
-        slices: of parameters and buffers.
-        attributes: those that follow, by module.
+        graph: the graph.
+        slices: slices of parameters and buffers.
+        attributes: attributes that the plan updates, by module.
     """
     sites = [node.site for node in graph.nodes if node.site is not None]
     ran = {code for site in sites for code in (site.code, site.caller)}
@@ -39,7 +39,7 @@ def stale(graph: Graph, slices: Mapping[str, Slice], attributes: Mapping[str, Ma
 def _of_module(
     module: str, kind: type, numbers: Mapping[str, int], slices: Mapping[str, Slice], ran: Collection[Any]
 ) -> Iterator[str]:
-    """Yield a note for each of a module's attributes that is as large as a parameter under it was."""
+    """Yield a note for each attribute of a module that equals the old size of a parameter in it."""
     idle = _idle(kind, ran)
     if not idle:
         return
@@ -53,13 +53,13 @@ def _of_module(
             if key.partition("[")[0] in names:
                 now = " or ".join(map(str, sorted(sizes)))
                 yield (
-                    f"`{kind.__name__}.{method}` did not run and reads `{key}`, which stays {number} where a layer of "
-                    f"the module has {now} channels now; set it before you call that."
+                    f"`{kind.__name__}.{method}`, which did not run, reads `{key}`, which is still {number}, while a "
+                    f"layer of the module now has {now} channels; set it before you call the method."
                 )
 
 
 def _narrowed(cut: Slice, number: int) -> Iterator[int]:
-    """Yield what dimensions of a size have become."""
+    """Yield the new sizes of dimensions of a given size."""
     yield from (new for old, new in zip(cut.before, cut.shape, strict=True) if old == number != new)
 
 

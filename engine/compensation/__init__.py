@@ -1,4 +1,4 @@
-"""Least squares into the readers of masked channels."""
+"""Compensation of masked channels by a least-squares fit of their consumers."""
 
 from engine.compensation.batches import as_arguments
 from engine.compensation.report import CompensationReport

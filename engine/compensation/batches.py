@@ -1,4 +1,4 @@
-"""The batches that weights are fitted on."""
+"""Batches for fitting weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from engine.program.trees import map_tensors, tensors_in
 
 __all__ = ["as_arguments", "drawn_rows", "inputs_of"]
 
-_ROWS = 8  # per column of the least squares, at least
-_FEWEST = 16_384
+_ROWS = 8  # minimum number of rows per column of the least squares
+_FEWEST = 16_384  # minimum number of rows
 
 
 def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[Tensor]]:
-    """Return the tensors of the batches, as many samples as are wanted.
+    """Return the tensors of the batches, up to a number of samples.
 
     Raises:
-        InputError: where there are none, or one is not like the example.
+        InputError: if there are too few samples, or a batch does not match the example.
     """
     examples = list(tensors_in((graph.args, graph.kwargs)))
     inputs: list[list[Tensor]] = []
@@ -39,7 +39,7 @@ def inputs_of(batches: Iterable[Any], graph: Graph, samples: int) -> list[list[T
             break
     if count < 2:
         raise InputError(
-            f"The batches hold {count} samples; compensation needs two at least, and some hundreds to be of use."
+            f"The batches contain {count} samples; compensation needs at least two, and works well with some hundreds."
         )
     return inputs
 
@@ -50,7 +50,7 @@ def as_arguments(
     """Yield batches as positional and keyword arguments of the model.
 
     Raises:
-        InputError: as `inputs_of`.
+        InputError: as for `inputs_of`.
     """
     for tensors in inputs_of(batches, graph, samples):
         remaining = iter(tensors)
@@ -65,16 +65,16 @@ def _like_example(batch: Any, examples: Sequence[Tensor]) -> list[Tensor]:
         tensors = tensors[:1]
     if len(tensors) != len(examples):
         raise InputError(
-            f"A batch holds {len(tensors)} tensors, the example {len(examples)}; pass batches like `dummy_input`."
+            f"A batch contains {len(tensors)} tensors, the example {len(examples)}; pass batches like `dummy_input`."
         )
     for tensor, example in zip(tensors, examples, strict=True):
         if tensor.ndim != example.ndim or tensor.is_floating_point() != example.is_floating_point():
             raise InputError(
-                f"A batch holds a tensor of shape {tuple(tensor.shape)} and {tensor.dtype} where the example has "
+                f"A batch contains a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}, but the example "
                 f"{tuple(example.shape)} and {example.dtype}; pass batches like `dummy_input`."
             )
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise InputError(f"A batch of shape {tuple(tensor.shape)} holds NaN or infinite entries.")
+            raise InputError(f"A batch of shape {tuple(tensor.shape)} contains NaN or infinite entries.")
     return tensors
 
 
@@ -83,14 +83,14 @@ def _placed(tensor: Tensor, example: Tensor) -> Tensor:
 
 
 def drawn_rows(node: Node, c: Contraction, rows: int, sizes: Sequence[int], number: int) -> Tensor:
-    """Choose positions of an output, equally many of each sample, as many as the least squares need.
+    """Draw enough positions of an output for the least squares, equally many of each sample.
 
     Args:
         node: the call.
-        c: how it contracts.
-        rows: how many positions the output has on this batch.
-        sizes: of all batches.
-        number: of this batch.
+        c: its contraction.
+        rows: number of positions of the output on this batch.
+        sizes: sizes of all batches.
+        number: index of this batch.
     """
     wanted = max(_FEWEST, _ROWS * math.prod(c.weight.shape) // c.weight.shape[c.output_place])
     positions = rows // sizes[number]

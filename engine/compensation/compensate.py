@@ -1,4 +1,4 @@
-"""Least squares into the readers of masked channels, in the order of the data's flow."""
+"""Compensation: least-squares fits of the weights that read masked channels, in data-flow order."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from engine.tracer import trace
 
 __all__ = ["compensate"]
 
-_HELD_OUT = 4  # one of so many samples
-_NOTHING = 1e-24  # of the squared target: rounding
+_HELD_OUT = 4  # one sample in so many is held out
+_NOTHING = 1e-24  # fraction of the squared target that is rounding
 _NOT_BETTER = "its error on held-out samples did not fall"
-_WORSE = "with all layers fitted, the model's outputs are further off on held-out samples"
+_WORSE = "with all layers fitted, the error of the model's outputs on held-out samples rose"
 
 
 def compensate(
@@ -51,38 +51,37 @@ def compensate(
     graph: Graph | None = None,
     processes: Processes | None = None,
 ) -> CompensationReport:
-    r"""Change the weights that read masked channels so that the masked model stays close to the dense one.
+    r"""Fit the weights that read masked channels so that the masked model stays close to the dense one.
 
-    Each reader, in the order of the data's flow, gets the weights that minimise
+    Each reader of masked channels, in data-flow order, gets the weights that minimise
 
     .. math:: \| T - \varphi(x) W - b \|^2 + \lambda \| W - W_0 \|^2
 
-    where :math:`x` is its input in the masked model as it is by then, and :math:`T` its output in the dense
-    model. Where its output is added to what went another way, as in a residual block, :math:`T` is the dense sum minus
-    the present other summand, so that a block makes up for the errors of those in front of it. A quarter of the samples
-    is held out: a reader whose error there does not fall keeps its weights, and all do where the model's own outputs
-    are then further from those of the dense model than with the masks alone.
+    where :math:`x` is its input in the masked model with all earlier layers fitted, and :math:`T` its output in the
+    dense model. If its output is added to another branch, as in a residual block, :math:`T` is the dense sum minus the
+    current other summand, so that a block compensates for errors of earlier blocks. A quarter of the samples is held
+    out: a reader whose error does not fall there keeps its weights, and all readers do if the error of the model's
+    outputs rises compared to masking alone.
 
     Args:
-        model: in eval mode its masked parameters count as zero; weights and biases (or the running means of norms
-            behind layers without a bias) change in place, all or none of them.
+        model: the model, in which masked parameters count as zero in eval mode. Weights and biases (or running means
+            of norms after layers without a bias) change in place, all or none of them.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         masks: ``{module: {parameter: 0/1 tensor}}``, or the path of such a file.
-        batches: unlabelled inputs, each like ``dummy_input``; of pairs of inputs and targets the inputs, where the
-            model takes one.
-        samples: how many entries of the batches are used, along their first dimension.
+        batches: unlabelled inputs like ``dummy_input``, or pairs of inputs and targets if the model takes one input.
+        samples: maximum number of samples (entries along the first dimension of the batches).
         ridge: weight of the penalty, relative to the mean square of the inputs.
-        graph: a graph of this model, to save recording it; of one whose parameters are sharded there is none to save.
-        processes: those that fit the model together, each on batches of its own; every process has to call this, and
-            all get the same weights. Needed where parameters are sharded: one at a time is whole.
+        graph: a graph of this model, to save a trace; ignored if parameters are sharded.
+        processes: processes that fit the model together, each on its own batches; every process has to call this, and
+            all get the same weights. Required if parameters are sharded, of which one at a time is gathered.
 
     Returns:
         The squared errors by group, before and after, relative to the squared targets, on the held-out samples.
 
     Raises:
-        InputError: where there are no batches, one is not like ``dummy_input`` or not finite, or the least squares have
-            no unique solution; the model is as before.
-        MaskError, TraceError: as `fix_mask_conflict`.
+        InputError: if there are too few samples, a batch does not match ``dummy_input`` or is not finite, or the least
+            squares have no unique solution; the model is then unchanged.
+        MaskError, TraceError: as for `fix_mask_conflict`.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -98,12 +97,13 @@ def compensate(
     if processes is None:
         check_model(model)
     if samples < 2 or ridge < 0:
-        raise InputError(f"`samples` is 2 or more and `ridge` is not negative; got {samples!r} and {ridge!r}.")
+        raise InputError(f"`samples` must be >= 2 and `ridge` >= 0; got {samples!r} and {ridge!r}.")
     graph = _program(model, dummy_input, graph)
     canonical = canonical_masks(load_masks(masks), model)
     if graph.decided:
         raise InputError(
-            f"{type(model).__name__} decides by its data which code runs, so its program fits no other data."
+            f"{type(model).__name__} has data-dependent control flow, so its recorded program is not valid for other "
+            "data."
         )
     processes = Alone() if processes is None else processes
     inputs = processes.together(lambda: inputs_of(batches, graph, samples))
@@ -124,7 +124,7 @@ def compensate(
 
 
 def _program(model: nn.Module, dummy_input: Any, graph: Graph | None) -> Graph:
-    if has_shards(model):  # a graph that was recorded without data has none of the numbers that the code makes
+    if has_shards(model):  # a graph recorded without data lacks the constants that the code computes
         device = next((tensor.device for tensor in tensors_in(dummy_input)), None)
         with placeholders(model, device=device):
             return trace(model, dummy_input)
@@ -134,7 +134,7 @@ def _program(model: nn.Module, dummy_input: Any, graph: Graph | None) -> Graph:
 
 
 class _Fitting:
-    """The dense and the masked run, and the weights that are fitted in between."""
+    """The dense run, the masked run, and the fitted weights."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Fitting:
     # ------------------------------------------------------------------ the runs
 
     def run(self) -> None:
-        """Run the dense model for the targets, then the masked one, fitting each reader as it is reached."""
+        """Run the dense model for the targets, then the masked model, fitting each reader before it runs."""
         if not self._readers:
             return
         self._run_dense()
@@ -216,7 +216,7 @@ class _Fitting:
                 return
 
     def _step(self, number: int, run: Run, node: Node, readers: Sequence[Reader]) -> None:
-        """Run a node of the dense model, and keep what the readers that end there should output."""
+        """Run a node of the dense model, and keep the targets of readers that end there."""
         sizes = [len(batch[0]) for batch in self._inputs]
         inside = {r.key: self._inner_output(r, run) for r in readers if r.contraction.inner}
         run.step(node)
@@ -235,7 +235,7 @@ class _Fitting:
         return readers
 
     def _inner_output(self, reader: Reader, run: Run) -> Tensor:
-        """Return what a contraction inside a larger op computes, as the gates of a recurrent layer of their input."""
+        """Compute a contraction inside a larger op, such as that of the input in the gates of a recurrent layer."""
         c = reader.contraction
         rows = columns(reader.node, c, run.arguments(reader.node)).flatten(0, -3)
         bias = None if c.bias is None else self.dense[c.bias.name or ""]
@@ -267,12 +267,12 @@ class _Fitting:
         self._targets.pop(reader.key), self._places.pop(reader.key)
 
     def _system(self, reader: Reader, runs: list[Run], weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the weight is multiplied with, the residual and the target, float64, (rows, groups, ...)."""
+        """Return the inputs of the weight, the residual and the target, float64, (rows, groups, ...)."""
         c, key = reader.contraction, reader.key
         slope, shift = (t.to(weight) for t in slope_of(reader.sum, reader.node.output, c.output_dim, self._masked))
         ahead: Sequence[Run] = runs
         if reader.sum is not None:
-            # not in these runs: what makes the other summand may be fitted itself, once it is reached
+            # in copies of the runs, because layers of the other branch may be fitted later themselves
             ahead = [copy.copy(run) for run in runs]
             advance(ahead, reader.sum.before, self._masked)
         parts: list[tuple[Tensor, Tensor]] = []
@@ -291,14 +291,14 @@ class _Fitting:
         return phi, residual, target.nan_to_num(0.0, 0.0, 0.0)
 
     def _held_out(self, reader: Reader) -> Tensor:
-        """Return which rows are of samples that are held out; the rows of a sample stand side by side."""
+        """Return a mask of the rows of held-out samples; the rows of a sample are adjacent."""
         sizes = [len(tensors[0]) for tensors in self._inputs]
         each = [len(places) // size for places, size in zip(self._places[reader.key], sizes, strict=True)]
         samples = [torch.arange(size).repeat_interleave(n) for size, n in zip(sizes, each, strict=True)]
         return torch.cat(samples) % _HELD_OUT == 0
 
     def _support(self, reader: Reader) -> Tensor:
-        """Return which entries of the weight may change: those that are not masked and read what varies."""
+        """Return a mask of the entries of the weight that may change: unmasked ones that read varying inputs."""
         c = reader.contraction
         name = c.weight.name or ""
         shape = c.weight.shape
@@ -324,7 +324,7 @@ class _Fitting:
     # ------------------------------------------------------------------ the result
 
     def withdraw_unless_better(self) -> None:
-        """Give up all changes where the model's outputs are worse for them on the held-out samples."""
+        """Discard all changes if they increase the error of the model's outputs on the held-out samples."""
         if not self._changed:
             return
         dense, alone, fitted = (self._outputs(stored) for stored in (self.dense, self._alone, self._masked))

@@ -1,13 +1,13 @@
-r"""Ridge regression toward the present weights.
+r"""Ridge regression toward the current weights.
 
-With rows :math:`\varphi` of what a weight is multiplied with, and the residual :math:`R = T - \varphi W - b` of the
-target, the change that is made is
+With rows :math:`\varphi` of inputs of a weight, and the residual :math:`R = T - \varphi W - b` of the target, the
+weight changes by
 
 .. math:: \Delta = (\varphi^\top \varphi + \lambda I)^{-1} \varphi^\top R, \qquad
           \lambda = \mathrm{ridge} \cdot \operatorname{mean} \operatorname{diag} \varphi^\top \varphi
 
-Where a shift takes up the means, :math:`\varphi` and :math:`R` are centred. Inputs that do not vary on the samples then
-leave nothing but rounding, so their mean diagonal counts as :math:`10^{-9}` of what it is before centring, at least.
+If a bias can absorb the means, :math:`\varphi` and :math:`R` are centred. Inputs that are constant on the samples then
+consist of rounding errors only, so the mean diagonal is at least :math:`10^{-9}` of its value before centring.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from engine.errors import InputError
 __all__ = ["Correction", "correction", "squared_error"]
 
 _ALONE = Alone()
-_VARIES = 1e-9  # of the mean square of the inputs: less than this is rounding
+_VARIES = 1e-9  # fraction of the mean square of the inputs below which a variance is rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What is added to a weight and to its bias.
+    """Change of a weight and its bias.
 
     Attributes:
         weight: float64, (outputs, columns).
-        shift: float64, (outputs,).
+        shift: change of the bias, float64, (outputs,).
     """
 
     weight: Tensor
@@ -49,19 +49,19 @@ def correction(
     name: str,
     summed: Callable[[Tensor], Tensor] = _ALONE.summed,
 ) -> Correction:
-    """Return the change of a weight that brings its output closest to a target.
+    """Fit the change of a weight that brings its output closest to a target.
 
     Args:
-        rows: float64, (rows, columns).
-        residual: target minus the present output of the weight, float64, (rows, outputs).
-        support: which entries may change, bool, (outputs, columns).
+        rows: inputs, float64, (rows, columns).
+        residual: target minus the current output of the weight, float64, (rows, outputs).
+        support: entries that may change, bool, (outputs, columns).
         ridge: weight of the penalty on the change, relative to the mean diagonal of the Gram matrix.
-        shifts: whether there is a bias, or something in its place, that takes up a shift.
-        name: of the layer, for the error.
+        shifts: whether a bias, or a substitute for one, can absorb a shift.
+        name: name of the layer, for the error.
         summed: sums a tensor over processes that hold other rows of the same system.
 
     Raises:
-        InputError: where the system is singular, which only ``ridge=0`` allows.
+        InputError: if the system is singular, which is only possible with ``ridge=0``.
 
     Example:
         >>> rows = torch.eye(3, dtype=torch.float64)
@@ -79,22 +79,22 @@ def correction(
     weight = rows.new_zeros(residual.size(1), rows.size(1))
     for outputs, columns in _patterns(support):
         if ridge and not squares[columns].any():
-            continue  # these inputs are zero on all samples, which say nothing about their weights
+            continue  # inputs that are zero on all samples do not determine their weights
         part = gram[columns][:, columns]
         scale = torch.maximum(part.diagonal().mean(), _VARIES * squares[columns].mean())
         part = part + torch.eye(len(columns), dtype=part.dtype, device=part.device) * (ridge * scale)
         solution, info = torch.linalg.solve_ex(part, cross[columns][:, outputs])
         if int(info) or not solution.isfinite().all():
             raise InputError(
-                f"The least squares of {name!r} have no unique solution: on these batches its {len(columns)} inputs "
-                "depend on each other. Pass a `ridge` above 0, or more samples."
+                f"The least squares of {name!r} have no unique solution: its {len(columns)} inputs are linearly "
+                "dependent on these batches. Pass `ridge` > 0, or more samples."
             )
         weight[outputs[:, None], columns] = solution.T
     return Correction(weight, means[1] - weight @ means[0])
 
 
 def _patterns(support: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield outputs that may change the same entries, and these entries."""
+    """Yield outputs with the same support, and the columns of the support."""
     distinct, kinds = support.unique(dim=0, return_inverse=True)
     for kind, pattern in enumerate(distinct):
         columns = pattern.nonzero()[:, 0]
@@ -103,5 +103,5 @@ def _patterns(support: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def squared_error(rows: Tensor, residual: Tensor, change: Correction) -> float:
-    """Return the sum of squares of what is left of a residual."""
+    """Return the sum of squares of the residual after a correction."""
     return float((residual - rows @ change.weight.T - change.shift).square().sum())

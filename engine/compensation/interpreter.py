@@ -29,16 +29,16 @@ def first_path(graph: Graph) -> list[Node]:
 
 
 class Run:
-    """One batch on its way through the program.
+    """Execution of the program on one batch.
 
-    A value is let go of once the last node that reads it has run, unless it is held.
+    A value is freed once the last node that reads it has run, unless it is held.
 
     Args:
         graph: the recorded program.
         stored: parameters and buffers by canonical name, read at each use.
-        inputs: the tensors of the batch, in the order of the example's.
-        held: indices of values that are kept to the end, with how often `release` is called for each.
-        norms: those norms of the model whose statistics span more channels than the program says.
+        inputs: the tensors of the batch, in the order of the example.
+        held: indices of values to keep, with the number of calls of `release` after which they are freed.
+        norms: norms of the model whose statistics span more channels than in the program.
 
     Example:
         >>> import engine
@@ -61,9 +61,9 @@ class Run:
     ) -> None:
         examples = graph.inputs[: len(inputs)]
         if len(inputs) != len(list(tensors_in((graph.args, graph.kwargs)))):
-            raise InputError(f"The batch holds {len(inputs)} tensors, and the example {len(examples)}.")
+            raise InputError(f"The batch contains {len(inputs)} tensors, but the example {len(examples)}.")
         self._graph, self._stored, self._norms = graph, stored, norms or {}
-        # a model may write into its input
+        # a model may write to its input in place
         self._tensors: dict[int, Tensor] = {v.index: t.clone() for v, t in zip(examples, inputs, strict=True)}
         self._shapes: dict[int, tuple[int, ...]] = {index: tuple(t.shape) for index, t in self._tensors.items()}
         self._readers = Counter(v.index for node in first_path(graph) for v in node.inputs)
@@ -71,7 +71,7 @@ class Run:
         self._done: set[int] = set()
 
     def __getitem__(self, value: Value) -> Tensor:
-        """Return the tensor of a value that was computed, or is stored."""
+        """Return the tensor of a computed or stored value."""
         if value.name is not None:
             return self._stored[value.name]
         return value.data if value.data is not None else self._tensors[value.index]
@@ -80,13 +80,13 @@ class Run:
         return value.name is not None or value.data is not None or value.index in self._tensors
 
     def release(self, value: Value) -> None:
-        """Let go of a value once nothing reads it any more."""
+        """Free a value once no reader remains."""
         self._readers[value.index] -= 1
         if self._readers[value.index] <= 0:
             self._tensors.pop(value.index, None)
 
     def step(self, node: Node) -> None:
-        """Run a node, if it has not run yet, and let go of what nothing reads afterwards."""
+        """Run a node, if it has not run yet, and free values without further readers."""
         if node.index in self._done:
             return
         self._done.add(node.index)
@@ -99,17 +99,17 @@ class Run:
             self.release(value)
 
     def __copy__(self) -> Run:
-        """Return another run that is as far; this one stays where it runs no node that writes into memory."""
+        """Return an independent run in the same state, as long as neither runs nodes that write in place."""
         other = object.__new__(Run)
         vars(other).update(vars(self), _tensors=dict(self._tensors), _shapes=dict(self._shapes))
         other._readers, other._done = self._readers.copy(), set(self._done)
         return other
 
     def _outputs(self, node: Node) -> list[Tensor]:
-        if node.op == WRITE:  # the view that was written to shares this memory, so the write has happened
+        if node.op == WRITE:  # the written view shares this memory, so the write has already happened
             return [self[node.args["self"]]]
         if node.op == MODULE:
-            raise InputError(f"{node.module!r} is replaced as a whole, so what it reads cannot be compensated.")
+            raise InputError(f"{node.module!r} is replaced as a whole, so its inputs cannot be compensated.")
         arguments, norm = self.arguments(node), self._norms.get(node.module)
         wide = None if norm is None else norm.run(node.op, arguments)
         out = node.target(**arguments) if wide is None else wide
@@ -119,7 +119,7 @@ class Run:
         return [*written, *fresh]
 
     def arguments(self, node: Node) -> dict[str, Any]:
-        """Return the arguments of a node, tensors in place of values, and sizes as this batch has them."""
+        """Return the arguments of a node for this batch, with tensors instead of values and evaluated sizes."""
         tree = {name: self._sized(node, name, argument) for name, argument in node.args.items()}
         return {name: _filled(argument, self) for name, argument in tree.items()}
 
@@ -139,11 +139,11 @@ class Run:
 
 
 def advance(runs: Sequence[Run], nodes: Iterable[Node], stored: Weights) -> None:
-    """Run nodes on all batches, one node after the other.
+    """Run nodes on all batches, node by node.
 
     Args:
-        runs: the batches; they read the weights.
-        nodes: in order.
+        runs: runs of the batches, which read the weights.
+        nodes: nodes in order.
         stored: the weights.
     """
     for node in nodes:
@@ -153,16 +153,16 @@ def advance(runs: Sequence[Run], nodes: Iterable[Node], stored: Weights) -> None
 
 
 def check_program(model: nn.Module, graph: Graph, stored: Weights, batch: Sequence[Tensor]) -> None:
-    """Check that the recorded program computes what the model does, on two samples.
+    """Check that the recorded program and the model compute the same, on two samples.
 
     Args:
         model: the model, in eval mode.
         graph: its graph.
         stored: its parameters and buffers by canonical name.
-        batch: tensors in the order of the example's.
+        batch: tensors in the order of the example.
 
     Raises:
-        InputError: where it does not, as where its code depends on the size of the batch.
+        InputError: if they differ, because the code depends on the size of the batch, for example.
     """
     tensors = [tensor[:2] for tensor in batch]
     wanted = iter(tensors)
@@ -174,13 +174,13 @@ def check_program(model: nn.Module, graph: Graph, stored: Weights, batch: Sequen
     rounding = torch.finfo(precision(model)).eps if has_shards(model) else 0.0
     if not all(any(_agree(one, other, rounding) for other in outputs) for one in expected):
         raise InputError(
-            f"What was recorded of {type(model).__name__} does not compute what the model does here: "
-            "its code depends on the batch's sizes or numbers. Trace it with an example like the batches."
+            f"The recorded program of {type(model).__name__} and the model differ in their outputs for these batches: "
+            "the code depends on sizes or values of the batch. Trace it with an example like the batches."
         )
 
 
 def _agree(one: Tensor, other: Tensor, rounding: float) -> bool:
-    """Whether outputs are equal; FSDP2 may run a model in less precision than that of its parameters."""
+    """Whether outputs agree; FSDP2 may run a model in lower precision than that of its parameters."""
     if one.shape != other.shape or (one.dtype != other.dtype and not rounding):
         return False
     tolerance = max(1e-5, 16 * rounding) * float(one.abs().max()) if one.numel() else 0.0

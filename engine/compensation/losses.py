@@ -1,6 +1,6 @@
-r"""What is lost with a unit when all others make up for it: optimal brain surgeon, by the readers' Gram matrices.
+r"""Loss that remains when other units compensate for a removed unit (optimal brain surgeon, on Gram matrices).
 
-The output of a reader is :math:`\varphi W`. Without the columns B of a unit, and with the best weights on the others,
+The output of a layer is :math:`\varphi W`. Without the columns B of a unit, and with the best weights for the others,
 its squared error is, with :math:`G = \varphi^\top \varphi + \lambda I`,
 
 .. math:: \operatorname{tr} W_B^\top \, ((G^{-1})_{BB})^{-1} \, W_B
@@ -48,25 +48,25 @@ def reconstruction_losses(
     ridge: float = 1e-3,
     graph: Graph | None = None,
 ) -> dict[str, Tensor]:
-    """Return what is lost with each unit when the other units of its group make up for it.
+    """Estimate the loss that remains when the other units of a group compensate for each unit.
 
-    Of each layer that reads the unit it is the squared error of the output, relative to the variance of the output, or
-    of the sum that it is added to; of several layers their sum.
+    The loss is the squared error of the output of each layer that reads the unit, relative to the variance of the
+    output, or of the sum that it is added to; summed over layers.
 
     Args:
-        model: it stays as it is.
+        model: the model, which is not changed.
         dummy_input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
         groups: dependency groups of the model.
-        batches: unlabelled inputs, as `compensate` takes them.
-        samples: how many entries of the batches are used.
-        ridge: as in `compensate`.
-        graph: a graph of this model, to save recording it.
+        batches: unlabelled inputs, as for `compensate`.
+        samples: maximum number of samples.
+        ridge: as for `compensate`.
+        graph: a graph of this model, to save a trace.
 
     Returns:
-        Shape ``(size,)`` by group name; groups that no layer reads whose inputs can be laid out are left out.
+        Shape ``(size,)`` by group name; groups without a suitable consumer are omitted.
 
     Raises:
-        InputError: as `compensate`.
+        InputError: as for `compensate`.
 
     Example:
         >>> import engine
@@ -81,7 +81,7 @@ def reconstruction_losses(
     """
     check_model(model)
     if samples < 2 or ridge < 0:
-        raise InputError(f"`samples` is 2 or more and `ridge` is not negative; got {samples!r} and {ridge!r}.")
+        raise InputError(f"`samples` must be >= 2 and `ridge` >= 0; got {samples!r} and {ridge!r}.")
     graph = trace(model, dummy_input) if graph is None else graph
     graph.check_fresh(model)
     inputs = inputs_of(batches, graph, samples)
@@ -95,7 +95,7 @@ def reconstruction_losses(
 
 
 class _Losses:
-    """A run of the model that stops at each reader."""
+    """A run of the model that computes the losses at each consumer."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Losses:
                 yield consumer
 
     def run(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield losses by group name, reader by reader."""
+        """Yield losses by group name, for each consumer."""
         ends = {at.node.index for at in self._sums.values() if at is not None}
         held = {self._graph.nodes[index].output.index: 1 for index in ends}
         runs = [Run(self._graph, self._stored, tensors, held, self._norms) for tensors in self._inputs]
@@ -152,7 +152,7 @@ class _Losses:
                 run.release(node.output)
 
     def _losses(self, consumer: Consumer, runs: list[Run]) -> tuple[dict[str, Tensor], float]:
-        """Return the mean squared error per output position with each unit gone, and the variance of the output."""
+        """Return the mean squared error per output position without each unit, and the variance of the output."""
         c, key = consumer.contraction, _key(consumer)
         sizes = [len(tensors[0]) for tensors in self._inputs]
         phi = torch.cat([self._rows(consumer, run, sizes, number) for number, run in enumerate(runs)]).double()
@@ -190,7 +190,7 @@ def _key(consumer: Consumer) -> tuple[int, int]:
 
 
 def _add(losses: Tensor, inverse: Tensor, weight: Tensor, units: Tensor) -> None:
-    """Add the loss of each unit at a reader: ``weight`` is (outputs, inputs, kernel), ``units`` (inputs,)."""
+    """Add the loss of each unit at a consumer: ``weight`` is (outputs, inputs, kernel), ``units`` (inputs,)."""
     kernel = weight.shape[2]
     flat = weight.flatten(1)
     counts = units[units >= 0].bincount(minlength=len(losses))

@@ -1,4 +1,4 @@
-"""Batch norm statistics, re-estimated."""
+"""Re-estimation of batch norm statistics."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 Estimates = Mapping[str, Mapping[str, Tensor]]
-"""By norm: its mean, its variance, and the number of batches."""
+"""Mean, variance and number of batches, by norm."""
 
 
 def recalibrate_norms(
     model: nn.Module, batches: Iterable[Any], *, keep_outputs: bool = False, processes: Processes | None = None
 ) -> dict[str, float]:
-    r"""Replace the statistics of batch norms by those of batches, each batch with the same weight.
+    r"""Replace the statistics of batch norms by averages over batches, with equal weights.
 
-    After pruning, the statistics are still those of the dense model. This is the cheap repair. Where `compensate` was
-    used they belong to the fitted weights, and re-estimating them makes the model worse; there, ``keep_outputs=True``
-    brings train mode, which normalises by the statistics of each batch, close to eval mode, which stays as it is: the
-    weight :math:`\gamma` and the bias :math:`\beta` of a norm take up the difference,
+    After pruning, the statistics are still those of the dense model; updating them is a cheap repair. After
+    `compensate`, the fitted weights rely on the statistics, and updating them would degrade the model. In that case,
+    ``keep_outputs=True`` preserves eval mode and brings train mode, which normalises by the statistics of each batch,
+    close to it: the weight :math:`\gamma` and the bias :math:`\beta` of a norm compensate for the change,
 
     .. math:: \gamma' = \gamma \frac{s'}{s}, \quad \beta' = \beta + \gamma \frac{\mu' - \mu}{s},
         \quad s = \sqrt{\sigma^2 + \epsilon}
 
     Args:
-        model: its norms change in place; all other parameters and buffers stay, and the modes. Masked parameters have
-            to be zero in it.
-        batches: inputs as the model takes them: a tensor, a tuple of positional arguments, a mapping of keyword
-            arguments; of a pair of inputs and targets the inputs, where the model can be called with one argument.
-        keep_outputs: whether eval mode computes what it did, up to rounding; norms without a weight and a bias of
-            their own are then left as they are.
-        processes: those that run the model together, each on as many batches of its own; every process has to call
-            this, and all get the same statistics. Needed where parameters are sharded.
+        model: the model, whose norms change in place; all other parameters, buffers and modes are preserved. Masked
+            parameters have to be zero.
+        batches: inputs of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments;
+            pairs of inputs and targets are accepted if the model can be called with one argument.
+        keep_outputs: whether to preserve the outputs of eval mode up to rounding; norms that do not have a weight and a
+            bias, or share them, are then not changed.
+        processes: processes that run the model together, each on the same number of batches; every process has to call
+            this, and all get the same statistics. Required if parameters are sharded.
 
     Returns:
-        By the norm's name, how far its mean moved, in standard deviations (root mean square over channels); norms that
-        no batch reaches keep their statistics and are not listed.
+        The shift of each norm's mean in standard deviations (root mean square over channels), by name. Norms that no
+        batch reaches keep their statistics and are omitted.
 
     Raises:
-        InputError: where there are no batches, or a batch gives statistics that are not finite; the model is as before.
-        TraceError: where the model rejects a batch; the model is as before.
+        InputError: if there are no batches, or the statistics are not finite; the model is then unchanged.
+        TraceError: if the model rejects a batch; the model is then unchanged.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm1d(2))
@@ -152,7 +152,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _replacing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
-    """Let norms use the statistics of each batch, and replace their own by the averages over all batches."""
+    """Make norms use the statistics of each batch, and replace their own by averages over all batches."""
     momenta = [(norm, norm.momentum) for norm in norms.values()]
     try:
         for norm in norms.values():
@@ -167,7 +167,7 @@ def _replacing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
 
 @contextmanager
 def _observing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
-    """Average the statistics of each batch, while the norms use their own."""
+    """Average the statistics of the batches while the norms use their own."""
     estimates = {name: {k: torch.zeros_like(t) for k, t in _statistics(norm).items()} for name, norm in norms.items()}
     hooks = [
         norm.register_forward_pre_hook(functools.partial(_observe, estimates[name]), with_kwargs=True)
@@ -199,10 +199,10 @@ def _average(estimates: Estimates, processes: Processes) -> None:
 
 def _check(count: int, estimates: Estimates) -> None:
     if not count:
-        raise InputError("There are no batches to take the statistics of; pass one at least.")
+        raise InputError("There are no batches; pass at least one.")
     for name, estimate in estimates.items():
         if not all(t.isfinite().all() for t in estimate.values()):
-            raise InputError(f"The batches give {name!r} statistics that are not finite; look for NaN in them.")
+            raise InputError(f"The statistics of {name!r} on these batches are not finite; check the batches for NaN.")
 
 
 # ---------------------------------------------------------------- results
@@ -210,7 +210,7 @@ def _check(count: int, estimates: Estimates) -> None:
 
 @torch.no_grad()
 def _take_over(norm: Any, estimate: Mapping[str, Tensor]) -> None:
-    """Replace a norm's mean and variance; its weight and bias take up the difference."""
+    """Replace a norm's mean and variance, and compensate for the change by its weight and bias."""
     weight, bias = whole(norm.weight).double(), whole(norm.bias).double()
     before, after = ((t["running_var"].double() + norm.eps).sqrt() for t in (_statistics(norm), estimate))
     bias = bias + weight * (estimate["running_mean"].double() - norm.running_mean.double()) / before

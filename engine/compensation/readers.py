@@ -1,4 +1,4 @@
-"""Which weights read a masked channel, and what they should output."""
+"""Weights that read masked channels, and the targets of their outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Reader", "Sum", "adds", "is_affine", "obstacle", "slope_of", "sum_of
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Where the output of a reader is added to another value.
+    """The addition of a reader's output to another value.
 
     Attributes:
-        chain: nodes between the reader and the sum; each changes a channel by a factor and a shift.
+        chain: nodes between the reader and the sum; each maps channels by a factor and a shift.
         node: the addition.
-        other: what is added.
-        before: nodes that make it and have not run when the reader does.
+        other: the other summand.
+        before: nodes that compute the other summand and run after the reader.
     """
 
     chain: tuple[Node, ...]
@@ -40,10 +40,10 @@ class Reader:
     """A call that reads a masked channel.
 
     Attributes:
-        group: the group that the masked channels are of.
+        group: the group of the masked channels.
         consumer: the call.
-        live: which of its inputs vary, bool ``(groups, inputs)``.
-        sum: where its output is added to what went another way, if it is.
+        live: inputs that vary, bool ``(groups, inputs)``.
+        sum: the addition of its output to another branch, if there is one.
     """
 
     group: str
@@ -58,12 +58,12 @@ class Reader:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The call and the weight; a call may have several weights."""
+        """Indices of the call and the weight; a call may have several weights."""
         return self.node.index, self.contraction.weight.index
 
     @property
     def contraction(self) -> Contraction:
-        """How it contracts."""
+        """The contraction of the call."""
         return self.consumer.contraction
 
 
@@ -72,7 +72,7 @@ def obstacle(consumer: Consumer, graph: Graph) -> str | None:
 
     Args:
         consumer: the call.
-        graph: the program; other recordings of it, such as a training step, read the weight for the same purpose.
+        graph: the program; other recordings, such as a training step, use the weight for the same purpose.
     """
     c = consumer.contraction
     calls = sum(node.path == consumer.node.path for node in graph.readers(c.weight))
@@ -81,12 +81,12 @@ def obstacle(consumer: Consumer, graph: Graph) -> str | None:
     if calls > 1:
         return f"its weight is read {calls} times"
     if not has_columns(consumer.node, c):
-        return f"what {consumer.node.op} multiplies its weight with cannot be laid out"
+        return f"the inputs of {consumer.node.op} cannot be arranged as a matrix"
     return None
 
 
 def sums(node: Node, users: dict[int, list[Node]], outputs: set[int]) -> Iterator[tuple[tuple[Node, ...], Node, Value]]:
-    """Yield the sum that the output of a node reaches, through calls that read nothing else but what is stored."""
+    """Yield the sum that the output of a node reaches through calls without other inputs, except stored ones."""
     chain: list[Node] = []
     value = node.output
     while value.index not in outputs:
@@ -105,12 +105,12 @@ def sums(node: Node, users: dict[int, list[Node]], outputs: set[int]) -> Iterato
 
 
 def sum_of(graph: Graph, consumer: Consumer, users: dict[int, list[Node]], stored: Mapping[str, Tensor]) -> Sum | None:
-    """Return where the output of a call is added to what went another way, if it is.
+    """Return the addition of a call's output to another branch, if there is one.
 
     Args:
         graph: the recorded program.
         consumer: the call.
-        users: the nodes that read each value.
+        users: nodes that read each value.
         stored: parameters and buffers by name.
     """
     if consumer.contraction.inner:
@@ -128,7 +128,7 @@ def sum_of(graph: Graph, consumer: Consumer, users: dict[int, list[Node]], store
 
 
 def _nodes_behind(graph: Graph, value: Value, start: int, stop: int) -> tuple[Node, ...] | None:
-    """Return the nodes after ``start`` that make a value; None where one of them writes into memory."""
+    """Return the nodes after ``start`` that compute a value; None if one of them writes in place."""
     needed: dict[int, Node] = {}
     waiting = [value]
     while waiting:
@@ -144,7 +144,7 @@ def _nodes_behind(graph: Graph, value: Value, start: int, stop: int) -> tuple[No
 
 
 def adds(node: Node) -> bool:
-    """Whether a node adds its two inputs that are not stored, by trying."""
+    """Test whether a node adds its two inputs that are not stored."""
     values = [v for v in node.inputs if not v.stored]
     generator = torch.Generator().manual_seed(0)
     tensors = {v.index: torch.randn(v.shape, generator=generator, dtype=torch.float64) for v in values}
@@ -154,7 +154,7 @@ def adds(node: Node) -> bool:
 
 
 def _call(node: Node, tensors: Mapping[int, Tensor], stored: Mapping[str, Tensor]) -> Any:
-    """Run a node on other tensors, the stored ones in float64."""
+    """Run a node on other tensors, with stored tensors in float64."""
 
     def filled(tree: Any) -> Any:
         if isinstance(tree, Value):
@@ -178,7 +178,7 @@ def _through(chain: Sequence[Node], value: Value, start: Tensor, stored: Mapping
 
 
 def is_affine(chain: Sequence[Node], value: Value, dim: int, stored: Mapping[str, Tensor]) -> bool:
-    """Whether a chain of calls maps each channel, along ``dim``, by a factor and a shift, by trying."""
+    """Test whether a chain of calls maps each channel, along ``dim``, by a factor and a shift."""
     noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ones = torch.ones_like(noise)
     zero, one, mapped = (_through(chain, value, tensor, stored) for tensor in (0 * ones, ones, noise))
@@ -190,7 +190,7 @@ def is_affine(chain: Sequence[Node], value: Value, dim: int, stored: Mapping[str
 
 
 def slope_of(at: Sum | None, value: Value, dim: int, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return factor and shift of each channel on the way to the sum, on the CPU."""
+    """Return factor and shift of each channel between the reader and the sum, on the CPU."""
     if at is None or not at.chain:
         return torch.ones(()), torch.zeros(())
     zero = torch.zeros(value.shape, dtype=torch.float64)

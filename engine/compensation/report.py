@@ -1,4 +1,4 @@
-"""What compensation did, by group."""
+"""Report of a compensation, by group."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Compensated", "CompensationReport"]
 
 @dataclass(frozen=True)
 class Compensated:
-    """What compensation did for the readers of a group's masked channels.
+    """Compensation of the layers that read a group's masked channels.
 
     Attributes:
-        before: squared error of their outputs, on held-out samples, relative to the squared target.
-        after: the same, with the weights that were chosen.
-        layers: names of the layers whose weights were fitted.
-        skipped: why other readers were left as they are, by the layer's name.
+        before: squared error of their outputs on held-out samples, relative to the squared target.
+        after: the same error with the fitted weights.
+        layers: names of the fitted layers.
+        skipped: reasons why other layers were not changed, by name.
     """
 
     before: float
@@ -26,7 +26,7 @@ class Compensated:
 
 
 class CompensationReport(dict[str, Compensated]):
-    """What was done, by group.
+    """Results of a compensation, by group.
 
     Example:
         >>> report = CompensationReport({"0": Compensated(0.25, 0.01, ("2",), {})})

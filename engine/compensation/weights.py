@@ -1,4 +1,4 @@
-"""What a program reads, masked or not, and what the processes of a run do together where each holds a part of it."""
+"""Weights of a recorded program, masked or not, and collective operations for sharded weights."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 
 
 class Processes(Protocol):
-    """The processes of a run; each has to ask for the same."""
+    """Collective operations; every process has to call them."""
 
     def running(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Let a model run in eval mode, leaving no trace on it."""
+        """Run a model in eval mode inside the context, and restore its state afterwards."""
 
     def summed(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""
 
     def together(self, function: Callable[[], T]) -> T:
-        """Return what a function returns; where it fails in one process, it fails in all."""
+        """Call a function on all processes; if it fails on one, raise on all."""
 
 
 class Alone:
-    """The one process that holds everything.
+    """A single process.
 
     Example:
         >>> Alone().together(lambda: 3)
@@ -39,7 +39,7 @@ class Alone:
     """
 
     def running(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Let a model run in eval mode, leaving no trace on it."""
+        """Run a model in eval mode inside the context, and restore its state afterwards."""
         return evaluating(model)
 
     def summed(self, tensor: Tensor) -> Tensor:
@@ -47,17 +47,17 @@ class Alone:
         return tensor
 
     def together(self, function: Callable[[], T]) -> T:
-        """Return what a function returns."""
+        """Call the function."""
         return function()
 
 
 class Weights(Mapping[str, Tensor]):
-    """Parameters and buffers by canonical name, each whole while it is read.
+    """Parameters and buffers by canonical name, gathered when read.
 
     Args:
-        stored: the tensors of the model, which may be spread over processes.
-        masks: 0/1 masks by name; what is masked reads as zero.
-        changed: values in the place of stored ones, as `put` keeps them; may be shared.
+        stored: the tensors of the model, which may be sharded.
+        masks: 0/1 masks by name; masked entries read as zero.
+        changed: values that replace stored ones, see `put`; may be shared.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class Weights(Mapping[str, Tensor]):
         self._held: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a whole tensor; of one that is spread, every process has to ask for it."""
+        """Return a whole tensor; for a sharded one, every process has to call this."""
         if name in self._held:
             return self._held[name]
         tensor = whole(self._changed[name] if name in self._changed else self._stored[name]).detach()
@@ -91,7 +91,7 @@ class Weights(Mapping[str, Tensor]):
 
     @contextmanager
     def at(self, node: Node) -> Iterator[None]:
-        """Hold what a node reads for a while, so that it is gathered once, however many batches go through the node."""
+        """Cache the weights of a node inside the context, so that they are gathered once for all batches."""
         before = self._held
         self._held = before | {v.name: self[v.name] for v in node.inputs if v.name is not None}
         try:
@@ -100,7 +100,7 @@ class Weights(Mapping[str, Tensor]):
             self._held = before
 
     def put(self, name: str, value: Tensor) -> None:
-        """Let a whole tensor take the place of a stored one, spread as that is."""
+        """Replace a stored tensor by a whole one, sharded like the stored one."""
         self._changed[name] = spread(value, self._stored[name])
 
     def outline(self) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-"""Read an untrusted file of ``torch.save``.
+"""Reader for untrusted files of ``torch.save``.
 
-``weights_only=True`` runs no code, but a file can still claim more memory than it holds, and be another one for each
-reader. So it is read here, by the records that any reader sees (`engine.files.records`) and by a list of what they may
-hold (`engine.files.unpickle`). All of it is copied into memory before anybody looks at it: a file that is overwritten
-or cut off meanwhile is an error, and changes nothing of what was checked.
+``weights_only=True`` runs no code, but a file can still claim more memory than it holds, and look different to
+different readers. This reader only accepts records that every reader sees alike (`engine.files.records`) and allowed
+content (`engine.files.unpickle`). Everything is copied into memory before it is checked, so that a file that is
+overwritten or truncated meanwhile is an error and cannot change checked content.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from engine.files.unpickle import unpickled
 
 __all__ = ["placed", "read_archive", "read_bytes", "read_part"]
 
-# What the objects of a file may take, and what its tensors may claim: a few views that repeat entries are common.
+# Limits of the memory of objects, and of the sizes that tensors claim: a few views that repeat entries are common.
 _FREE = 20 * 2**20
 _OBJECTS, _CLAIMS = 1.5, 4  # times the size of the file
 _LARGEST_PICKLE = 256 * 2**20
 
 
 def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """Read a file of plain values and tensors, without trusting anything in it.
+    """Read an untrusted file of plain values and tensors.
 
-    It takes the memory of its tensors, and for the objects at most 20 MB and one and a half times the file.
+    Memory is limited to that of the tensors plus, for other objects, 20 MB and 1.5 times the file size.
 
     Args:
         path: the file.
         map_location: as in ``torch.load``.
 
     Returns:
-        What it holds.
+        The content of the file.
 
     Raises:
-        CheckpointError: if there is no such file, or it is truncated, damaged, no file of ``torch.save``, holds other
-            objects than primitives and tensors, or claims more memory than it holds.
+        CheckpointError: if there is no such file, or it is truncated, damaged, not written by ``torch.save``, contains
+            other objects than primitives and tensors, or claims more memory than it holds.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
@@ -53,16 +53,16 @@ def read_archive(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
 
 
 def read_bytes(path: str | os.PathLike[str]) -> tuple[Any, BinaryIO]:
-    """Read a file of plain values and tensors, and its bytes for another reader, which gets the very same.
+    """Read a file of plain values and tensors, and return the same bytes for another reader.
 
     Args:
         path: the file.
 
     Returns:
-        What `read_archive` gives, and the file's content in memory.
+        The content as returned by `read_archive`, and the bytes of the file in memory.
 
     Raises:
-        CheckpointError: as `read_archive` does.
+        CheckpointError: as for `read_archive`.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"There is no checkpoint {os.fspath(path)}.")
@@ -74,7 +74,7 @@ def read_bytes(path: str | os.PathLike[str]) -> tuple[Any, BinaryIO]:
 
 
 def read_part(path: str | os.PathLike[str], start: int, size: int) -> Any:
-    """Read what `torch.save` wrote into a part of a file, which is copied into memory first.
+    """Read a range of a file that `torch.save` wrote, after copying it into memory.
 
     Args:
         path: the file.
@@ -82,10 +82,10 @@ def read_part(path: str | os.PathLike[str], start: int, size: int) -> Any:
         size: number of bytes.
 
     Returns:
-        What `read_archive` gives of a file of its own.
+        The content, as `read_archive` returns it for a separate file.
 
     Raises:
-        CheckpointError: as `read_archive` does.
+        CheckpointError: as for `read_archive`.
     """
     with _explained(path), open(path, "rb") as file:
         file.seek(start)
@@ -96,11 +96,11 @@ def read_part(path: str | os.PathLike[str], start: int, size: int) -> Any:
 def _explained(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # what a damaged file raises is not defined, nor what the user's own classes raise
+    except Exception as error:  # damaged files and user-defined classes may raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{os.fspath(path)} cannot be read: it is truncated, damaged or no checkpoint ({reason}). "
-            "Take another copy of it, or compact again."
+            f"{os.fspath(path)} cannot be read: it is truncated, damaged or not a checkpoint ({reason}). "
+            "Use another copy of it, or compact again."
         ) from error
 
 
@@ -111,7 +111,7 @@ def _read(file: BinaryIO, map_location: Any) -> Any:
         raise ValueError("it has no record `data.pkl` of a sensible size")
     order = records.get("byteorder")
     if order is not None and read_record(file, order).decode() != sys.byteorder:
-        raise ValueError("it was written on a machine with another order of bytes")
+        raise ValueError("it was written on a machine with another byte order")
 
     def load(key: str, claimed: int, location: str) -> torch.UntypedStorage:
         record = records.get(f"data/{key}")
@@ -126,12 +126,12 @@ def _storage(file: BinaryIO, record: Record) -> torch.UntypedStorage:
     data = torch.empty(record.size, dtype=torch.uint8)
     file.seek(record.start)
     if file.readinto(data.numpy()) != record.size:  # type: ignore[attr-defined]
-        raise ValueError("it is shorter than it says")
+        raise ValueError("it is shorter than it claims")
     return data.untyped_storage()
 
 
 def placed(storage: torch.UntypedStorage, location: str, map_location: Any) -> torch.UntypedStorage:
-    """Return a storage where ``map_location`` of ``torch.load`` wants it; ``location`` says where it was."""
+    """Move a storage from ``location`` according to ``map_location`` of ``torch.load``."""
     if callable(map_location) and not isinstance(map_location, torch.device):
         chosen = map_location(storage, location)
         return storage.to(device=torch.device(location)) if chosen is None else chosen

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _TEMPORARY = re.compile(rf"{re.escape(_PREFIX)}[0-9a-f]{{32}}(\.[^/]*)?")
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]:
-    """Give a temporary file to write to; it takes the place of a file once it is complete and on the disk.
+    """Yield a temporary file to write to, and replace the target by it once it is complete and on the disk.
 
-    At any moment there is the old file or the new one, also if the process is killed or the machine loses power. What
-    killed writers left in the folder is removed; a lock says whether a writer is alive.
+    At any moment, the target is the old file or the new one, even if the process is killed or the machine loses power.
+    Temporary files of killed writers in the folder are removed; a lock shows whether a writer is alive.
 
     Args:
-        path: where the file is to be; its folder is made.
-        new: whether there may be no file yet.
+        path: path of the file; its folder is created.
+        new: whether it is an error if the file exists.
 
     Yields:
-        The temporary file, in the same folder and with the same ending. What raises leaves the old file as it is.
+        The temporary file, in the same folder and with the same ending. If the body raises, the old file is unchanged.
 
     Raises:
-        FileExistsError: where it is to be new, and there is one by the time that it is complete.
+        FileExistsError: with ``new``, if the file exists when the new one is complete.
 
     Example:
         >>> import tempfile
@@ -60,7 +60,7 @@ def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]
         yield temporary
         _sync(temporary)
         _rename(temporary, target, new)
-        _sync(target.parent)  # the rename itself is safe only once the folder is
+        _sync(target.parent)  # the rename is only durable once the folder is synced
     finally:
         temporary.unlink(missing_ok=True)
         os.close(descriptor)  # and with it the lock
@@ -69,7 +69,7 @@ def replacing(path: str | os.PathLike[str], new: bool = False) -> Iterator[Path]
 def _rename(temporary: Path, target: Path, new: bool) -> None:
     if new:
         try:
-            os.link(temporary, target)  # unlike a rename, it fails where there is a file
+            os.link(temporary, target)  # unlike a rename, this fails if the file exists
         except FileExistsError:
             raise
         except OSError:  # a file system without links
@@ -81,7 +81,7 @@ def _rename(temporary: Path, target: Path, new: bool) -> None:
 
 
 def _opened(target: Path) -> tuple[Path, int]:
-    """Make a temporary file under a name that nobody can have guessed, and lock it for as long as it is written."""
+    """Create a temporary file with an unguessable name, and lock it while it is written."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
         temporary = target.with_name(f"{_PREFIX}{secrets.token_hex(16)}{target.suffix[:64]}")
@@ -92,7 +92,7 @@ def _opened(target: Path) -> tuple[Path, int]:
 
 
 def _locked(descriptor: int) -> bool | None:
-    """Lock a file unless another process has; None where the file system has no locks."""
+    """Lock a file unless another process has locked it; None if the file system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -132,11 +132,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---------------------------------------------------------------- where there is no room
+# ---------------------------------------------------------------- disk errors
 
 
 class _Sink(io.RawIOBase):
-    """A file that keeps the first error of the disk: torch would hide it behind one of its own."""
+    """A file that stores the first disk error, which torch would replace by its own."""
 
     def __init__(self, file: Any) -> None:
         super().__init__()
@@ -158,40 +158,40 @@ class _Sink(io.RawIOBase):
 
 
 def save(value: Any, path: str | os.PathLike[str]) -> None:
-    """Write as ``torch.save`` does, and raise what the disk says.
+    """Write like ``torch.save``, but raise disk errors unchanged.
 
     Args:
-        value: what to write.
+        value: the value to write.
         path: the file.
 
     Raises:
-        OSError: where the disk is full, or a limit is reached.
+        OSError: if the disk is full, or a limit is reached.
     """
     with open(path, "wb", buffering=0) as file:
         sink = _Sink(file)
-        torch.save(value, sink)  # type: ignore[arg-type]  # it has what torch calls
+        torch.save(value, sink)  # type: ignore[arg-type]  # it has the methods that torch calls
         if sink.error is not None:
             raise sink.error
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> CheckpointError:
-    """Return the error that says that a file could not be written, why, and what to do."""
+    """Return the error for a file that could not be written."""
     reason = error.strerror or str(error)
     return CheckpointError(
-        f"{os.fspath(path)} could not be written: {reason}. What was there is as it was. Make room or choose another "
-        "folder."
+        f"{os.fspath(path)} could not be written: {reason}. Existing files are unchanged. Free disk space or choose "
+        "another folder."
     )
 
 
 def check_writable(path: str | os.PathLike[str], size: int = 0) -> None:
-    """Refuse a file that could not be written: its folder, its name, or the room on the disk.
+    """Check that a file can be written: its folder, its name, and the disk space.
 
     Args:
-        path: where the file is to be; its folder is made.
-        size: bytes that it may take.
+        path: path of the file; its folder is created.
+        size: maximum size of the file in bytes.
 
     Raises:
-        CheckpointError: where it could not.
+        CheckpointError: if it cannot be written.
 
     Example:
         >>> check_writable("/proc/small.ckpt")
@@ -212,13 +212,13 @@ def check_writable(path: str | os.PathLike[str], size: int = 0) -> None:
         raise unwritable(path, error) from error
     if free < size:
         raise CheckpointError(
-            f"{target} could not be written: it may take {size / 2**20:.0f} MB, and its disk has "
-            f"{free / 2**20:.0f} MB left. Make room or choose another folder."
+            f"{target} could not be written: it may take {size / 2**20:.0f} MB, but only {free / 2**20:.0f} MB are "
+            "free. Free disk space or choose another folder."
         )
 
 
 def next_version(path: str | os.PathLike[str]) -> Path:
-    """Return a path at which there is no file yet, numbered as `ModelCheckpoint` does: ``-v1``, ``-v2``, …
+    """Return an unused path, numbered like those of `ModelCheckpoint`: ``-v1``, ``-v2``, …
 
     Example:
         >>> next_version("gone/compacted.ckpt").name

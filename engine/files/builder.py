@@ -1,6 +1,6 @@
-"""Build the values and tensors that the pickle in a file of ``torch.save`` calls for, and count what they take.
+"""Construction of the values and tensors in a pickle of ``torch.save``, with a memory limit.
 
-Each function that such a pickle may call has a method here that does the same for plain arguments, and refuses others.
+Each function that such a pickle may call has a method here that does the same for plain arguments and rejects others.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 __all__ = ["CALLS", "DTYPES", "ITEM", "OBJECT", "STORAGES", "TENSOR_CLASSES", "Builder", "Load", "Name"]
 
 Load = Callable[[str, int, str], torch.UntypedStorage]
-"""Name of a storage, its size in bytes and where it was -> the storage."""
+"""Name of a storage, its size in bytes and its original device -> the storage."""
 
-_ODD_KEYS = 1000  # keys of dictionaries that are neither text nor small integers, whose hashes anyone can make collide
-OBJECT, ITEM = 120, 16  # bytes that an object takes, and its place in a container
+_ODD_KEYS = 1000  # limit of keys that are neither text nor small integers, whose hashes could be made to collide
+OBJECT, ITEM = 120, 16  # bytes of an object, and of its slot in a container
 _TENSOR = 800
 
 _KINDS = {
@@ -45,14 +45,14 @@ TENSOR_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch._tensor
 
 @dataclass(frozen=True)
 class Name:
-    """A class or function that the pickle names, by what it stands for here."""
+    """Name of a class or function in the pickle."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """A storage with the dtype of its elements; None where the tensors say it."""
+    """A storage with the dtype of its elements; None if the tensors specify it."""
 
     key: str
     data: torch.UntypedStorage
@@ -60,12 +60,12 @@ class Storage:
 
 
 class Builder:
-    """What a pickle is built with: its storages and tensors, and what is left of its memory.
+    """Builder of the content of a pickle, with the remaining memory budget.
 
     Args:
-        load: reads a storage; called once for each.
-        memory: bytes that the objects may take, without the storages.
-        claims: bytes that all different tensors may span together.
+        load: reads a storage; called once per storage.
+        memory: maximum memory of objects in bytes, without storages.
+        claims: maximum total size in bytes of all different tensors.
     """
 
     def __init__(self, load: Load, memory: int, claims: int) -> None:
@@ -78,7 +78,7 @@ class Builder:
         """Count the memory of an object.
 
         Raises:
-            ValueError: where there is no more.
+            ValueError: if the limit is exceeded.
         """
         self._memory -= size
         if self._memory < 0:
@@ -88,7 +88,7 @@ class Builder:
         """Return a key of a dictionary or entry of a set.
 
         Raises:
-            ValueError: where there are too many whose hashes could collide.
+            ValueError: for too many keys whose hashes could collide.
         """
         if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 2**31):
             self._odd_keys += 1
@@ -109,7 +109,7 @@ class Builder:
 
     def _set_of(self, items: Any = ()) -> set[Any]:
         if not isinstance(items, (list, tuple)):
-            raise ValueError("it makes a set of something other than a list")
+            raise ValueError("it creates a set of something other than a list")
         self.take(OBJECT * len(items))
         return {self.key(item) for item in items}
 
@@ -124,7 +124,7 @@ class Builder:
 
     def _empty_bytes(self, *arguments: Any) -> bytes:
         if arguments:
-            raise ValueError("it makes bytes of something else")
+            raise ValueError("it creates bytes of something else")
         return b""
 
     def _size(self, sizes: Any = ()) -> torch.Size:
@@ -137,7 +137,7 @@ class Builder:
     # ------------------------------------------------------------ tensors
 
     def storage(self, reference: tuple[Any, ...]) -> Storage:
-        """Return what a reference to something outside of the pickle stands for."""
+        """Resolve a reference to a storage outside the pickle."""
         if len(reference) != 5 or reference[0] != "storage" or not isinstance(reference[1], Name):
             raise ValueError("it refers to something outside that is not a storage")
         _, kind, key, location, count = reference
@@ -153,14 +153,14 @@ class Builder:
         return storage
 
     def _tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor:
-        """``torch._utils._rebuild_tensor_v2``: then whether it requires a gradient, its hooks, and metadata."""
+        """``torch._utils._rebuild_tensor_v2``, followed by requires_grad, hooks and metadata."""
         dtype = storage.dtype if isinstance(storage, Storage) else None
         if dtype is None or len(rest) > 3 or any(rest[1:]):
             raise ValueError("it holds a tensor of a class or layout that is not supported")
         return self._view(storage, dtype, offset, sizes, strides, *rest[:1])
 
     def _typed_tensor(self, storage: Any, offset: Any, sizes: Any, strides: Any, *rest: Any) -> Tensor:
-        """``torch._utils._rebuild_tensor_v3``: then gradient, hooks, dtype and metadata."""
+        """``torch._utils._rebuild_tensor_v3``, followed by requires_grad, hooks, dtype and metadata."""
         plain = isinstance(storage, Storage) and 3 <= len(rest) <= 4 and isinstance(rest[2], torch.dtype)
         if not plain or rest[1] or any(rest[3:]):
             raise ValueError("it holds a tensor of a class or layout that is not supported")
@@ -190,7 +190,7 @@ class Builder:
         return nn.Parameter(data, bool(gradient))
 
     def _of_class(self, function: Any, kind: Any, arguments: Any, state: Any) -> Tensor:
-        """``torch._tensor._rebuild_from_type_v2``: a tensor with attributes of its own, which are left out."""
+        """``torch._tensor._rebuild_from_type_v2``, a tensor with attributes, which are ignored."""
         plain = isinstance(function, Name) and function.name.startswith("torch._utils._rebuild_")
         if not plain or not isinstance(kind, Name) or kind.name not in TENSOR_CLASSES:
             raise ValueError("it holds a tensor of a class or layout that is not supported")
@@ -201,7 +201,7 @@ class Builder:
 
 
 def _numbers(sizes: Any) -> tuple[int, ...]:
-    """Return sizes, strides or an offset; refuse negative ones, and more than memory can hold."""
+    """Return sizes, strides or an offset, after rejecting negative and implausibly large ones."""
     if not isinstance(sizes, (tuple, list)) or len(sizes) > 64:
         raise ValueError("it holds a tensor without a shape")
     if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):

@@ -1,4 +1,4 @@
-"""The compacted checkpoint: weights, and under a key of its own the plans that a fresh model needs to take them.
+"""Compacted checkpoints: weights, and under a separate key the plans that a fresh model needs to load them.
 
 ::
 
@@ -50,7 +50,7 @@ __all__ = [
     "with_metadata",
 ]
 
-# What torch raises where weights cannot be read, or do not fit.
+# Exceptions of torch for weights that cannot be read or do not fit.
 UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -64,10 +64,10 @@ UNREADABLE = (
 
 
 def content_of(model: nn.Module) -> dict[str, Any]:
-    """Return what a checkpoint holds under its own key of the compacted modules in a model; not sealed.
+    """Return the content for the key of a checkpoint: the compactions of the modules in a model, without digests.
 
     Args:
-        model: for instance a LightningModule.
+        model: a model, such as a LightningModule.
 
     Example:
         >>> content_of(nn.Linear(1, 1))
@@ -81,10 +81,10 @@ def content_of(model: nn.Module) -> dict[str, Any]:
 
 
 def seal(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with the SHA-256 of everything in it, part by part, and in the metadata of its weights too.
+    """Add the SHA-256 of each part to a checkpoint and to the metadata of its weights.
 
     Args:
-        checkpoint: with plans under its own key.
+        checkpoint: checkpoint with plans under the key.
     """
     parts = {name: digest(value) for name, value in checkpoint.items() if name != KEY}
     versions = _versions(checkpoint["state_dict"])
@@ -95,7 +95,7 @@ def seal(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_metadata(weights: Mapping[str, Any], content: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Return a state dict that tells of the compactions itself, as that of a compacted model does."""
+    """Return a state dict whose metadata contain the compactions, like that of a compacted model."""
     metadata = OrderedDict(_versions(weights))
     metadata[""] = {**metadata.get("", {}), KEY: content}
     state_dict = OrderedDict(weights)
@@ -111,40 +111,41 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         map_location: as in ``torch.load``.
 
     Returns:
-        The checkpoint; its plans are under ``lightning_compress``. On the CPU, tensors are mapped from the file.
+        The checkpoint, with its plans under ``lightning_compress``.
 
     Raises:
-        CheckpointError: if there is no such file, truncated or not a compacted checkpoint, its format is newer, or it
-            is not as it was written.
+        CheckpointError: if there is no such file, or it is truncated, modified, not a compacted checkpoint, or of a
+            newer format.
     """
     return checked(read_any(path, map_location), os.fspath(path), os.path.getsize(path))
 
 
 def checked(content: Any, name: str, size: int) -> dict[str, Any]:
-    """Check the form and the digests of what was read from a compacted checkpoint.
+    """Check the form and the digests of the content of a compacted checkpoint.
 
     Args:
-        content: what `read_any` gave.
-        name: of the file, for messages.
-        size: of the file, in bytes.
+        content: content as returned by `read_any`.
+        name: name of the file, for messages.
+        size: size of the file in bytes.
 
     Returns:
-        The checkpoint, as `read_checkpoint` does.
+        The checkpoint, as `read_checkpoint` returns it.
 
     Raises:
-        CheckpointError: as `read_checkpoint` does.
+        CheckpointError: as for `read_checkpoint`.
     """
     checkpoint = _in_form(content)
     _check_metadata(checkpoint, name)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
-            f"{name} is no Lightning checkpoint: it has no `state_dict`; nor is it the state dict of a compacted model."
+            f"{name} is neither a Lightning checkpoint, which has a `state_dict`, nor the state dict of a compacted "
+            "model."
         )
     try:
         compactions = stored_content(checkpoint)
         if compactions is None:
             raise CheckpointError(
-                "It holds no compaction plan: it was not written by `ModelCompaction`. Load it with "
+                "It contains no compaction plan: it was not written by `ModelCompaction`. Load it with "
                 "`load_from_checkpoint` of its LightningModule, or as the state dict of a plain model."
             )
         stored = entries(compactions)
@@ -157,56 +158,56 @@ def checked(content: Any, name: str, size: int) -> dict[str, Any]:
 
 
 def _check_metadata(checkpoint: Any, name: str) -> None:
-    """Refuse weights whose metadata are not those that torch keeps: for each module a mapping."""
+    """Check that the metadata of weights have torch's form, a mapping for each module."""
     weights = checkpoint.get("state_dict") if isinstance(checkpoint, Mapping) else None
     metadata = getattr(weights, "_metadata", None) or {}
     plain = isinstance(metadata, Mapping) and all(
         isinstance(module, str) and isinstance(own, Mapping) for module, own in metadata.items()
     )
     if not plain:
-        raise CheckpointError(f"{name} is damaged: the metadata of its weights are not what torch writes.")
+        raise CheckpointError(f"{name} is damaged: the metadata of its weights do not have torch's form.")
 
 
 def _in_form(loaded: Any) -> Any:
-    """Return a state dict that was saved as it is in the form of a checkpoint, anything else as it is."""
+    """Wrap a plain state dict in a checkpoint; return anything else unchanged."""
     return {"state_dict": loaded} if isinstance(getattr(loaded, "_metadata", None), Mapping) else loaded
 
 
 def read_any(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """Read a file of ``torch.save``, or of safetensors by its name, without trusting it."""
+    """Read an untrusted file of ``torch.save``, or of safetensors according to its name."""
     return read_safetensors(path) if os.fspath(path).endswith(".safetensors") else read_archive(path, map_location)
 
 
 def save_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a model's weights in the safetensors format, with the plans that a fresh model needs in the header.
 
-    ``load_compacted_state(fresh, path)`` reads them. Other readers of safetensors find plain weights.
+    ``load_compacted_state(fresh, path)`` reads them. Other readers of safetensors see plain weights.
 
     Args:
-        model: compacted or not.
-        path: the file, ``*.safetensors``; written as a whole or not at all.
+        model: the model, compacted or not.
+        path: the file, ``*.safetensors``, which is written atomically.
 
     Raises:
-        InputError: where the package is missing, or the state dict holds something other than tensors.
+        InputError: if the package is missing, or the state dict contains something other than tensors.
 
     Example:
         >>> engine.save_safetensors(model, "small.safetensors")  # doctest: +SKIP
     """
-    # As a plain dictionary: the format has no place for the versions of the modules.
+    # As a plain dictionary, because the format cannot store the versions of modules.
     write_safetensors(seal({"state_dict": dict(model.state_dict()), KEY: content_of(model)}), path)
 
 
 def is_compacted_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file holds plans; it is checked as `read_checkpoint` does.
+    """Whether a file contains plans; the file is checked as by `read_checkpoint`.
 
     Raises:
-        CheckpointError: if it is damaged, whether it holds plans or not.
+        CheckpointError: if it is damaged, with plans or without.
     """
     return is_compacted_content(read_any(path), os.fspath(path), os.path.getsize(path))
 
 
 def is_compacted_content(content: Any, name: str, size: int) -> bool:
-    """Whether what was read from a file holds plans, which are checked; for the arguments see `checked`.
+    """Whether the content of a file contains plans, which are checked; for the arguments see `checked`.
 
     Raises:
         CheckpointError: if it is damaged.
@@ -220,13 +221,13 @@ def is_compacted_content(content: Any, name: str, size: int) -> bool:
 
 
 def stored_content(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a checkpoint says of compactions: under its own key, or in the metadata of its weights.
+    """Return the record of compactions in a checkpoint, under the key or in the metadata of its weights.
 
     Args:
-        checkpoint: any.
+        checkpoint: any checkpoint.
 
     Returns:
-        The content of the own key, in one piece; None where nothing was compacted.
+        The content in the form of the key; None if nothing was compacted.
     """
     if checkpoint.get(KEY) is not None:
         content: dict[str, Any] = checkpoint[KEY]
@@ -240,7 +241,7 @@ def stored_content(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     seals = content.get("sha256", False)
-    if seals is None:  # Lightning wrote it: its files have no digests
+    if seals is None:  # written by Lightning, without digests
         return
     if not isinstance(seals, Mapping) or not {"compacted", "state_dict"} <= seals.keys():
         raise CheckpointError("It is damaged: its digests are missing.")
@@ -251,27 +252,27 @@ def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> No
             value = content["compacted"] if part == "compacted" else checkpoint.get(part)
         if digest(value) != expected:
             raise CheckpointError(
-                f"It is damaged: {part!r} is not what was written (its SHA-256 differs). Take another copy of it."
+                f"It is damaged: {part!r} was modified (its SHA-256 differs). Use another copy of it."
             )
 
 
 def load_compacted_state(
     model: nn.Module, path: str | os.PathLike[str], map_location: Any = "cpu", strict: bool = True
 ) -> nn.Module:
-    """Bring a plain model to the shapes of a compacted checkpoint and load its weights; all or nothing.
+    """Reshape a plain model to a compacted checkpoint and load its weights; all or nothing.
 
     Args:
         model: an instance of the network that was compacted, without the LightningModule around it.
-        path: the checkpoint that `ModelCompaction` wrote, what `save_safetensors` wrote, or what ``torch.save`` made of
-            the compacted model's ``state_dict()``.
+        path: a checkpoint of `ModelCompaction`, a file of `save_safetensors`, or the compacted model's ``state_dict()``
+            saved with ``torch.save``.
         map_location: as in ``torch.load``.
-        strict: whether the names of the weights must agree exactly.
+        strict: whether the names of the weights must match exactly.
 
     Returns:
-        The model, small.
+        The compacted model.
 
     Raises:
-        CheckpointError: if the file cannot be used, or belongs to another model; the model is then as it was.
+        CheckpointError: if the file cannot be used, or belongs to another model; the model is then unchanged.
 
     Example:
         >>> torch.save(compacted.state_dict(), "small.pt")  # doctest: +SKIP
@@ -283,7 +284,8 @@ def load_compacted_state(
     prefix = _prefix(set(states), _names(model.state_dict()), sorted(stored, key=len))
     if prefix is None:
         raise CheckpointError(
-            f"{os.fspath(path)} belongs to another model: it holds no weights of {type(model).__name__} by name."
+            f"{os.fspath(path)} belongs to another model: it contains no weights with the names of "
+            f"{type(model).__name__}."
         )
     try:
         load_state(compactable(model), _part(checkpoint["state_dict"], prefix), _within(stored, prefix), strict)
@@ -293,7 +295,7 @@ def load_compacted_state(
 
 
 def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None:
-    """Return what stands in front of the model's names in the checkpoint, a compacted part first."""
+    """Return the prefix of the model's names in the checkpoint, preferably that of a compacted module."""
     first = min(wanted, default="")
     prefixes = {name.removesuffix(first) for name in names if name.endswith(first)}
     front = [f"{target}." for target in targets if target]
@@ -304,7 +306,7 @@ def _prefix(names: set[str], wanted: set[str], targets: list[str]) -> str | None
 
 
 def _within(stored: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
-    """Return the compactions of modules inside of a part, or around it as far as they concern it, in its names."""
+    """Return the compactions of modules inside a part, and the share of the part in those of enclosing modules."""
     entries_by_path: dict[str, Entry] = {}
     for path, entry in stored.items():
         target = f"{path}." if path else ""
@@ -320,13 +322,13 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
     """Reshape a model for weights and load them; all or nothing.
 
     Args:
-        model: compacted or not.
-        weights: by name.
-        wanted: by path in the model, the compactions that the weights went through.
-        strict: whether the names must agree exactly.
+        model: the model, compacted or not.
+        weights: weights by name.
+        wanted: compactions that the weights went through, by path in the model.
+        strict: whether the names must match exactly.
 
     Raises:
-        CheckpointError: where names or shapes differ; the model is then as it was.
+        CheckpointError: if names or shapes differ; the model is then unchanged.
     """
     odd = _names(weights) ^ _names(model.state_dict())
     if strict and odd:
@@ -341,12 +343,12 @@ def load_state(model: nn.Module, weights: Mapping[str, Any], wanted: Mapping[str
 
 
 def _names(weights: Mapping[str, Any]) -> set[str]:
-    """Return the names in a state dict, but for extra state, which torch compares once the model has its shape."""
+    """Return the names in a state dict except for extra state, which torch compares after reshaping."""
     return {name for name in weights if not is_span(name)}
 
 
 def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
-    """Return the tensors of a part of a model, in its own names, and the versions of its modules."""
+    """Return the tensors of a part of a model under relative names, with the versions of its modules."""
     state_dict = OrderedDict(
         (str(name).removeprefix(prefix), value)
         for name, value in weights.items()
@@ -361,9 +363,9 @@ def _part(weights: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
 
 
 def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str, Any]:
-    """Return a state dict with the versions of the modules, by which some convert what older ones saved.
+    """Return a state dict with the versions of modules, from which some modules convert older weights.
 
-    Formats that do not store them hold what the present version writes.
+    Formats that do not store versions contain weights of the current ones.
     """
     state_dict = OrderedDict(weights)
     now, then = _versions(model.state_dict()), _versions(weights)
@@ -373,6 +375,6 @@ def _versioned(weights: Mapping[str, Any], model: nn.Module) -> OrderedDict[str,
 
 
 def _versions(weights: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the metadata of a state dict without ours: the versions of the modules."""
+    """Return the metadata of a state dict without ours, which are the versions of modules."""
     metadata: Mapping[str, Any] = getattr(weights, "_metadata", None) or {}
     return {name: {key: value for key, value in own.items() if key != KEY} for name, own in metadata.items()}

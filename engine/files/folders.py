@@ -1,8 +1,8 @@
-"""Read a folder of ``torch.distributed.checkpoint`` that nobody vouches for.
+"""Reader for untrusted folders of ``torch.distributed.checkpoint``.
 
-Its index, ``.metadata``, is a pickle, which torch reads freely, as it does the values beside the tensors. So the index
-is read here by a list of what it may hold: its classes are never made, only their names and states are looked at.
-What it says of tensors is checked against the files, and each part of a file is read as `engine.files.archive` does.
+The index, ``.metadata``, is a pickle that torch loads without restrictions, like the values beside the tensors. This
+reader only accepts allowed content: classes are never instantiated, only their names and states are read. Tensors in
+the index are checked against the files, and each part of a file is read by `engine.files.archive`.
 
 The classes: https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/metadata.py.
 """
@@ -27,7 +27,7 @@ from engine.files.unpickle import Reader
 __all__ = ["Chunk", "FolderIndex", "Part", "StoredTensor", "read_folder_index"]
 
 _FILE = ".metadata"
-_FREE, _OBJECTS = 40 * 2**20, 3  # what the objects of the index may take, the second times the size of the folder
+_FREE, _OBJECTS = 40 * 2**20, 3  # memory limit for objects: a constant in bytes, and a multiple of the folder's size
 _LARGEST = 256 * 2**20
 _DEEPEST = 100  # levels of the nested state
 _MODULES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "pathlib.")
@@ -36,7 +36,7 @@ _LAYOUT = "torch.serialization._get_layout"
 
 @dataclass(frozen=True)
 class Part:
-    """Where something is: in which file of the folder, from which byte on, and how many."""
+    """A byte range of a file of the folder."""
 
     file: str
     start: int
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor, and where it is."""
+    """A part of a tensor, and its location."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -54,7 +54,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor, in parts that do not overlap and leave nothing out."""
+    """A tensor in parts that cover it without overlaps."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -63,13 +63,13 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class FolderIndex:
-    """What is in a folder.
+    """Content of a folder.
 
     Attributes:
         folder: the folder.
-        tensors: tensors, by their flat names.
-        values: where other values are, by their flat names.
-        paths: the keys under which each is in the nested state; empty where the state is flat.
+        tensors: tensors by flat name.
+        values: locations of other values by flat name.
+        paths: keys of each in the nested state; empty if the state is flat.
     """
 
     folder: Path
@@ -81,18 +81,18 @@ class FolderIndex:
         """Read a part of a tensor.
 
         Raises:
-            CheckpointError: where the file is damaged, or holds another one.
+            CheckpointError: if the file is damaged, or contains a different part.
         """
         value, wanted = read_part(self.folder / chunk.part.file, chunk.part.start, chunk.part.size), self.tensors[name]
         if not isinstance(value, Tensor) or value.dtype != wanted.dtype or value.shape != chunk.sizes:
-            raise CheckpointError(f"{self.folder / chunk.part.file} does not hold the part of {name!r} that it should.")
+            raise CheckpointError(f"{self.folder / chunk.part.file} does not contain the expected part of {name!r}.")
         return value
 
     def tensor(self, name: str, map_location: Any = "cpu") -> Tensor:
-        """Read a whole tensor, put together on the CPU.
+        """Read a whole tensor, assembled on the CPU.
 
         Raises:
-            CheckpointError: as `chunk` does.
+            CheckpointError: as for `chunk`.
         """
         stored = self.tensors[name]
         whole = torch.empty(stored.shape, dtype=stored.dtype)
@@ -103,10 +103,10 @@ class FolderIndex:
         return empty.set_(storage, 0, whole.shape, whole.stride())  # type: ignore[call-overload,no-any-return]
 
     def value(self, name: str) -> Any:
-        """Read a value that is no tensor.
+        """Read a value that is not a tensor.
 
         Raises:
-            CheckpointError: where the file is damaged, or holds anything but plain values and tensors.
+            CheckpointError: if the file is damaged, or contains anything but plain values and tensors.
         """
         part = self.values[name]
         return read_part(self.folder / part.file, part.start, part.size)
@@ -116,14 +116,14 @@ class FolderIndex:
         return list(dict.fromkeys(self._path(name)[0] for name in (*self.tensors, *self.values)))
 
     def state(self, key: str, map_location: Any = "cpu") -> Any:
-        """Read what the nested state holds under one of its keys, and nothing else.
+        """Read only the entry of the nested state under one of its keys.
 
         Args:
             key: one of `keys`.
             map_location: as in ``torch.load``.
 
         Raises:
-            CheckpointError: as `chunk` and `value` do, or where it is no state.
+            CheckpointError: as for `chunk` and `value`, or if it is not a valid state.
         """
         root = _Level()
         for name in (*self.tensors, *self.values):
@@ -134,7 +134,7 @@ class FolderIndex:
             for step in path[:-1]:
                 level = level.setdefault(step, _Level())
                 if not isinstance(level, _Level):
-                    raise CheckpointError(f"{self.folder / _FILE} is damaged: it holds something in {name[:100]!r}.")
+                    raise CheckpointError(f"{self.folder / _FILE} is damaged: it puts a value inside {name[:100]!r}.")
             level[path[-1]] = self.tensor(name, map_location) if name in self.tensors else self.value(name)
         return _plain(root)[key]
 
@@ -143,14 +143,14 @@ class FolderIndex:
 
 
 def read_folder_index(folder: str | os.PathLike[str]) -> FolderIndex:
-    """Read the index of a folder of ``torch.distributed.checkpoint`` without running what is in it.
+    """Read the index of a folder of ``torch.distributed.checkpoint`` without running code in it.
 
     Args:
-        folder: the folder, with its ``.metadata``.
+        folder: the folder with its ``.metadata``.
 
     Raises:
-        CheckpointError: where there is none, it is damaged or holds other objects than those of an index, or it claims
-            more than the files beside it hold.
+        CheckpointError: if there is no index, it is damaged or contains other objects than those of an index, or it
+            claims more than the files contain.
     """
     folder = Path(folder)
     if not (folder / _FILE).is_file():
@@ -164,15 +164,15 @@ def read_folder_index(folder: str | os.PathLike[str]) -> FolderIndex:
         return _Checked(folder, sizes).index(index)
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
         reason = str(error)[:300]
-        raise CheckpointError(f"{folder / _FILE} cannot be read: it is damaged or no index ({reason}).") from error
+        raise CheckpointError(f"{folder / _FILE} cannot be read: it is damaged or not an index ({reason}).") from error
 
 
 class _Level(dict[Any, Any]):
-    """A dictionary or list of the nested state, as opposed to a leaf that a file holds."""
+    """A dictionary or list of the nested state, as opposed to a leaf in a file."""
 
 
 def _plain(level: Any) -> Any:
-    """Return levels as dictionaries, and as lists where they are numbered without gaps."""
+    """Convert levels to dictionaries, or to lists if their keys are consecutive numbers."""
     if not isinstance(level, _Level):
         return level
     values = {key: _plain(value) for key, value in level.items()}
@@ -184,7 +184,7 @@ def _plain(level: Any) -> Any:
 
 
 class _Object:
-    """What stands for an object: the name of its class or of the function that makes it, arguments and state."""
+    """Placeholder of an object: the name of its class or constructor function, its arguments and its state."""
 
     __slots__ = ("arguments", "name", "state")
 
@@ -193,12 +193,12 @@ class _Object:
         self.state: Any = None
 
     def get(self, key: str) -> Any:
-        """Return an attribute, None where it has none."""
+        """Return an attribute; None if it is missing."""
         return self.state.get(key) if isinstance(self.state, dict) else None
 
 
 class _IndexReader(Reader):
-    """Reads newer pickles, and makes no objects."""
+    """Reader of newer pickles that creates no objects."""
 
     protocols = (2, 3, 4, 5)
 
@@ -211,7 +211,7 @@ class _IndexReader(Reader):
             return DTYPES[name]
         if name in CALLS or name == _LAYOUT or name.startswith(_MODULES):
             return Name(name)
-        raise ValueError(f"it holds {name}, which no index does")
+        raise ValueError(f"it contains {name}, which does not belong in an index")
 
     def _stacked_name(self) -> None:
         name, module = self._pop(str), self._pop(str)
@@ -251,7 +251,7 @@ class _IndexReader(Reader):
 # https://github.com/python/cpython/blob/main/Lib/pickletools.py
 _IndexReader.instructions = {
     **Reader.instructions,
-    b"\x95": lambda reader: reader._number("<Q"),  # so many bytes follow in one piece, which says nothing here
+    b"\x95": lambda reader: reader._number("<Q"),  # length of a frame, which is irrelevant here
     b"\x8c": lambda reader: reader._text(reader._bytes(1)[0]),
     b"\x94": lambda reader: reader._memoize(),
     b"\x93": lambda reader: reader._stacked_name(),
@@ -262,18 +262,18 @@ _IndexReader.instructions = {
 
 
 def _no_storage(key: str, size: int, location: str) -> torch.UntypedStorage:
-    raise ValueError("it refers to a storage, which no index does")
+    raise ValueError("it refers to a storage, which does not belong in an index")
 
 
-# ---------------------------------------------------------------- what it says
+# ---------------------------------------------------------------- the content
 
 
 class _Checked:
-    """Brings what was in an index to plain values, which are checked against the files beside it.
+    """Converter of an index to plain values, which are checked against the files.
 
     Args:
         folder: the folder.
-        sizes: bytes of each file in it.
+        sizes: size in bytes of each file in it.
     """
 
     def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -301,30 +301,30 @@ class _Checked:
         file = _text(value.get("relative_path"))
         start, size = _numbers((value.get("offset"), value.get("length")))
         if file not in self._sizes or start + size > self._sizes[file]:
-            raise ValueError(f"it names bytes that {file[:100]!r} has not")
+            raise ValueError(f"it refers to bytes that {file[:100]!r} does not have")
         self._free -= size
         if self._free < 0:
-            raise ValueError("it names the same bytes again and again")
+            raise ValueError("it refers to the same bytes repeatedly")
         return Part(file, start, size)
 
     def _tensor(self, name: str, entry: Any, parts: Mapping[str, Part]) -> StoredTensor:
         properties, chunks = entry.get("properties"), entry.get("chunks")
         state = properties.state if _kind(properties) == "TensorProperties" else None
         if not isinstance(state, tuple) or not state or not isinstance(state[0], torch.dtype):
-            raise ValueError(f"it does not say what kind of tensor {name[:100]!r} is")
+            raise ValueError(f"it does not specify the kind of tensor {name[:100]!r}")
         shape = _numbers(entry.get("size"))
-        torch.empty(shape, dtype=state[0], device="meta")  # refuses shapes that cannot be
+        torch.empty(shape, dtype=state[0], device="meta")  # rejects impossible shapes
         stored = StoredTensor(state[0], shape, tuple(_chunk(name, chunk, shape, parts) for chunk in chunks))
         for chunk in stored.chunks:
             if math.prod(chunk.sizes) * stored.dtype.itemsize > chunk.part.size:
-                raise ValueError(f"{name[:100]!r} is larger than the bytes that it names")
+                raise ValueError(f"{name[:100]!r} is larger than the bytes that it refers to")
         if not _cover(stored):
-            raise ValueError(f"the parts of {name[:100]!r} do not make a whole")
+            raise ValueError(f"the parts of {name[:100]!r} do not cover it")
         return stored
 
 
 def _place(key: Any) -> str:
-    """Return the offsets and the flat name of what a part of a file holds, as text, whose hashes nobody can choose."""
+    """Return offsets and flat name of a part of a file as text, whose hash cannot be chosen."""
     _check(key, "MetadataIndex")
     offset = key.get("offset")
     return f"{None if offset is None else _numbers(offset)} {_text(key.get('fqn'))}"
@@ -340,7 +340,7 @@ def _chunk(name: str, entry: Any, shape: tuple[int, ...], parts: Mapping[str, Pa
 
 
 def _cover(stored: StoredTensor) -> bool:
-    """Whether each entry of a tensor is in one chunk."""
+    """Whether each entry of a tensor is in exactly one chunk."""
     if sum(math.prod(chunk.sizes) for chunk in stored.chunks) != math.prod(stored.shape):
         return False
     if len(stored.chunks) < 2:
@@ -356,37 +356,37 @@ def _slices(chunk: Chunk) -> tuple[slice, ...]:
 
 
 def _kind(value: Any) -> str | None:
-    """Return the name of the class that an object is said to be of."""
+    """Return the declared class name of an object."""
     return value.name.rpartition(".")[2] if isinstance(value, _Object) else None
 
 
 def _check(value: Any, kind: str) -> None:
     if _kind(value) != kind:
-        raise ValueError(f"it holds a {_kind(value) or type(value).__name__} where a {kind} belongs")
+        raise ValueError(f"it contains a {_kind(value) or type(value).__name__} instead of a {kind}")
 
 
 def _items(value: Any) -> Any:
     if not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__} where a dictionary belongs")
+        raise ValueError(f"it contains a {type(value).__name__} instead of a dictionary")
     return value.items()
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"it holds a {type(value).__name__} where a name belongs")
+        raise ValueError(f"it contains a {type(value).__name__} instead of a name")
     return value
 
 
 def _numbers(values: Any) -> tuple[int, ...]:
     if not isinstance(values, tuple) or not all(type(number) is int and 0 <= number < 2**62 for number in values):
-        raise ValueError("it holds something else where numbers belong")
+        raise ValueError("it contains something other than numbers")
     return tuple(values)
 
 
 def _path(value: Any, limit: int) -> tuple[str | int, ...]:
-    """Return the keys to a value in the nested state; lists are no longer than there are values."""
+    """Return the keys of a value in the nested state; list indices are limited by the number of values."""
     if not isinstance(value, tuple) or not 0 < len(value) <= _DEEPEST:
-        raise ValueError("it holds something else where the keys to a value belong")
+        raise ValueError("it contains something other than the keys of a value")
     if not all(isinstance(key, str) or (type(key) is int and 0 <= key < limit) for key in value):
-        raise ValueError("it holds a key to a value that is none")
+        raise ValueError("it contains an invalid key of a value")
     return value

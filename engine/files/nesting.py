@@ -1,4 +1,4 @@
-"""Refuse containers that hold themselves, or are in each other too deep."""
+"""Check for containers that contain themselves or are nested too deeply."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 __all__ = ["check_nesting"]
 
-_DEEPEST = 100  # levels of containers in each other
+_DEEPEST = 100  # levels of nesting
 
 
 def check_nesting(root: Any) -> None:
-    """Refuse containers that contain themselves, or are nested too deeply to be traversed.
+    """Reject containers that contain themselves, or are nested too deeply to be traversed.
 
-    Each container is looked at once, however often it is referred to.
+    Each container is visited once, however often it is referenced.
     """
     heights: dict[int, int] = {}
     path: list[tuple[Any, list[Any]]] = [(root, _children(root))]
@@ -35,7 +35,7 @@ def check_nesting(root: Any) -> None:
 
 
 def _children(item: Any) -> list[Any]:
-    """Return the containers in a container; of an ordered dictionary, the metadata of a state dict too."""
+    """Return the containers in a container, including the metadata of a state dict."""
     if isinstance(item, dict):
         inside = [*item.values(), *getattr(item, "__dict__", {}).values()]
     else:

@@ -1,4 +1,4 @@
-"""Weights in the safetensors format, with the plans in its header: a file that holds no pickle at all.
+"""Weights in the safetensors format, with the plans in the header; such a file contains no pickle.
 
 The format: https://github.com/huggingface/safetensors. The package is optional (``pip install safetensors``).
 """
@@ -25,49 +25,49 @@ __all__ = ["from_json", "read_safetensors", "tensors_package", "to_json", "write
 
 _TENSOR = "__tensor__"
 _PLAIN = torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _PLAIN}  # what a plan may hold
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _PLAIN}  # allowed in plans
 
 
 def write_safetensors(checkpoint: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write the weights of a checkpoint, and what is under its own key; as a whole or not at all.
+    """Write the weights and the plans of a checkpoint atomically.
 
     Raises:
-        CheckpointError: where it cannot be written.
-        InputError: where the package is missing, or the state dict holds something other than tensors.
+        CheckpointError: if the file cannot be written.
+        InputError: if the package is missing, or the state dict contains something other than tensors.
     """
     weights = checkpoint["state_dict"]
     odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
     if odd:
-        raise InputError(f"safetensors holds tensors only; {odd[0]!r} of the state dict is none.")
+        raise InputError(f"safetensors only stores tensors, but {odd[0]!r} of the state dict is not a tensor.")
     header = {"format": "pt", KEY: to_json(checkpoint[KEY])}
-    # Names that share memory are written one by one: the format has no ties.
+    # Tensors that share memory are copied, because the format does not support sharing.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     write_tensors(plain, path, header)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
-    """Write a file of safetensors, as a whole or not at all.
+    """Write a safetensors file atomically.
 
     Raises:
-        CheckpointError: where it cannot be written; what was there is as it was.
-        InputError: where the package is missing.
+        CheckpointError: if it cannot be written; an existing file is then unchanged.
+        InputError: if the package is missing.
     """
     package = tensors_package("torch")
     try:
         with replacing(path) as temporary:
             try:
                 package.save_file(tensors, temporary, metadata)
-            except tensors_package().SafetensorError as error:  # what the disk says, as a text
+            except tensors_package().SafetensorError as error:  # contains the disk error as text
                 raise OSError(str(error)) from error
     except OSError as error:
         raise unwritable(path, error) from error
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `write_safetensors` wrote, in the form of a checkpoint; the package is not needed for it.
+    """Read a file of `write_safetensors` as a checkpoint, without the package.
 
     Raises:
-        CheckpointError: where there is no such file, or it is damaged.
+        CheckpointError: if there is no such file, or it is damaged.
     """
     name = os.fspath(path)
     if not Path(path).is_file():
@@ -84,19 +84,19 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def tensors_package(part: str = "") -> Any:
-    """Return the package safetensors, or a module of it.
+    """Import the package safetensors, or a module of it.
 
     Raises:
-        InputError: where it is missing.
+        InputError: if it is not installed.
     """
     try:
         return importlib.import_module(f"safetensors.{part}".rstrip("."))
     except ImportError as error:
-        raise InputError("This needs the package safetensors: pip install safetensors.") from error
+        raise InputError("The package safetensors is required: pip install safetensors.") from error
 
 
 def to_json(content: Any) -> str:
-    """Return primitives and tensors as text.
+    """Encode primitives and tensors as JSON.
 
     Example:
         >>> from_json(to_json({"index": torch.tensor([1, 2]), "name": "a"}))
@@ -106,10 +106,10 @@ def to_json(content: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Return what `to_json` wrote.
+    """Decode the output of `to_json`.
 
     Raises:
-        KeyError, RuntimeError, TypeError, ValueError: where it is damaged.
+        KeyError, RuntimeError, TypeError, ValueError: if it is damaged.
     """
     return json.loads(text, object_hook=_decoded)
 
@@ -118,7 +118,7 @@ def _encoded(value: Any) -> Any:
     if not isinstance(value, Tensor):
         raise TypeError(f"a {type(value).__name__} in a plan")
     dtype = str(value.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:  # what could not be read again is not written
+    if dtype not in _DTYPES:  # do not write what could not be read
         raise TypeError(f"a tensor of {dtype} in a plan")
     data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return {_TENSOR: [dtype, list(value.shape), base64.b64encode(data).decode()]}

@@ -1,9 +1,9 @@
-"""The records of a file of ``torch.save``: a zip archive that has only one reading.
+"""Records of a file of ``torch.save``, a zip archive, with a single possible interpretation.
 
-A zip archive says twice what is in it, in its directory and in front of each record, and readers differ in whom they
-believe. What `torch.save` writes has one directory at the very end, both agree, and there is nothing in front of,
-between or behind the records, where a reader of another format would find a file of its own. Everything else is
-refused, so that what is checked is what any reader reads.
+A zip archive lists its content twice, in its directory and before each record, and readers differ in which list they
+use. In files of `torch.save`, both lists agree, the directory is at the very end, and there is nothing before, between
+or after the records, where a reader of another format could find a different file. Everything else is rejected, so
+that every reader reads the checked content.
 
 The format: https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 """
@@ -19,15 +19,15 @@ from typing import BinaryIO
 __all__ = ["Record", "read_record", "records_of"]
 
 _MOST = 100_000  # records of a file
-_FULL = 0xFFFFFFFF  # stands for a number that has its place in the zip64 fields
+_FULL = 0xFFFFFFFF  # placeholder for a number in the zip64 fields
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _HEADER = struct.Struct("<4s5H3L2H")
 _ENCRYPTED, _SIZES_BEHIND = 1, 8  # flags
-_BEHIND = (0, 12, 16, 20, 24)  # bytes of what may stand behind such a record: checksum and sizes, signed or not
-# Names that `torch.save` gives to records. By others torch takes a file for something else, TorchScript for one.
+_BEHIND = (0, 12, 16, 20, 24)  # possible lengths of a data descriptor: checksum and sizes, with or without signature
+# Names of records that `torch.save` writes. Other names can make torch read a file differently, as TorchScript.
 _NAMES = frozenset({"data.pkl", "byteorder", "version", ".format_version", ".storage_alignment"})
 _FOLDERS = ("data", ".data")
 
@@ -37,9 +37,9 @@ class Record:
     """A record of an archive.
 
     Attributes:
-        name: without the folder that all records are in.
-        start: where its bytes begin in the file.
-        size: number of its bytes.
+        name: name without the common folder.
+        start: start in the file.
+        size: size in bytes.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Record:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the directory says of a record."""
+    """Directory entry of a record."""
 
     name: bytes
     flags: int
@@ -58,22 +58,22 @@ class _Entry:
 
 
 def records_of(file: BinaryIO) -> dict[str, Record]:
-    """Return the records of an archive by name, without the folder that all of them are in.
+    """Return the records of an archive by name, without their common folder.
 
     Args:
-        file: opened for reading.
+        file: file opened for reading.
 
     Raises:
-        ValueError: where it is not such an archive, or can be read in two ways.
+        ValueError: if it is not such an archive, or is ambiguous.
     """
     size = file.seek(0, os.SEEK_END)
     count, start, end = _directory(file, size)
     entries = sorted(_entries(_part(file, start, end - start), count), key=lambda entry: entry.offset)
     if len({entry.name.lower() for entry in entries}) < len(entries):
-        raise ValueError("it holds two records of one name")
+        raise ValueError("it contains two records of the same name")
     if len({entry.name.partition(b"/")[0] for entry in entries}) > 1:
         raise ValueError("its records are in several folders")
-    records, free = {}, range(1)  # where the next one may begin
+    records, free = {}, range(1)  # possible starts of the next record
     for entry in entries:
         _check_place(entry.offset, free, f"its record {_text(entry.name)!r}")
         record = _located(file, entry, start)
@@ -85,18 +85,18 @@ def records_of(file: BinaryIO) -> dict[str, Record]:
 
 
 def _check_place(place: int, free: range, what: str) -> None:
-    """Refuse gaps, in which something else may be, and overlaps."""
+    """Reject overlaps, and gaps that could contain other content."""
     if place < free.start:
         raise ValueError(f"{what} overlaps with a record")
     if place - free.start not in _BEHIND or place not in free:
-        raise ValueError(f"there is something in front of {what}")
+        raise ValueError(f"there are extra bytes before {what}")
 
 
 def read_record(file: BinaryIO, record: Record) -> bytes:
     """Return the bytes of a record.
 
     Raises:
-        ValueError: where the file ends before the record does.
+        ValueError: if the file ends before the record.
     """
     return _part(file, record.start, record.size)
 
@@ -105,12 +105,12 @@ def _part(file: BinaryIO, start: int, size: int) -> bytes:
     file.seek(start)
     data = file.read(size)
     if len(data) != size:
-        raise ValueError("it is shorter than it says")
+        raise ValueError("it is shorter than it claims")
     return data
 
 
 def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """Return the number of records, and where the directory begins and ends."""
+    """Return the number of records, and start and end of the directory."""
     if size < _END.size:
         raise ValueError("it is not an archive")
     place = size - _END.size
@@ -121,18 +121,18 @@ def _directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
         wide = _wide_directory(file, place - _LOCATOR.size)
         for old, new, full in zip((count, length, start), wide, (0xFFFF, _FULL, _FULL), strict=False):
             if old not in (new, full):
-                raise ValueError("it has two directories, which differ")
+                raise ValueError("it has two different directories")
         count, length, start, place = wide
     if start + length != place or count > _MOST or count * _ENTRY.size > length:
-        raise ValueError("its directory does not have the size that it says")
+        raise ValueError("its directory does not have the size that it claims")
     return count, start, place
 
 
 def _wide_directory(file: BinaryIO, locator: int) -> tuple[int, int, int, int]:
-    """Return count, length and start of a directory by its zip64 fields, and where they begin."""
+    """Return count, length and start of a directory from its zip64 fields, and the start of these fields."""
     _, disk, place, disks = _LOCATOR.unpack(_part(file, locator, _LOCATOR.size))
     if disk or disks != 1 or place + _END64.size != locator:
-        raise ValueError("the end of its directory is not where it says")
+        raise ValueError("the end of its directory is not where it claims")
     sign, rest, _, _, disk, first, here, count, length, start = _END64.unpack(_part(file, place, _END64.size))
     if sign != b"PK\6\6" or rest != _END64.size - 12 or disk or first or here != count:
         raise ValueError("the end of its directory is damaged")
@@ -156,11 +156,11 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
         yield _Entry(rest[:name], flags, size, offset)
         place += _ENTRY.size + name + extra + comment
     if place != len(directory):
-        raise ValueError("its directory holds more than it says")
+        raise ValueError("its directory contains more than it claims")
 
 
 def _wide(extra: bytes, numbers: list[int]) -> list[int]:
-    """Return numbers with those in the zip64 field in place of what stands for them."""
+    """Replace placeholders by the numbers in the zip64 field."""
     if _FULL not in numbers:
         return numbers
     place = 0
@@ -175,7 +175,7 @@ def _wide(extra: bytes, numbers: list[int]) -> list[int]:
 
 
 def _located(file: BinaryIO, entry: _Entry, limit: int) -> Record:
-    """Return where a record is, by the header in front of it, which has to agree with the directory."""
+    """Locate a record by its local header, which has to agree with the directory."""
     header = _part(file, entry.offset, _HEADER.size)
     sign, _, flags, method, _, _, _, packed, size, name, extra = _HEADER.unpack(header)
     start = entry.offset + _HEADER.size + name + extra
@@ -189,7 +189,7 @@ def _located(file: BinaryIO, entry: _Entry, limit: int) -> Record:
     if not slash or not folder or not rest:
         raise ValueError(f"its record {_text(entry.name)!r} is in no folder")
     if rest not in _NAMES and rest.partition("/")[0] not in _FOLDERS:
-        raise ValueError(f"it holds a record {_text(entry.name)!r}, which `torch.save` does not write")
+        raise ValueError(f"it contains a record {_text(entry.name)!r}, which `torch.save` does not write")
     return Record(rest, start, entry.size)
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints in several files, compacted and loaded with one of them in memory at a time.
+"""Compaction and loading of checkpoints in several files, with one of them in memory at a time.
 
-A folder with an index, as large models come: ``model.safetensors.index.json`` or ``pytorch_model.bin.index.json`` with
-``{"metadata": {...}, "weight_map": {name: file}}``. The model is planned on the meta device, without data, so that what
-goes follows from the masks alone.
+Large models come as a folder with an index, ``model.safetensors.index.json`` or ``pytorch_model.bin.index.json``, of
+the form ``{"metadata": {...}, "weight_map": {name: file}}``. The compaction is planned on the meta device, without
+data, so it follows from the masks alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class _Index:
-    """Which tensor is in which file, and what else the index says."""
+    """The index: the file of each tensor, and metadata."""
 
     path: Path
     files: Mapping[str, list[str]]
@@ -61,26 +61,26 @@ def compact_shards(
     example_inputs: Any,
     masks: Any,
 ) -> Plan:
-    """Remove what is masked from a checkpoint in several files, with one file in memory at a time.
+    """Remove masked channels from a checkpoint in several files, with one file in memory at a time.
 
-    The model is planned without data and cannot be run: nothing is verified by running it, and no constants are folded,
-    so whatever a mask leaves at a value other than zero (behind a norm that is not masked) stays.
+    The compaction is planned without data and the model cannot run. Therefore nothing is verified numerically and no
+    constants are folded: masked channels that are not zero (behind a norm that is not masked) are kept.
 
     Args:
-        model: the network on the meta device (``with torch.device("meta"): ...``), under the names of the checkpoint;
-            it is made small, in place.
+        model: the network on the meta device (``with torch.device("meta"): ...``), with the names of the checkpoint;
+            it is compacted in place.
         path_in: the folder with the index and its files, ``*.safetensors`` or of ``torch.save``.
-        path_out: a folder for the small files, under the same names; it must not hold an index yet. Each file is
-            written as a whole or not at all, the index last.
-        example_inputs: what the model takes, on the meta device.
+        path_out: a folder for the small files, under the same names; it must not contain an index. Each file is
+            written atomically, the index last.
+        example_inputs: example inputs of the model on the meta device.
         masks: ``{module: {parameter: 0/1 tensor}}``, or a file of these.
 
     Returns:
         The plan.
 
     Raises:
-        CheckpointError: where the files are damaged, or belong to another model.
-        InputError: where the model holds data, or nothing is masked that could go.
+        CheckpointError: if files are damaged, or belong to another model.
+        InputError: if the model holds data, or nothing can be removed.
 
     Example:
         >>> with torch.device("meta"):
@@ -91,16 +91,16 @@ def compact_shards(
     real = [name for name, parameter in model.named_parameters() if not parameter.is_meta]
     if real:
         raise InputError(
-            f"{real[0]!r} holds data: build the model on the meta device, the weights come from the files."
+            f"{real[0]!r} holds data: build the model on the meta device, because its weights come from the files."
         )
     if target.exists() and any(target.glob("*.index.json")):
-        raise InputError(f"{target} holds a checkpoint already. Name a folder of its own for the small one.")
+        raise InputError(f"{target} already contains a checkpoint. Choose a separate folder for the small one.")
     names = _names(model, index)
     speedup = ModelSpeedup(model, example_inputs, masks, confidence=0)
     speedup.speedup_model()
     plan = speedup.plan
     if plan.is_empty:
-        raise InputError("Nothing is masked that could be removed without looking at the weights.")
+        raise InputError("No masked channels can be removed without reading the weights.")
     digests, size = {}, 0
     for file, content in _small_files(index, plan, names):
         _write(target / file, content)
@@ -116,18 +116,18 @@ def compact_shards(
 
 
 def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
-    """Bring a model to the shapes of what `compact_shards` wrote, and load it, with one file in memory at a time.
+    """Reshape a model to a checkpoint of `compact_shards`, and load it with one file in memory at a time.
 
     Args:
-        model: an instance of the network that was compacted. On the meta device, it takes the tensors of the files;
-            else their values, where it is.
+        model: an instance of the network that was compacted. On the meta device, it adopts the tensors of the files;
+            on other devices, their values are copied.
         path: the folder, or its index.
 
     Returns:
-        The model, small.
+        The compacted model.
 
     Raises:
-        CheckpointError: where a file is damaged, missing, or of another model; the model is then as it was.
+        CheckpointError: if a file is damaged, missing, or of another model; the model is then unchanged.
 
     Example:
         >>> net = engine.load_shards(Net(), "small")  # doctest: +SKIP
@@ -139,7 +139,7 @@ def load_shards(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         size = sum(path.stat().st_size for path in (index.path, *map(index.path.with_name, index.files)))
         check_plans([plan for entry in wanted.values() for plan in entry["plans"]], size)
         if digest(content["compacted"]) != digests["compacted"]:
-            raise CheckpointError("Its plan is not what was written (its SHA-256 differs).")
+            raise CheckpointError("Its plan was modified (its SHA-256 differs).")
         names = _names(model, index)
         undo = reshape(compactable(model), _shapes(index, digests), wanted)
     except (EngineError, *UNREADABLE) as error:
@@ -160,9 +160,7 @@ def _read_index(path: str | os.PathLike[str]) -> _Index:
     location = Path(path)
     indices = sorted(location.glob("*.index.json")) if location.is_dir() else [location]
     if len(indices) != 1 or not indices[0].is_file():
-        raise CheckpointError(
-            f"{location} holds {len(indices)} indices `*.index.json`; one says which tensor is where."
-        )
+        raise CheckpointError(f"{location} contains {len(indices)} indices `*.index.json`, instead of one.")
     try:
         text = indices[0].read_text()
         check_text(text, len(text))
@@ -170,7 +168,7 @@ def _read_index(path: str | os.PathLike[str]) -> _Index:
         files: dict[str, list[str]] = defaultdict(list)
         for name, file in content["weight_map"].items():
             if Path(file).name != file or not indices[0].with_name(file).is_file():
-                raise CheckpointError(f"There is no file {file!r} beside it.")
+                raise CheckpointError(f"The file {file!r} is missing beside it.")
             files[file].append(str(name))
         return _Index(indices[0], dict(files), dict(content.get("metadata") or {}))
     except (EngineError, OSError, *UNREADABLE) as error:
@@ -178,7 +176,7 @@ def _read_index(path: str | os.PathLike[str]) -> _Index:
 
 
 def _names(model: nn.Module, index: _Index) -> dict[str, list[str]]:
-    """Return all names of the tensor that goes by a name in the files; ties are in a file once."""
+    """Return all names of each tensor in the files, where tied tensors are stored once."""
     stored, model_names = stored_tensors(model), set(weights_of(model))
     same: dict[int, list[str]] = defaultdict(list)
     for name, tensor in stored.items():
@@ -188,7 +186,7 @@ def _names(model: nn.Module, index: _Index) -> dict[str, list[str]]:
     missing = sorted(model_names - covered_names)
     if odd or missing:
         raise CheckpointError(
-            f"{index.path} is not of {type(model).__name__}: "
+            f"{index.path} does not belong to {type(model).__name__}: "
             + (f"the model has no {odd[0]!r}." if odd else f"{missing[0]!r} is in none of its files.")
         )
     return {name: same[id(stored[name])] for name in index.names}
@@ -199,7 +197,7 @@ def _names(model: nn.Module, index: _Index) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Read]:
-    """Give what reads a tensor of a file by its name."""
+    """Yield a function that reads a tensor of a file by its name."""
     if path.suffix != ".safetensors":
         content = read_archive(path)
         yield lambda name: content[name]
@@ -221,7 +219,7 @@ def _small_files(index: _Index, plan: Plan, names: Mapping[str, list[str]]) -> I
             for name in tensor_names:
                 key = next((n for n in names[name] if n in plan.slices or n in plan.masks or n in folds), name)
                 new = compacted(name, read(name), plan.slices.get(key), plan.masks.get(key), folds[key])
-                small[name] = new.clone(memory_format=torch.contiguous_format)  # nothing of the large file stays
+                small[name] = new.clone(memory_format=torch.contiguous_format)  # so that the large tensor is freed
         yield file, small
 
 
@@ -237,7 +235,7 @@ def _write(path: Path, content: dict[str, Tensor]) -> None:
 
 
 def _shapes(index: _Index, digests: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in all files; each file is checked."""
+    """Return the shapes in all files, after checking each file."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in index.files:
         shapes |= {name: tuple(tensor.shape) for name, tensor in _checked(index, file, digests).items()}
@@ -245,11 +243,11 @@ def _shapes(index: _Index, digests: Mapping[str, str]) -> dict[str, tuple[int, .
 
 
 def _checked(index: _Index, file: str, digests: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return what is in a file, checked in memory: what happens to the file from then on does not matter."""
+    """Return the content of a file, checked in memory so that later changes of the file do not matter."""
     with _opened(index.path.with_name(file)) as read:
         content = {name: read(name) for name in index.files[file]}
     if digest(content) != digests[file]:
-        raise CheckpointError(f"{file} is not what was written (its SHA-256 differs).")
+        raise CheckpointError(f"{file} was modified (its SHA-256 differs).")
     return content
 
 
@@ -258,7 +256,7 @@ def _fill(model: nn.Module, content: Mapping[str, Tensor], names: Mapping[str, l
     taken = {name: tensor for name, tensor in content.items() if stored[name].is_meta}
     for name, tensor in taken.items():
         old = stored[name]
-        own = tensor.clone().to(old.dtype)  # the file is closed in a moment
+        own = tensor.clone().to(old.dtype)  # the file will be closed
         new = nn.Parameter(own, old.requires_grad) if isinstance(old, nn.Parameter) else own
         for alias in names[name]:
             owner, _, key = alias.rpartition(".")

@@ -1,7 +1,7 @@
-"""Read an untrusted file in the safetensors format: its header is checked, its tensors are copied.
+"""Reader for untrusted safetensors files, which checks the header and copies the tensors.
 
-The format: https://github.com/huggingface/safetensors#format. A mapped file that is cut off kills the process, and one
-that is overwritten changes what was checked; so each tensor is read into memory of its own.
+The format: https://github.com/huggingface/safetensors#format. Truncating a memory-mapped file kills the process, and
+overwriting it changes checked content, so each tensor is copied into memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["TensorFile", "check_text", "opened_tensors"]
 
-_FREE, _TIMES = 24 * 2**20, 1.5  # bytes that the objects of a text may take: some, and times the size of the file
+_FREE, _TIMES = 24 * 2**20, 1.5  # memory limit for decoded JSON: a constant in bytes, and a multiple of the file size
 _LARGEST_HEADER = 64 * 2**20
 _DTYPES = {
     "BOOL": torch.bool,
@@ -47,8 +47,8 @@ class TensorFile:
     """An open file.
 
     Attributes:
-        metadata: what its header says besides, as text.
-        places: by name, dtype, shape, and where the bytes begin and end in the file.
+        metadata: metadata of the header, as text.
+        places: dtype, shape, start and end in the file of each tensor, by name.
     """
 
     metadata: Mapping[str, str]
@@ -56,26 +56,26 @@ class TensorFile:
     _file: BinaryIO
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor, in memory of its own.
+        """Read a tensor into memory.
 
         Raises:
-            ValueError: where the file was cut off.
-            KeyError: where there is none of this name.
+            ValueError: if the file was truncated.
+            KeyError: if there is no tensor of this name.
         """
         dtype, shape, start, end = self.places[name]
         data = torch.empty(end - start, dtype=torch.uint8)
         self._file.seek(start)
         if self._file.readinto(data.numpy()) != end - start:  # type: ignore[attr-defined]
-            raise ValueError("it is shorter than it says")
+            raise ValueError("it is shorter than it claims")
         return data.view(dtype).view(shape)
 
 
 @contextmanager
 def opened_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
-    """Open a file of safetensors for the length of the body.
+    """Open a safetensors file inside the context.
 
     Raises:
-        ValueError, KeyError, TypeError: where it is damaged.
+        ValueError, KeyError, TypeError: if it is damaged.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -95,10 +95,10 @@ def opened_tensors(path: str | os.PathLike[str]) -> Iterator[TensorFile]:
         end = 8 + length
         for _, _, first, last in sorted(places.values(), key=lambda place: place[2:]):
             if first != end:
-                raise ValueError("its tensors overlap, or leave holes")
+                raise ValueError("its tensors overlap or leave gaps")
             end = last
         if end != size:
-            raise ValueError("it does not have the size that its header says")
+            raise ValueError("its size does not match its header")
         yield TensorFile(metadata, places, file)
 
 
@@ -112,14 +112,14 @@ def _place(name: str, entry: Any, base: int) -> tuple[torch.dtype, tuple[int, ..
 
 
 def check_text(text: str, size: int) -> None:
-    """Refuse JSON whose objects would take much more memory than the file that it is in.
+    """Reject JSON that would take much more memory than the size of its file.
 
     Args:
         text: the JSON.
-        size: of the file, in bytes.
+        size: size of the file in bytes.
 
     Raises:
-        ValueError: where it is so.
+        ValueError: if it would.
     """
     objects = 400 * (text.count("{") + text.count("dtype")) + 100 * (text.count("[") + text.count(",")) + len(text)
     if objects > _FREE + _TIMES * size:

@@ -1,10 +1,9 @@
-"""Read the pickle in a file of ``torch.save`` by a list of what it may hold.
+"""Reader for the pickle in a file of ``torch.save`` that only accepts allowed content.
 
-Neither `pickle` nor torch's own reader for ``weights_only=True`` bound what they build: a few bytes may call for a
-string to be encoded again and again, a memo of billions of entries, or a tensor that repeats four bytes. This reader
-knows the instructions that `torch.save` writes, builds tensors and plain values and nothing else, and counts the memory
-of each against what the file may take. Classes and functions that the user vouched for with
-``torch.serialization.add_safe_globals`` are called as torch calls them.
+Neither `pickle` nor torch's reader for ``weights_only=True`` limits what it builds: a few bytes may encode a string
+again and again, a memo of billions of entries, or a tensor that repeats four bytes. This reader knows the instructions
+that `torch.save` writes, builds only tensors and plain values, and counts their memory against a limit for the file.
+Classes and functions that the user declared safe with ``torch.serialization.add_safe_globals`` are called as in torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from engine.files.nesting import check_nesting
 
 __all__ = ["Reader", "unpickled"]
 
-_LONGEST = 64  # bytes of an integer
+_LONGEST = 64  # maximum bytes of an integer
 
 
 class _Vouched:
@@ -32,22 +31,22 @@ class _Vouched:
 
 
 def unpickled(data: bytes, load: Load, memory: int, claims: int) -> Any:
-    """Return what a pickle of ``torch.save`` stands for.
+    """Return the content of a pickle of ``torch.save``.
 
     Args:
         data: the pickle.
-        load: reads a storage; called once for each.
-        memory: bytes that the objects may take, without the storages.
-        claims: bytes that all different tensors may span together.
+        load: reads a storage; called once per storage.
+        memory: maximum memory of objects in bytes, without storages.
+        claims: maximum total size in bytes of all different tensors.
 
     Raises:
-        ValueError: where it holds something other than plain values and tensors, or more than it may.
+        ValueError: if it contains something other than plain values and tensors, or exceeds a limit.
     """
     return Reader(data, load, memory, claims).read()
 
 
 class Reader:
-    """The machine that the instructions of a pickle are for: a stack, marks on it, and a memo.
+    """Interpreter of the instructions of a pickle, with a stack, marks and a memo.
 
     For the arguments see `unpickled`.
     """
@@ -65,14 +64,14 @@ class Reader:
         self._vouched = _vouched()
 
     def read(self) -> Any:
-        """Return what the pickle stands for."""
+        """Return the content of the pickle."""
         while True:
             instruction = self._bytes(1)
             if instruction == b".":
                 return self._finished()
             run = self.instructions.get(instruction)
             if run is None:
-                raise ValueError(f"it holds the instruction {instruction!r}, which torch does not write")
+                raise ValueError(f"it contains the instruction {instruction!r}, which torch does not write")
             run(self)
 
     def _finished(self) -> Any:
@@ -96,7 +95,7 @@ class Reader:
     def _line(self) -> str:
         end = self._data.find(b"\n", self._place, self._place + 256)
         if end < 0:
-            raise ValueError("its pickle names something without an end")
+            raise ValueError("its pickle contains an unterminated name")
         line = self._bytes(end - self._place).decode("ascii")
         self._place += 1
         return line
@@ -107,10 +106,10 @@ class Reader:
 
     def _pop(self, kind: type | tuple[type, ...] = object) -> Any:
         if not self._stack:
-            raise ValueError("its pickle takes what is not there")
+            raise ValueError("its pickle takes a missing value from the stack")
         value = self._stack.pop()
         if not isinstance(value, kind):
-            raise ValueError(f"its pickle holds a {type(value).__name__} where it cannot be")
+            raise ValueError(f"its pickle contains a misplaced {type(value).__name__}")
         return value
 
     def _top(self, kind: type | tuple[type, ...]) -> Any:
@@ -127,7 +126,7 @@ class Reader:
     def _long(self) -> None:
         size = self._bytes(1)[0]
         if size > _LONGEST:
-            raise ValueError("it holds an integer without a sensible size")
+            raise ValueError("it contains an integer of an implausible size")
         self._push(int.from_bytes(self._bytes(size), "little", signed=True))
 
     def _protocol(self) -> None:
@@ -143,7 +142,7 @@ class Reader:
 
     def _get(self, index: int) -> None:
         if index not in self._memo:
-            raise ValueError("its pickle refers to what is not there")
+            raise ValueError("its pickle refers to a missing memo entry")
         self._push(self._memo[index], ITEM)
 
     def _mark(self) -> None:
@@ -153,7 +152,7 @@ class Reader:
 
     def _marked(self) -> list[Any]:
         if not self._marks:
-            raise ValueError("its pickle ends what has not begun")
+            raise ValueError("its pickle refers to a missing mark")
         items, self._stack = self._stack, self._marks.pop()
         self._take(ITEM * len(items) - OBJECT)  # the mark is gone
         return items
@@ -183,7 +182,7 @@ class Reader:
 
     def _set(self, items: list[Any]) -> None:
         if len(items) % 2:
-            raise ValueError("its pickle holds a key without a value")
+            raise ValueError("its pickle contains a key without a value")
         target = self._top(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             self._take(OBJECT)
@@ -198,7 +197,7 @@ class Reader:
         self._push(self._named(f"{self._line()}.{self._line()}".replace("__builtin__.", "builtins.")))
 
     def _named(self, name: str) -> Any:
-        """Return what stands for a class or function here."""
+        """Return the placeholder of a class or function."""
         if name in DTYPES:
             return DTYPES[name]
         if name in CALLS or name in STORAGES or name in TENSOR_CLASSES:
@@ -206,8 +205,8 @@ class Reader:
         if name in self._vouched:
             return _Vouched(self._vouched[name])
         raise ValueError(
-            f"it holds {name}, which is neither a plain value nor a tensor; declare it with "
-            "`torch.serialization.add_safe_globals` where you trust the file"
+            f"it contains {name}, which is neither a plain value nor a tensor; declare it with "
+            "`torch.serialization.add_safe_globals` if you trust the file"
         )
 
     def _call(self) -> None:
@@ -243,7 +242,7 @@ class Reader:
 
 
 def _vouched() -> dict[str, Any]:
-    """Return what the user declared safe, by name."""
+    """Return the classes and functions that the user declared safe, by name."""
     names = {}
     for entry in torch.serialization.get_safe_globals():
         value, name = entry if isinstance(entry, tuple) else (entry, f"{entry.__module__}.{entry.__qualname__}")

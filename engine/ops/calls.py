@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.ops import contraction, products
 from engine.ops.filled import OF_ONE_NUMBER
 from engine.program.graph import Node, Value
-from engine.source.entrywise import Functions
+from engine.source.effects import Functions
 
 __all__ = ["FUNCTIONS"]
 

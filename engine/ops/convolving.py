@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.program.signature import signature
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 
 __all__ = ["COLUMNS", "in_float64"]
 
@@ -102,7 +102,7 @@ def _lays_out(x: Tensor, weight: Tensor) -> bool:
 
 
 def _materialized(weight: Tensor) -> Tensor:
-    return weight.materialized() if isinstance(weight, StandIn) else weight
+    return weight.materialized() if isinstance(weight, RecomputedTensor) else weight
 
 
 def _each(number: Sequence[int], count: int) -> list[int]:

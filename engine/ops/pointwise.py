@@ -70,10 +70,6 @@ def _lift(node: Node, value: Value, array: Tensor) -> Tensor:
     return array.view([-1 if d == 1 else 1 for d in range(ndim)]) if _placed(node, value) else align(array, ndim)
 
 
-def _lower(node: Node, value: Value, array: Tensor) -> Tensor:
-    return array.reshape(-1) if _placed(node, value) else array.reshape(array.shape[array.ndim - value.ndim :])
-
-
 def _lifted_shape(node: Node, value: Value) -> list[int]:
     ndim = node.output.ndim
     if _placed(node, value):

@@ -202,12 +202,19 @@ def _reduce_constants(node: Node, constants: Constants) -> Sequence[Tensor]:
     return [_without_dims(node, array)] * len(node.outputs)
 
 
+def _zeros_add_nothing(node: Node, constants: Constants) -> Sequence[Tensor]:
+    """Zeros everywhere result in zero, for any number of positions."""
+    array = uniform(constants.plain(node.inputs[0]), _reduced(node))
+    return [_without_dims(node, torch.where(array == 0, array, math.nan))]
+
+
 def _reduce_used(node: Node, use: Use) -> None:
-    used, source = use[node.outputs[0]], node.inputs[0]
-    if not node.args.get("keepdim"):
-        for dim in sorted(_reduced(node)):
-            used = used.unsqueeze(dim)
-    use.add(source, used)
+    for value in node.outputs:
+        used = use[value]
+        if not node.args.get("keepdim"):
+            for dim in sorted(_reduced(node)):
+                used = used.unsqueeze(dim)
+        use.add(node.inputs[0], used)
 
 
 def _pool_samples() -> Iterable[Sample]:
@@ -285,6 +292,7 @@ def _reduce_samples() -> Iterable[Sample]:
     yield through("largest", lambda x: x.amax((2, 3), keepdim=True) + x)
     yield through("smallest", lambda x: x.amin((2, 3), keepdim=True) + x)
     yield through("largest channel", lambda x: x.amax(1, keepdim=True) + x)
+    yield through("smallest and largest", _largest_and_smallest)
 
 
 def _mean_samples() -> Iterable[Sample]:
@@ -304,18 +312,46 @@ def _length_samples() -> Iterable[Sample]:
     yield through("least length", lambda x: x / (1 + torch.linalg.vector_norm(x, -torch.inf, 1, keepdim=True)))
 
 
+def _largest_and_smallest(x: Tensor) -> Tensor:
+    smallest, largest = x.aminmax(dim=2, keepdim=True)
+    return x * smallest + largest
+
+
+def _count_samples() -> Iterable[Sample]:
+    yield through("number of positive entries", lambda x: x * x.relu().count_nonzero(2)[:, :, None])
+    yield through("whether any is positive", lambda x: x + x.relu().any(3, keepdim=True).to(x))
+    yield through("sum without NaN", lambda x: x + x.nansum(3, keepdim=True))
+    yield through("whether any channel is positive", lambda x: x + x.relu().any(1, keepdim=True).to(x))
+
+
+def _soft_maximum_samples() -> Iterable[Sample]:
+    yield through("soft maximum", lambda x: x * x.logsumexp((2, 3), keepdim=True))
+    yield through("soft maximum of all channels", lambda x: x + x.logsumexp(1, keepdim=True))
+    yield through("product", lambda x: x + x.tanh().prod(2, keepdim=True))
+    yield through("spread and mean", _spread_and_mean)
+    yield through("whether all are positive", lambda x: x + (x > 0).all(2, keepdim=True).to(x))
+
+
+def _spread_and_mean(x: Tensor) -> Tensor:
+    spread, mean = torch.var_mean(x, (2, 3), keepdim=True)
+    return (x - mean) / (1 + spread) + torch.std_mean(x, 2, keepdim=True)[1]
+
+
 def _spread_samples() -> Iterable[Sample]:
     yield through("spread", lambda x: x.std((2, 3), keepdim=True) + x.var((2, 3), keepdim=True) * x)
     yield through("spread over channels", lambda x: x / x.std(1, keepdim=True))
 
 
 _PAD = "pad constant_pad_nd".split()
+_EXTREMES = "amax amin aminmax".split()
+_COUNTS = "any count_nonzero nansum".split()
+_OF_ALL_POSITIONS = "all logsumexp prod std_mean var_mean".split()
 
 RULES = [
     Rule(tuple(KEEPING), _over_positions, _kept, _used, elementwise=1, samples=_pool_samples),
     Rule(tuple(AVERAGE), _over_positions, _averaged, _used, elementwise=1, samples=_average_samples),
     Rule(tuple(_PAD), _pad_labels, _pad_constants, _pad_used, samples=_pad_samples),
-    Rule(("amax", "amin"), _reduce_labels, _reduce_constants, _reduce_used, elementwise=1, samples=_reduce_samples),
+    Rule(tuple(_EXTREMES), _reduce_labels, _reduce_constants, _reduce_used, elementwise=1, samples=_reduce_samples),
     Rule(
         ("mean",),
         _add_labels,
@@ -344,4 +380,14 @@ RULES = [
         samples=_length_samples,
     ),
     Rule(("std", "var"), _reduce_labels, use=_reduce_used, elementwise=1, samples=_spread_samples),
+    Rule(
+        tuple(_COUNTS),
+        _add_labels,
+        _zeros_add_nothing,
+        _reduce_used,
+        elementwise=1,
+        only_zeros=_added,
+        samples=_count_samples,
+    ),
+    Rule(tuple(_OF_ALL_POSITIONS), _reduce_labels, use=_reduce_used, elementwise=1, samples=_soft_maximum_samples),
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.ops import convolving
 from engine.program.signature import signature
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 
 __all__ = ["in_float64"]
 
@@ -75,16 +75,16 @@ def _is_plain(*tensors: Tensor) -> bool:
 
 
 def _read(tensor: Tensor) -> Tensor:
-    return tensor.materialized() if isinstance(tensor, StandIn) else tensor
+    return tensor.materialized() if isinstance(tensor, RecomputedTensor) else tensor
 
 
 def _summary(tensor: Tensor, summarize: Callable[[Tensor], Tensor]) -> Tensor:
-    return tensor.summary(summarize) if isinstance(tensor, StandIn) else summarize(tensor)
+    return tensor.summary(summarize) if isinstance(tensor, RecomputedTensor) else summarize(tensor)
 
 
 def _part(tensor: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return what stays of a weight along its first two dimensions."""
-    if isinstance(tensor, StandIn):
+    if isinstance(tensor, RecomputedTensor):
         return tensor.part(first.nonzero()[:, 0], second.nonzero()[:, 0])
     return _cut(_cut(tensor, 0, first), 1, second)
 

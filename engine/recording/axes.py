@@ -1,4 +1,4 @@
-"""The dimensions of example inputs that have other sizes in other inputs: batch, height, width, tokens, time."""
+"""The dimensions of example inputs whose sizes differ in other inputs: batch, height, width, tokens, time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Axis", "axes_of", "larger", "odd", "resized", "smaller"]
 
 @dataclass(frozen=True)
 class Axis:
-    """A size that inputs share: dimensions that are larger or smaller together.
+    """A set of dimensions of inputs that always have the same size.
 
     Attributes:
-        places: (position of a tensor among the inputs, dimension).
-        size: the example's.
-        batch: whether samples are counted along it.
-        picture: whether it is a side of pictures, which are larger along all sides as a rule.
+        places: positions of tensors among the inputs, each with a dimension.
+        size: size in the example.
+        batch: whether it is the number of samples.
+        is_image_side: whether it is the height or width of images, which usually grow together.
     """
 
     places: frozenset[tuple[int, int]]
     size: int
     batch: bool = False
-    picture: bool = False
+    is_image_side: bool = False
 
     def __str__(self) -> str:
         position, dim = min(self.places)
@@ -37,17 +37,17 @@ class Axis:
 
 
 def larger(size: int) -> int:
-    """Return a larger size, one that is not an odd multiple: many models want multiples of 32, or of a small number."""
+    """Return a larger size that many models accept: they require multiples of 32, or of a small number."""
     return size + 32 if size >= 64 else 2 * size
 
 
 def odd(size: int, place: int = 0) -> int:
-    """Return a size that is a bit larger and, from an even one, no multiple of anything."""
+    """Return a size that is slightly larger, and odd for an even size."""
     return size + 1 + 2 * place
 
 
 def smaller(size: int) -> int:
-    """Return a smaller size that is not half of the other; 1 stays."""
+    """Return a smaller size that is not one half; at least 1."""
     return max(size * 5 // 8, 1)
 
 
@@ -56,12 +56,12 @@ def axes_of(args: Any, kwargs: Any, dynamic_dims: Any = None) -> list[Axis]:
 
     Args:
         args, kwargs: the example inputs.
-        dynamic_dims: says which: for each argument, by position or by name, a set of dimensions, a dictionary from
-            dimensions to names (those of one name are of one size), or None for none. By default all but the
-            channels of pictures; whether a model accepts other sizes there is found out by running it.
+        dynamic_dims: for each argument, by position or by name, a set of dimensions, a dictionary from dimensions to
+            names (dimensions with the same name have the same size), or None for none. By default all dimensions but
+            the channels of images; a run determines whether the model accepts other sizes.
 
     Raises:
-        InputError: for a dimension that an input does not have, or for what is not a set of dimensions.
+        InputError: for a dimension that an input lacks, or a declaration that is not a set of dimensions.
 
     Example:
         >>> [(sorted(axis.places), axis.size) for axis in axes_of((torch.zeros(2, 3, 8, 6),), {})]
@@ -81,12 +81,12 @@ def axes_of(args: Any, kwargs: Any, dynamic_dims: Any = None) -> list[Axis]:
 
 def _axis(tensors: Sequence[Tensor], key: Any, places: Sequence[tuple[int, int]]) -> Axis:
     position, dim = places[0]
-    picture = tensors[position].ndim > 3 and dim > 1
-    return Axis(frozenset(places), tensors[position].size(dim), key == "batch", picture)
+    is_image_side = tensors[position].ndim > 3 and dim > 1
+    return Axis(frozenset(places), tensors[position].size(dim), key == "batch", is_image_side)
 
 
 def _key(tensor: Tensor, dim: int, name: Any, batch: int) -> Any:
-    """What dimensions have in common that are one size: a name, else their place and their size."""
+    """Return a key that is equal for dimensions of the same size: a name, else position and size."""
     if name is not None:
         return "named", name
     if dim == 0 and tensor.size(0) == batch:
@@ -102,12 +102,12 @@ def _all_dims(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int, None]]:
 
 
 def _named(args: Any, kwargs: Any, dynamic_dims: Any) -> Iterator[tuple[int, int, Any]]:
-    """Yield (position of the tensor, dimension, name or None) as the user says it."""
+    """Yield position of the tensor, dimension, and name or None, as the user declares."""
     numbers = {id(t): position for position, t in enumerate(tensors_in((args, kwargs)))}
     by_name = isinstance(dynamic_dims, Mapping)
     pairs = [(kwargs.get(k), v) for k, v in dynamic_dims.items()] if by_name else list(_pairs(args, dynamic_dims))
-    for tree, said in pairs:
-        for tensor, dims in _leaves(tree, said):
+    for tree, declared in pairs:
+        for tensor, dims in _leaves(tree, declared):
             for dim in dims:
                 if not isinstance(dim, int) or not -tensor.ndim <= dim < tensor.ndim:
                     raise InputError(
@@ -117,32 +117,32 @@ def _named(args: Any, kwargs: Any, dynamic_dims: Any) -> Iterator[tuple[int, int
                 yield numbers[id(tensor)], dim % tensor.ndim, name if isinstance(name, str) else None
 
 
-def _pairs(trees: Sequence[Any], said: Any) -> Iterable[tuple[Any, Any]]:
-    if not isinstance(said, (list, tuple)) or len(said) > len(trees):
+def _pairs(trees: Sequence[Any], declared: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(declared, (list, tuple)) or len(declared) > len(trees):
         raise InputError(
             f"`dynamic_dims` has an entry for each of the {len(trees)} arguments, a set of dimensions or None; got "
-            f"{said!r}."
+            f"{declared!r}."
         )
-    return zip(trees, said, strict=False)
+    return zip(trees, declared, strict=False)
 
 
-def _leaves(tree: Any, said: Any) -> Iterator[tuple[Tensor, Any]]:
-    if said is None:
+def _leaves(tree: Any, declared: Any) -> Iterator[tuple[Tensor, Any]]:
+    if declared is None:
         return
-    if isinstance(tree, Tensor) and isinstance(said, (set, frozenset, list, tuple, Mapping)):
-        yield tree, said
+    if isinstance(tree, Tensor) and isinstance(declared, (set, frozenset, list, tuple, Mapping)):
+        yield tree, declared
     elif isinstance(tree, (list, tuple)):
-        for part, dims in _pairs(tree, said):
+        for part, dims in _pairs(tree, declared):
             yield from _leaves(part, dims)
-    elif isinstance(tree, Mapping) and isinstance(said, Mapping) and said.keys() <= tree.keys():
-        for key, dims in said.items():
+    elif isinstance(tree, Mapping) and isinstance(declared, Mapping) and declared.keys() <= tree.keys():
+        for key, dims in declared.items():
             yield from _leaves(tree[key], dims)
     else:
-        raise InputError(f"`dynamic_dims` says {said!r} of an argument that is a {type(tree).__name__}.")
+        raise InputError(f"`dynamic_dims` has {declared!r} for an argument that is a {type(tree).__name__}.")
 
 
 def resized(args: Any, kwargs: Any, sizes: Mapping[Axis, int]) -> tuple[Any, Any]:
-    """Return inputs of other sizes: the example's entries, repeated or cut off.
+    """Return inputs of other sizes, with the entries of the example repeated or cut off.
 
     Example:
         >>> x = torch.arange(3)[None]

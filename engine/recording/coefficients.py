@@ -1,4 +1,4 @@
-"""Floats of zero or one in attributes, while a model is recorded: lent as numbers that are known again, and others."""
+"""Floats of zero or one in attributes: tracked while a model is recorded, and recorded with other values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.program.expressions import Apply, Expr, Guard, NumberOf, evaluate
 from engine.recording.attributes import Attribute, Setting
-from engine.source.coefficients import is_coefficient, numbers_of
+from engine.source.coefficients import attributes_in, is_coefficient
 from engine.source.sizes import Scalar
 
 __all__ = ["Coefficients"]
@@ -24,7 +24,7 @@ class Coefficients:
         >>> layer = nn.Module()
         >>> layer.alpha = 0.0
         >>> coefficients = Coefficients({("layer", "alpha"): layer})
-        >>> coefficients.lend()
+        >>> coefficients.track()
         >>> layer.alpha + 1, type(layer.alpha).__name__
         (1.0, 'Scalar')
         >>> guard = Guard(Apply(">", layer.alpha.expr, 0), False, "here")
@@ -35,20 +35,20 @@ class Coefficients:
     def __init__(self, modules: Mapping[tuple[str, str], nn.Module]) -> None:
         self._modules = modules
 
-    def lend(self) -> None:
-        """Put numbers there that remember where they are from; `evaluating` puts back what was there."""
+    def track(self) -> None:
+        """Replace the attributes by tracked numbers; `evaluating` restores them."""
         for (owner, name), module in self._modules.items():
             value = getattr(module, name)
             if is_coefficient(value):
-                vars(module)[name] = lent(owner, name, value)
+                vars(module)[name] = tracked(owner, name, value)
 
     def settings(self, guards: Iterable[Guard]) -> Iterator[Setting]:
-        """Yield what the numbers are instead, where code that compares them goes another way then.
+        """Yield the values at which code that compares these numbers takes another branch.
 
         Args:
             guards: comparisons of a run.
         """
-        compared = [(guard, number) for guard in guards if guard.decides for number in set(numbers_of(guard.expr))]
+        compared = [(guard, number) for guard in guards if guard.decides for number in set(attributes_in(guard.expr))]
         decided: set[tuple[Guard, NumberOf]] = set()
         for value in _OTHERS:
             turned = {(g, n) for g, n in compared if (g, n) not in decided and _outcome(g, n, value) != g.outcome}
@@ -56,13 +56,13 @@ class Coefficients:
             chosen = dict.fromkeys((n.module, n.name) for g, n in compared if (g, n) in turned)
             if chosen:
                 yield [
-                    (Attribute(owner, self._modules[owner, name], name), lent(owner, name, value))
+                    (Attribute(owner, self._modules[owner, name], name), tracked(owner, name, value))
                     for owner, name in chosen
                 ]
 
 
-def lent(owner: str, name: str, value: float) -> Scalar:
-    """Return a number that remembers of which attribute it is."""
+def tracked(owner: str, name: str, value: float) -> Scalar:
+    """Return a number that is tracked as the value of an attribute."""
     return Scalar(value, NumberOf(owner, name, value))
 
 

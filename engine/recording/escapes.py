@@ -14,10 +14,12 @@ from collections.abc import Collection, Container, Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["outliving"]
+__all__ = ["outliving_tensors"]
 
 
-def outliving(tensors: Mapping[int, Tensor], expected: Container[int], *further: Container[int]) -> list[Tensor]:
+def outliving_tensors(
+    tensors: Mapping[int, Tensor], expected: Container[int], *further: Container[int]
+) -> list[Tensor]:
     """Return the tensors that somebody else holds than the tables they are given in.
 
     Cycles among what the run left behind are collected first, but only where something is held that the caller does not
@@ -31,7 +33,7 @@ def outliving(tensors: Mapping[int, Tensor], expected: Container[int], *further:
     Example:
         >>> table = {id(t): t for t in (torch.zeros(1), torch.ones(1))}
         >>> kept = [list(table.values())[1]]
-        >>> outliving(table, set())
+        >>> outliving_tensors(table, set())
         [tensor([1.])]
     """
     held = _held(tensors, further)

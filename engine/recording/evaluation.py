@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from engine.errors import TraceError
 from engine.program.stored import HISTORY, PART, distinct_modules
-from engine.recording.memos import classes_of, forgetting, spaces_of
-from engine.recording.opaque import storage_of
+from engine.recording.caches import clearing_caches
+from engine.recording.model_code import module_namespaces, user_classes
+from engine.recording.opaque_modules import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
@@ -49,7 +50,7 @@ def evaluating(
         with (
             torch.random.fork_rng(devices=[d.index for d in devices]),
             _uncompiled(),
-            forgetting(model),
+            clearing_caches(model),
             unchanged_process(),
         ):
             try:
@@ -76,8 +77,8 @@ class Contents:
         stored = {id(t): t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
         roots = [value for m in modules for value in _own_values(vars(m))]
         self._own = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored.values(), *modules))
-        classes = classes_of(model)
-        names = [*map(vars, classes), *spaces_of(model)]
+        classes = user_classes(model)
+        names = [*map(vars, classes), *module_namespaces(model)]
         shared = [value for table in names for value in list(table.values()) if _may_hold(value)]
         # what a Python module holds of other packages (loggers, registries) is not a state of a model
         packages = {cls.__module__.partition(".")[0] for cls in classes}
@@ -105,8 +106,8 @@ class State:
         stored = list({id(t): t for t in tensors if t is not None}.values())
         self._memory = [(t, t.data) for t in stored if _is_plain(t)]
         self._gradients = [(t, t.requires_grad, t.grad) for t in stored if isinstance(t, nn.Parameter)]
-        self._classes = [(cls, dict(vars(cls))) for cls in classes_of(model)]
-        self._names = [(space, dict(space)) for space in spaces_of(model)]
+        self._classes = [(cls, dict(vars(cls))) for cls in user_classes(model)]
+        self._names = [(space, dict(space)) for space in module_namespaces(model)]
         tables = [attributes[name] for _, _, attributes in self._modules for name in _TABLES if name in attributes]
         self._tables = [(table, table.copy() if table else _EMPTY) for table in tables]
         self._iterators = False

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch._decomp.decompositions import one_layer_lstm
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from engine.recording.opaque import storage_of
+from engine.recording.opaque_modules import storage_of
 
 __all__ = ["Fakes"]
 
 _LIMIT = 20_000
 _SCALARS = (bool, int, float, complex, str, type(None))
 _TOKENS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = frozenset({*_SCALARS, *_TOKENS})
 
 
 class _Fresh(NamedTuple):
@@ -93,6 +94,10 @@ class Fakes:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._memory: dict[int, torch.UntypedStorage] = {}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        unsafe = self.mode._allow_unsafe_data_ptr_access
+        pointers = torch._C._set_warn_deprecated_on_mutable_data_ptr, torch._C._set_throw_on_mutable_data_ptr
+        self._guard = pointers[0] if unsafe else pointers[1]
 
     def of_stored(self, tensor: Tensor) -> Tensor:
         """Return a parameter or buffer without data, the same in each run unless a run has changed its sizes."""
@@ -115,7 +120,7 @@ class Fakes:
             if memory is None and tensor.ndim and storage.nbytes() == tensor.nbytes and tensor.is_contiguous():
                 meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
                 self._memory[storage._cdata] = meta.untyped_storage()
-                return FakeTensor(self.mode, meta, tensor.device)
+                return self._fake(meta, tensor.device)
             if memory is None and tensor.ndim:
                 size = tensor.untyped_storage().nbytes()
                 memory = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
@@ -124,7 +129,7 @@ class Fakes:
             else:
                 meta = torch.empty(0, dtype=tensor.dtype, device="meta")
                 meta.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
-                fake = FakeTensor(self.mode, meta, tensor.device)
+                fake = self._fake(meta, tensor.device)
             self._memory.setdefault(storage_of(tensor), fake.untyped_storage())
         return fake
 
@@ -166,7 +171,24 @@ class Fakes:
 
     def _fresh(self, what: _Fresh) -> Tensor:
         meta = torch.empty_strided(what.shape, what.stride, dtype=what.dtype, device="meta")
-        return FakeTensor(self.mode, meta, what.device)
+        return self._fake(meta, what.device)
+
+    def _fake(self, meta: Tensor, device: torch.device) -> Tensor:
+        """Return a fake tensor, as the constructor does, which takes longer than all else that is done for most ops.
+
+        All new ones of a device have the same attributes; the constructor runs for the first.
+        """
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            fake: Tensor = FakeTensor(self.mode, meta, device)
+            self._attributes[device] = dict(vars(fake))
+            return fake
+        fake = Tensor._make_subclass(  # type: ignore[attr-defined]
+            FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
+        )
+        self._guard(fake)
+        vars(fake).update(attributes)
+        return fake
 
     def _outputs_from(self, recipe: _Recipe, inputs: list[Tensor]) -> Any:
         outputs = [inputs[p.position] if isinstance(p, _Given) else self._fresh(p) for p in recipe.parts]
@@ -181,8 +203,8 @@ class Fakes:
             out = func(*args, **kwargs)
         device = inputs[0].device
         if isinstance(out, (list, tuple)):
-            return type(out)(FakeTensor(self.mode, t, device) for t in out)
-        return out if out is inputs[0] else FakeTensor(self.mode, out, device)
+            return type(out)([self._fake(t, device) for t in out])
+        return out if out is inputs[0] else self._fake(out, device)
 
 
 def _metadata(tensor: Tensor) -> _Fresh:
@@ -195,15 +217,18 @@ def _key(tree: Any, inputs: list[Tensor]) -> Any:
     Raises:
         _Unknown: for what is not known to be harmless.
     """
+    kind = type(tree)
+    if kind in _PLAIN:
+        return kind, tree  # 1, 1.0 and True are equal, but their types decide dtypes
     if isinstance(tree, Tensor):
         if type(tree) is not FakeTensor or tree.constant is not None or tree.layout is not torch.strided:
             raise _Unknown
         inputs.append(tree)
         return (*_metadata(tree), tree.storage_offset() == 0)
     if isinstance(tree, (list, tuple)):
-        return type(tree), tuple(_key(item, inputs) for item in tree)
+        return kind, tuple([_key(item, inputs) for item in tree])
     if isinstance(tree, (*_SCALARS, *_TOKENS)):
-        return type(tree), tree  # 1, 1.0 and True are equal, but their types decide dtypes
+        return kind, tree
     raise _Unknown
 
 

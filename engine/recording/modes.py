@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.program.stored import distinct_modules
-from engine.recording.memos import spaces_of
+from engine.recording.model_code import module_namespaces
 from engine.source.sites import is_library
 
 __all__ = ["Calls", "Switches", "may_differ", "watched"]
@@ -183,7 +183,7 @@ class Switches:
             otherwise: the function that gives the other answer, or None.
         """
         own = {name: getattr(torch, name) for name in _SWITCHES}
-        spaces = [vars(torch), *spaces_of(self._model)]
+        spaces = [vars(torch), *module_namespaces(self._model)]
         places = [
             (space, key, name)
             for space in spaces

@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from engine.program.arrays import same_entries
-from engine.program.expressions import Guard, ShapeOf, describe, leaves
+from engine.program.expressions import AttributeOf, Guard, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Node, Value
 from engine.recording.axes import Axis, larger, odd, smaller
+from engine.recording.rejections import Rejections
 from engine.source.sizes import numbers_in
 
 __all__ = ["OtherSizes", "reads_sizes"]
@@ -47,9 +48,15 @@ class OtherSizes:
     Attributes:
         varying: numbers among arguments that were others at another size, by the node's index and place.
         resized: indices of captured constants that were others.
+        rejections: decisions by which the model rejects inputs.
+
+    Args:
+        numbers: returns the integer attributes of modules, by module and name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Callable[[], Mapping[tuple[str, str], int]] = dict) -> None:
+        self.rejections = Rejections(numbers)
+        self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
         self.resized: set[int] = set()
         self._calls: dict[tuple[Any, ...], Node] = {}
@@ -59,6 +66,7 @@ class OtherSizes:
         self._guards: dict[Key, Guard] = {}
         self._changed: frozenset[Axis | None] = frozenset([None])  # None for any
         self._axes: dict[Key, set[Axis | None]] = {}
+        self._new = False  # whether the latest run was kept
         self._derived, self._dims = True, set[tuple[int, int]]()
         self._example: dict[Key, frozenset[tuple[int, ...]]] = {}
 
@@ -70,6 +78,8 @@ class OtherSizes:
             inputs: values of the input tensors in order; sizes of all others count as computed.
         """
         self._calls, self._steps = _by_call(nodes), _steps(nodes)
+        self._inputs = [value.shape for value in inputs]
+        self.rejections.start(self._inputs)
         positions = {value.index: position for position, value in enumerate(inputs)}
         sizes = [leaf for guard in guards for leaf in _sizes_of(guard)]
         self._derived = any(leaf.value.index not in positions for leaf in sizes)
@@ -120,11 +130,11 @@ class OtherSizes:
 
         def tried(sizes: Mapping[Axis, int]) -> bool:
             self._changed = frozenset(axis for axis, size in sizes.items() if size != axis.size)
-            return accepts(sizes)
+            return not self.rejections.repeats(self._shapes(sizes)) and accepts(sizes)
 
         axes = [axis for axis in axes if self._matters(axis)]
-        sides = [axis for axis in axes if axis.picture]
-        groups = [[axis] for axis in axes if not axis.picture and axis.size]
+        sides = [axis for axis in axes if axis.is_image_side]
+        groups = [[axis] for axis in axes if not axis.is_image_side and axis.size]
         taken = [sides] if sides and larger_pictures else list(self._taken(sides, tried))
         taken += [group for axes in groups for group in self._taken(axes, tried)]
         rest = [axis for group in taken for axis in group if not axis.batch]
@@ -134,10 +144,10 @@ class OtherSizes:
             *({axis: other(axis.size)} for axis in rest if len(rest) > 1 for other in (larger, smaller)),
         ]
         self._try(tries, rest, tried)
-        self._try(self._across(rest), rest, tried)
+        self._try_across(rest, tried)
         for batch in (axis for group in taken for axis in group if axis.batch):
             self._try([{batch: odd(batch.size)}, {batch: larger(batch.size)}], [batch], tried)
-            self._try(self._across([batch]), [batch], tried)
+            self._try_across([batch], tried)
 
     def _try(self, tries: Iterable[Mapping[Axis, int]], axes: Sequence[Axis], accepts: Accepts) -> None:
         """Run the model at other sizes, as long as there are decisions that these axes may change."""
@@ -147,22 +157,45 @@ class OtherSizes:
             if sizes:
                 accepts(sizes)
 
-    def _across(self, axes: Sequence[Axis]) -> list[dict[Axis, int]]:
-        """Return sizes around the numbers that undecided sizes are compared with, a few of them.
+    def _try_across(self, axes: Sequence[Axis], accepts: Accepts) -> None:
+        """Run the model at sizes around the numbers that undecided sizes are compared with, a few of them.
 
-        Where a layer in between makes a size smaller by some, the input is smaller by as many.
+        A size is tried for the sake of some decisions, and no more once these have come out both ways, except after a
+        run in which new code ran: numbers that follow from sizes there have to be seen twice.
         """
-        tries: list[dict[Axis, int]] = []
+        latest = False
+        for sizes, decisions in self._across(axes)[:_ACROSS]:
+            undecided = set(map(id, self.undecided(axes)))
+            if latest or any(id(guard) in undecided for guard in decisions):
+                self._new = False
+                accepts(sizes)
+                latest = self._new
+
+    def _across(self, axes: Sequence[Axis]) -> list[tuple[dict[Axis, int], list[Guard]]]:
+        """Return sizes around the numbers that undecided sizes are compared with, each with its decisions.
+
+        Where a layer in between makes a size smaller by some, the input is smaller by as many. A decision that would
+        come out as before at such a size is not what it is tried for.
+        """
+        tries: dict[tuple[tuple[Axis, int], ...], list[Guard]] = {}
         for guard in self.undecided(axes):
             if not isinstance(bound := guard.expr.right, int):
                 continue
             for leaf in _sizes_of(guard) if axes else ():
                 change = bound - leaf.value.shape[leaf.dim]
                 for near in (-1, 0, 1):
-                    sizes = {axis: axis.size + change + near for axis in axes}
-                    if sizes not in tries and all(0 < size <= _LARGEST for size in sizes.values()):
-                        tries.append(sizes)
-        return tries[:_ACROSS]
+                    sizes = tuple((axis, axis.size + change + near) for axis in axes)
+                    if all(0 < size <= _LARGEST for _, size in sizes) and _may_differ(guard, leaf, change + near):
+                        tries.setdefault(sizes, []).append(guard)
+        return [(dict(sizes), decisions) for sizes, decisions in tries.items()]
+
+    def _shapes(self, sizes: Mapping[Axis, int]) -> list[tuple[int, ...]]:
+        """Return the shapes of the inputs at other sizes."""
+        others = {place: size for axis, size in sizes.items() for place in axis.places}
+        return [
+            tuple(others.get((position, dim), n) for dim, n in enumerate(shape))
+            for position, shape in enumerate(self._inputs)
+        ]
 
     def _matters(self, axis: Axis) -> bool:
         """Whether code may decide by an axis: it does by sizes of the inputs themselves, or of what is computed."""
@@ -213,6 +246,7 @@ class OtherSizes:
             elif new:
                 self._calls[call] = node
         self._steps |= steps
+        self._new = new
         return new
 
     def reject(self, guards: Iterable[Guard]) -> None:
@@ -242,6 +276,24 @@ class OtherSizes:
         for mine, same in zip(one.inputs, other.inputs, strict=False):
             if mine.data is not None and not _same_data(mine, same):
                 self.resized |= {mine.index, same.index} if both else {mine.index}
+
+
+def _may_differ(guard: Guard, leaf: ShapeOf, change: int) -> bool:
+    """Whether a decision may come out otherwise where one of its sizes is another, alone or as all of them are.
+
+    A number that forgets where it is from is another in any case.
+    """
+    if not guard.decides or any(isinstance(other, AttributeOf) for other in leaves(guard.expr)):
+        return True
+
+    def outcome(moves: Callable[[Value, int], bool]) -> Any:
+        def shape(value: Value) -> tuple[int, ...]:
+            return tuple(n + change if moves(value, dim) else n for dim, n in enumerate(value.shape))
+
+        return evaluate(guard.expr, shape, lambda attribute: 0)
+
+    alone = outcome(lambda value, dim: value is leaf.value and dim == leaf.dim)
+    return bool(alone) is not guard.outcome or bool(outcome(lambda value, dim: True)) is not guard.outcome
 
 
 def _same_data(one: Value, other: Value) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -17,21 +17,22 @@ from engine.program.expressions import Expr, leaves
 from engine.program.graph import Origin, Value, walk_values
 from engine.program.signature import Signature, signature
 from engine.program.stored import distinct_modules, unsettled
-from engine.program.trees import map_tensors, tensors_in
-from engine.recording.changing import Changing
+from engine.program.trees import list_tensors, map_tensors, tensors_in
+from engine.recording.buffer_vectors import BufferVectors, VectorCall
 from engine.recording.coefficients import Coefficients
-from engine.recording.escapes import outliving
+from engine.recording.escapes import outliving_tensors
 from engine.recording.fakes import Fakes
-from engine.recording.missed import code_of
-from engine.recording.opaque import Inside, storage_of
-from engine.recording.overwritten import Overwritten
-from engine.recording.unreached import Unreached, files_of
-from engine.recording.vectors import Call, Vectors
+from engine.recording.forward_arguments import ForwardArguments
+from engine.recording.model_code import code_of, source_files
+from engine.recording.mutable_state import MutableState
+from engine.recording.opaque_modules import OpaqueCall, storage_of
+from engine.recording.tensor_backup import TensorBackup
+from engine.recording.unreached import RecordedRuns, assumptions_about_unreached_code
 from engine.recording.versions import WRITE, Versions
-from engine.source.entrywise import Functions
-from engine.source.provenance import ASKING, DESCRIBING, Provenance
+from engine.source.coverage import CoverageTracer
+from engine.source.effects import Functions
+from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES, Provenance
 from engine.source.sizes import numbers_in
-from engine.source.stepping import Steps
 
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
@@ -48,22 +49,24 @@ class Recorder(Versions, TorchDispatchMode):
         changing: the tensors about whose numbers nothing is known beforehand; none by default.
     """
 
-    def __init__(self, model: nn.Module, fakes: Fakes | None, changing: Changing | None = None) -> None:
+    def __init__(self, model: nn.Module, fakes: Fakes | None, changing: MutableState | None = None) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Versions.__init__(self, model, changing)
         self._maker = fakes
         entry = code_of(type(model).forward)
-        self.steps = Steps(files_of(model), self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t))
-        self._provenance = Provenance(self._peek, self, self.steps)
+        self.coverage = CoverageTracer(
+            source_files(model), self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t)
+        )
+        self._provenance = Provenance(self._peek, self, self.coverage)
 
     # ------------------------------------------------------------------ a run
 
     def _forget(self) -> None:
         super()._forget()
         self._fakes: dict[int, Tensor] = {}
-        self._overwritten = Overwritten(self._tensors)
-        self._vectors = Vectors(self._names)
-        self._inside: Inside | None = None
+        self._overwritten = TensorBackup(self._tensors)
+        self._vectors = BufferVectors(self._names)
+        self._inside: OpaqueCall | None = None
 
     def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
         """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
@@ -78,11 +81,11 @@ class Recorder(Versions, TorchDispatchMode):
                 self._inputs.append(value)
         with unsettled(self._model):
             try:
-                with self._provenance, self, self.steps.watching():
+                with self._provenance, self, self.coverage.watching():
                     out = call(args, kwargs)
             finally:
                 self._overwritten.restore()
-                self._guards += self._provenance.taken()
+                self._guards += self._provenance.take_guards()
             self._leave_with(out)
 
     def _leave_with(self, out: Any) -> None:
@@ -90,20 +93,20 @@ class Recorder(Versions, TorchDispatchMode):
         self._outputs += [self._read(t) for t in tensors_in(out)]
         leaves = {key: t for key, t in self._alive.items() if key in self._leaves}
         for tensor in [t for key, t in leaves.items() if key in self._homes and self._homes[key].storage.version]:
-            self._exit(tensor, "is written into a tensor that was there before the call")
+            self._exit(tensor, "is written into a tensor that existed before the call")
         stored = self._names.keys() | self._owned.keys() | leaves.keys() | self._fakes.keys()
         stand_ins = set(map(id, self._fakes.values()))
-        held = outliving(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins)
+        held = outliving_tensors(self._alive, stored | {id(t) for t in tensors_in(out)}, self._hidden, stand_ins)
         weights = self._maker is None
         for tensor in held:
             key = id(tensor)
             if key not in self._current:
                 if key in self._hidden:
                     raise TraceError(
-                        "A tensor that a replaced module makes inside outlives the call; exclude the module."
+                        "A tensor that a replaced module computes internally outlives the call; exclude the module."
                     )
             elif key not in stored and not self._is_stored(self._read(tensor)):
-                self._exit(tensor, "outlives the call: something keeps it beside what forward returns")
+                self._exit(tensor, "outlives the call, although forward does not return it")
             else:
                 weights = weights or key not in stand_ins
         if weights:
@@ -119,7 +122,7 @@ class Recorder(Versions, TorchDispatchMode):
     def _exit(self, tensor: Tensor, how: str) -> None:
         value = self._read(tensor)
         if all(value is not output for output in self._outputs):
-            maker = "" if value.producer is None else f" (made by {self._nodes[value.producer]!r})"
+            maker = "" if value.producer is None else f" (output of {self._nodes[value.producer]!r})"
             self._exits[value.index] = how + maker
             self._outputs.append(value)
 
@@ -130,9 +133,10 @@ class Recorder(Versions, TorchDispatchMode):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is part of the program, and no module that is not looked into runs."""
+        if self._inside is not None:
+            return False
         key = id(tensor)
-        tables = (self._current, self._fakes, self._names, self._owned)
-        return self._inside is None and any(key in table for table in tables)
+        return key in self._current or key in self._fakes or key in self._names or key in self._owned
 
     def read(self, tensor: Tensor) -> None:
         """Note that Python gets at the numbers in a tensor: all of it counts, and what follows is not a constant."""
@@ -170,29 +174,34 @@ class Recorder(Versions, TorchDispatchMode):
     def another(self) -> Recorder:
         """Return a recorder of the same model that has recorded nothing; what code runs in it has run."""
         recorder = Recorder(self._model, self._maker, self._changing)
-        recorder.steps.courses = self.steps.courses
+        recorder.coverage.functions = self.coverage.functions
         return recorder
 
-    def leave_unreached(self, arguments: Collection[str], options: Collection[str], functions: Functions) -> None:
-        """Note what code that no run reached could touch.
+    def assume_unreached(self, args: Any, kwargs: Any, functions: Functions) -> None:
+        """Extend the program by what code that no run reached could do.
 
         Args:
-            arguments: names of the arguments of forward.
-            options: those that the example gives no tensor.
-            functions: of torch, of which it is known what they do.
+            args, kwargs: of the example.
+            functions: effects of torch's functions on the entries of tensors.
         """
-        modules = distinct_modules(self._model)
-        stored = {name: self._stored[own] for name, own in self._aliases.items() if own in self._stored}
-        courses, program = self.steps.courses, (self._nodes, self._values, self._guards)
         declared = (lambda name: False) if self._changing is None else self._changing.declared
-        own = stored, self._parameters()
-        reach = Unreached(modules, courses, *program, *own, arguments, options, declared, functions).reach()
-        for value, how in reach.whole.values():
+        runs = RecordedRuns(
+            modules=distinct_modules(self._model),
+            coverages=self.coverage.functions.values(),
+            nodes=self._nodes,
+            values=self._values,
+            guards=self._guards,
+            stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
+            parameters=self._parameters(),
+        )
+        arguments = ForwardArguments(self._model, args, kwargs, declared)
+        assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)
+        for value, reason in assumptions.used.values():
             if all(value is not output for output in self._outputs):
-                self._exits[value.index] = how
+                self._exits[value.index] = reason
                 self._outputs.append(value)
-        self._unsettled = {value.index: zeros_stay for value, zeros_stay in reach.varying.values()}
-        self.notes += reach.notes
+        self._unsettled = {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
+        self.notes += assumptions.notes
 
     def _parameters(self) -> set[str]:
         named = self._tensors.items()
@@ -210,14 +219,14 @@ class Recorder(Versions, TorchDispatchMode):
         if what.writes:
             written = [what.bind(args, kwargs)[name] for name in what.writes]
             self._overwritten.keep(t for t in written if not isinstance(t, FakeTensor))
-        if not what.recorded or not self._relevant(what, func, args, kwargs):
-            out = self._beside(self._aside(func(*args, **kwargs)), args, kwargs)
+        if not what.recorded or not self._relevant(what, func, list_tensors((args, kwargs))):
+            out = self._beside(self._keep_unrecorded(func(*args, **kwargs)), args, kwargs)
             numbers = tuple(self._provenance.numbers)
-            self._vectors.note(Call(what, func, args, kwargs, out, numbers, self._provenance.site))
+            self._vectors.add(VectorCall(what, func, args, kwargs, out, numbers, self._provenance.site))
             return out
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
-        for call in list(self._vectors.meeting(func, args, kwargs)):
+        for call in list(self._vectors.needed_for(func, args, kwargs)):
             self._record_vector(call)
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
         bound = what.bind(args, kwargs)
@@ -227,16 +236,16 @@ class Recorder(Versions, TorchDispatchMode):
         self._add(what.op, func, bound, values, written, out)
         return out
 
-    def _record_vector(self, call: Call) -> None:
+    def _record_vector(self, call: VectorCall) -> None:
         """Record a call on buffers alone, after it has run."""
         provenance = self._provenance
         now = provenance.numbers, provenance.site
         provenance.numbers, provenance.site = list(call.numbers), call.site
         args, kwargs = map_tensors(call.args, self._substitute), map_tensors(call.kwargs, self._substitute)
-        bound = call.what.bind(args, kwargs)
+        bound = call.signature.bind(args, kwargs)
         values = map_tensors(bound, self._read)
         out = call.out if self._maker is None else self._maker.run(call.func, args, kwargs)
-        self._add(call.what.op, call.func, bound, values, [], out)
+        self._add(call.signature.op, call.func, bound, values, [], out)
         if self._maker is not None:
             self._fakes[id(call.out)] = out
         self._hold(call.out)
@@ -247,7 +256,7 @@ class Recorder(Versions, TorchDispatchMode):
     def enter(self, module: nn.Module) -> None:
         """Stop recording: the module is one node, whatever it does inside."""
         if self._inside is None:
-            self._inside = Inside(module)
+            self._inside = OpaqueCall(module)
         elif self._inside.module is module:
             self._inside.depth += 1
 
@@ -260,7 +269,7 @@ class Recorder(Versions, TorchDispatchMode):
         with _disable_current_modes(), torch._C.DisableTorchFunction():  # what follows is not part of the program
             self._whole(inside, module, args, kwargs, out)
 
-    def _whole(self, inside: Inside, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def _whole(self, inside: OpaqueCall, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         self._hidden.update(inside.intermediates)
         arguments, own = (map_tensors(t, self._substitute) for t in ((args, dict(kwargs)), inside.own()))
         others = {id(t): t for t in (*own, *inside.reads.values())}
@@ -272,7 +281,7 @@ class Recorder(Versions, TorchDispatchMode):
         values["results"] = inside.results(written, list(tensors_in(out)), lambda t: self._read(t).stored)
         self._add(MODULE, None, bound, values, written, out)
 
-    def _unseen(self, inside: Inside, what: Signature, func: Any, args: Any, kwargs: Any) -> Any:
+    def _unseen(self, inside: OpaqueCall, what: Signature, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = map_tensors(args, self._substitute), map_tensors(kwargs, self._substitute)
         for tensor in tensors_in((args, kwargs)):
             value = self._peek(tensor)
@@ -284,7 +293,7 @@ class Recorder(Versions, TorchDispatchMode):
         inside.intermediates.update((id(t), t) for t in tensors_in(out) if id(t) not in self._current)
         return out
 
-    def _aside(self, out: Any) -> Any:
+    def _keep_unrecorded(self, out: Any) -> Any:
         return out
 
     def _beside(self, out: Any, args: Any, kwargs: Any) -> Any:
@@ -293,19 +302,14 @@ class Recorder(Versions, TorchDispatchMode):
             self._changing.follow(tensors_in(out))
         return out
 
-    def _relevant(self, what: Signature, func: Any, args: Any, kwargs: Any) -> bool:
-        has_tensors = False
-        for tensor in tensors_in((args, kwargs)):
-            has_tensors = True
-            is_recorded = id(tensor) in self._current or id(tensor) in self._fakes
-            if (
-                is_recorded
-                or isinstance(tensor, (FakeTensor, nn.Parameter))
-                or (what.writes and id(tensor) in self._names)
-            ):
+    def _relevant(self, what: Signature, func: Any, tensors: Sequence[Tensor]) -> bool:
+        for tensor in tensors:
+            if type(tensor) is FakeTensor or id(tensor) in self._current or id(tensor) in self._fakes:
+                return True
+            if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
         # a factory whose size follows a shape is part of the program, any other is a constant
-        return not has_tensors and self._provenance.tagged
+        return not tensors and self._provenance.tagged
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._maker is None or isinstance(tensor, FakeTensor):
@@ -347,27 +351,35 @@ class Recorder(Versions, TorchDispatchMode):
         self, op: str, func: Any, bound: Mapping[str, Any], values: dict[str, Any], written: list[Tensor], out: Any
     ) -> None:
         inputs = tuple(walk_values(values))
-        out_tensors = list(tensors_in(out))
-        if not written and len(out_tensors) == 1 and any(out_tensors[0] is t for t in tensors_in(bound)):
+        out_tensors, arguments = list_tensors(out), list_tensors(bound)
+        if not written and len(out_tensors) == 1 and any(out_tensors[0] is t for t in arguments):
             return  # nothing happened: the op gave its input back
-        fresh = [t for t in out_tensors if not any(storage_of(t) == storage_of(w) for w in written)]
+        fresh = out_tensors
+        if written:
+            fresh = [t for t in out_tensors if not any(storage_of(t) == storage_of(w) for w in written)]
         origin = None if written else Origin.of(op, func, values, inputs)
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
         sizes = self._sizes(func, values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
-        for tensor in () if outputs or op in DESCRIBING or op.startswith(ASKING) else tensors_in(bound):
+        for tensor in () if outputs or op in METADATA_FUNCTIONS or op.startswith(QUERY_PREFIXES) else arguments:
             self.read(tensor)
         for tensor, value in zip(written, outputs, strict=False):
             self._write(tensor, value)
-        parents = {storage_of(t): id(t) for t in reversed(list(tensors_in(bound)))}
         for position, tensor in enumerate(fresh):
             self._current[id(tensor)] = outputs[len(written) + position]
-            self._place(tensor, node, len(written) + position, parents.get(storage_of(tensor)))
+            self._place(tensor, node, len(written) + position, self._parent(tensor, arguments))
         for tensor in out_tensors:  # an in-place op may return another object for the same memory
             if id(tensor) not in self._current:
                 self._current[id(tensor)] = outputs[0]
                 self._homes[id(tensor)] = self._homes[id(written[0])]
                 self._hold(tensor)
+
+    def _parent(self, tensor: Tensor, arguments: Sequence[Tensor]) -> int | None:
+        """Return the first of an op's arguments of which a tensor is a view; nothing shares memory that is new."""
+        storage = storage_of(tensor)
+        if storage not in self._storages:
+            return None
+        return next((id(t) for t in arguments if storage_of(t) == storage), None)
 
     def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
         """Match the numbers that reached the op, but for dimensions, with those that the user's code passed."""

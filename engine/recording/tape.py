@@ -9,7 +9,7 @@ from torch import nn
 from engine.program.expressions import Guard, leaves
 from engine.program.graph import Graph, Node, Value
 from engine.program.stored import distinct_modules, stored_tensors
-from engine.recording.changing import Changing
+from engine.recording.mutable_state import MutableState
 from engine.recording.other_sizes import OtherSizes
 from engine.source.integers import integers
 
@@ -24,7 +24,7 @@ class Tape:
         changing: the tensors about whose numbers nothing is known beforehand.
     """
 
-    def __init__(self, model: nn.Module, changing: Changing | None) -> None:
+    def __init__(self, model: nn.Module, changing: MutableState | None) -> None:
         self._model, self._changing = model, changing
         self._names: dict[int, str] = {}
         self._aliases: dict[str, str] = {}
@@ -47,7 +47,11 @@ class Tape:
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
-        self.others = OtherSizes()
+        self.others = OtherSizes(self._integers)
+
+    def _integers(self) -> dict[tuple[str, str], int]:
+        modules = distinct_modules(self._model)
+        return {(name, key): number for name, module in modules.items() for key, number in integers(module).items()}
 
     def mark(self) -> tuple[int, int, int, int, int]:
         """Return the place up to which the program stands now."""

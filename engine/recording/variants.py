@@ -13,13 +13,13 @@ from engine.errors import TraceError
 from engine.program.entries import Entry
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
-from engine.recording.arguments import Arguments, steps_of
-from engine.recording.around import modules_around
-from engine.recording.attributes import Attribute, Setting, Settings, course
-from engine.recording.closed import ClosedRecorder
+from engine.recording.alternative_forwards import alternative_forwards, is_equivalent
+from engine.recording.arguments import Arguments, executed_calls
+from engine.recording.attributes import Attribute, Setting, Settings, run_signature
+from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.inputs import NEEDS_DATA
-from engine.recording.substitutes import does_the_same, substitutes
-from engine.source.writers import assigned_attributes
+from engine.recording.outer_modules import outer_modules
+from engine.source.attribute_writes import assigned_attributes
 
 __all__ = ["record_arguments", "record_coefficients", "record_entry", "record_settings", "record_substitutes"]
 
@@ -27,7 +27,7 @@ _SETTABLE = (type(None), bool, int, float, str, Enum)
 
 
 def record_arguments(
-    recorder: ClosedRecorder, run: Callable[..., None], arguments: Arguments, first: Any, outputs: Any
+    recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Any, outputs: Any
 ) -> None:
     """Record what runs, and what leaves, where numbers, flags and text among the arguments are others.
 
@@ -38,7 +38,7 @@ def record_arguments(
         first: the ops and the guards of the run on the example.
         outputs: what left it.
     """
-    seen = steps_of(first[0], outputs)
+    seen = executed_calls(first[0], outputs)
 
     def record(call: tuple[Any, Any]) -> bool | None:
         mark = recorder.mark()
@@ -48,7 +48,7 @@ def record_arguments(
             recorder.drop(mark)
             return None
         nodes, guards = recorder.since(mark)
-        steps = steps_of(nodes, recorder.left(mark))
+        steps = executed_calls(nodes, recorder.left(mark))
         if new := recorder.others.add(nodes, guards, kept=not steps <= seen):
             seen.update(steps)
         else:
@@ -57,11 +57,11 @@ def record_arguments(
 
     if missing := arguments.record(record):
         names = ", ".join(missing)
-        recorder.notes.append(f"Arguments of forward of which only the example's value was recorded: {names}.")
+        recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
 
 
 def record_settings(
-    recorder: ClosedRecorder, run: Callable[..., None], settings: Settings, first: Any, outputs: Any
+    recorder: EntryRecorder, run: Callable[..., None], settings: Settings, first: Any, outputs: Any
 ) -> None:
     """Record what runs where attributes that code sets later are others.
 
@@ -79,7 +79,7 @@ def record_settings(
             recorder.drop(mark)
             return False
         nodes, guards = recorder.since(mark)
-        if course(nodes, recorder.left(mark)) == course(first[0], outputs):
+        if run_signature(nodes, recorder.left(mark)) == run_signature(first[0], outputs):
             recorder.others.repeat(first[0], nodes)
             recorder.drop(mark)
         else:
@@ -89,13 +89,13 @@ def record_settings(
     missing = settings.record(first[1], accepts)
     if missing:
         recorder.notes.append(
-            f"Code sets {', '.join(missing)} later: only what runs at the present value was recorded. "
-            "Name what stays in `constants`, or compact once it has its last value."
+            f"Code sets {', '.join(missing)} later, but only the present value was recorded. If it does not change, "
+            "name it in `constants`; otherwise compact after the last change."
         )
 
 
 def record_substitutes(
-    recorder: ClosedRecorder, run: Callable[..., None], model: nn.Module, first: Any, outputs: Any
+    recorder: EntryRecorder, run: Callable[..., None], model: nn.Module, first: Any, outputs: Any
 ) -> None:
     """Record methods that may run in place of forward, where they compute the same over the same layers.
 
@@ -103,7 +103,7 @@ def record_substitutes(
         recorder, run, first, outputs: as above.
         model: has the methods.
     """
-    for setting in substitutes(model, first[0]):
+    for setting in alternative_forwards(model, first[0]):
         mark = recorder.mark()
         try:
             run(setting)
@@ -111,13 +111,13 @@ def record_substitutes(
             recorder.drop(mark)
             continue
         nodes, guards = recorder.since(mark)
-        if does_the_same(first[0], nodes, outputs, recorder.left(mark)):
+        if is_equivalent(first[0], nodes, outputs, recorder.left(mark)):
             recorder.others.add(nodes, guards, kept=True)
         else:
             recorder.drop(mark)
 
 
-def record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:
+def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guards: Sequence[Guard]) -> list[str]:
     """Record what runs where floats that code compares are others.
 
     Args:
@@ -139,14 +139,14 @@ def record_coefficients(recorder: ClosedRecorder, run: Callable[..., None], guar
         if not recorder.others.add(*recorder.since(mark)):
             recorder.drop(mark)
     names = ", ".join(dict.fromkeys(missing))
-    return [f"Code compares {names}: only what runs at the present value was recorded."] if missing else []
+    return [f"Code compares {names}, but only the present value was recorded."] if missing else []
 
 
 # ---------------------------------------------------------------- entries
 
 
 def record_entry(
-    recorder: ClosedRecorder, run: Callable[[Entry], None], entry: Entry, model: nn.Module
+    recorder: EntryRecorder, run: Callable[[Entry], None], entry: Entry, model: nn.Module
 ) -> Iterator[Entry]:
     """Record an entry, and how it runs with other arguments, and where attributes that code sets later are others.
 
@@ -188,13 +188,13 @@ def record_entry(
         accepts(way)
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
     if missing:
-        recorder.notes.append(f"{entry.name!r} was recorded at the present value of {', '.join(missing)} only.")
+        recorder.notes.append(f"{entry.name!r} was recorded only at the present value of {', '.join(missing)}.")
     yield from kept
 
 
 def _attributes(entry: Entry, model: nn.Module) -> list[Attribute]:
     """Return the attributes that code sets later, of the model itself and of modules around it."""
-    outer = modules_around((entry.call, entry.args, dict(entry.kwargs)), model)
+    outer = outer_modules((entry.call, entry.args, dict(entry.kwargs)), model)
     return [
         Attribute(type(root).__name__ if place else "", root, name)
         for place, root in enumerate([model, *outer])
@@ -207,11 +207,11 @@ class _Runs:
     """Ways in which an entry runs: its courses, each with the numbers in two of them at most."""
 
     def __init__(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> None:
-        self._courses = [(course(nodes, outputs), [_numbers(nodes)])]
+        self._courses = [(run_signature(nodes, outputs), [_numbers(nodes)])]
 
     def add(self, nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
         """Whether a run takes another course, or the first one that repeats a course with other numbers."""
-        own, numbers = course(nodes, outputs), _numbers(nodes)
+        own, numbers = run_signature(nodes, outputs), _numbers(nodes)
         for other, seen in self._courses:
             if own == other:
                 if len(seen) > 1 or numbers in seen:

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.errors import TraceError
 from engine.program.graph import Node, Value, map_values, walk_values
-from engine.recording.changing import Changing
-from engine.recording.opaque import storage_of
+from engine.recording.mutable_state import MutableState
+from engine.recording.opaque_modules import storage_of
 from engine.recording.tape import Tape
 from engine.source.provenance import Provenance
 
@@ -56,7 +56,7 @@ class Versions(Tape):
 
     _provenance: Provenance
 
-    def __init__(self, model: nn.Module, changing: Changing | None) -> None:
+    def __init__(self, model: nn.Module, changing: MutableState | None) -> None:
         super().__init__(model, changing)
         self._stack, self._path = [""], "eval"
         self._forget()
@@ -94,9 +94,9 @@ class Versions(Tape):
         return node
 
     def _value(self, tensor: Tensor, **what: Any) -> Value:
-        value = Value(len(self._values), tuple(int(n) for n in tensor.shape), tensor.dtype, **what)
+        value = Value(len(self._values), tuple(map(int, tensor.shape)), tensor.dtype, **what)
         self._values.append(value)
-        self._hold(tensor)
+        self._alive[id(tensor)] = tensor
         return value
 
     def _hold(self, *tensors: Tensor) -> None:
@@ -118,7 +118,7 @@ class Versions(Tape):
         if id(tensor) in self._current:
             return self._refresh(id(tensor))
         if id(tensor) in self._hidden:
-            raise TraceError(f"{self._stack[-1]!r} reads what a replaced module made and did not return.")
+            raise TraceError(f"{self._stack[-1]!r} reads a tensor that a replaced module computed and did not return.")
         name = self._names.get(id(tensor)) or self._owned.get(id(tensor))
         if name is None:
             varies = isinstance(tensor, FakeTensor) or self._varies(tensor) or self._may_change(tensor)

@@ -1,4 +1,4 @@
-"""What the variables of a function may hold: the expressions that its statements and expressions bind to names."""
+"""Which expressions the variables of a function may hold: assignments, loops, and calls that fill containers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NamedTuple
 __all__ = ["Binding", "bindings", "path_of"]
 
 _FILLS = frozenset("add append appendleft extend insert setdefault update".split())
-"""Methods by which lists, sets and dictionaries take what they are called with."""
+"""Methods that add their arguments to a list, a set or a dictionary."""
 
 
 class Binding(NamedTuple):
-    """An expression that a name may hold, or hold an item of, or hold as an item.
+    """An expression that a variable may hold, an item of which it may hold, or which may be an item of it.
 
     Attributes:
         value: the expression.
         node: the statement or expression that binds it.
-        line: where that stands.
-        replaces: whether the name holds nothing of before.
+        line: line of that.
+        replaces: whether the variable keeps nothing of its previous value.
     """
 
     value: ast.expr
@@ -32,29 +32,29 @@ class Binding(NamedTuple):
 
 @functools.cache
 def bindings(tree: ast.AST, owner: str | None = None) -> Mapping[str, tuple[Binding, ...]]:
-    """Return what each name is bound to, and each path of attributes (``options.flag``).
+    """Return the bindings of each variable, and of each path of attributes (``options.flag``).
 
     Args:
-        tree: of a function.
-        owner: an argument that is not bound by what its attributes are, ``self``.
+        tree: syntax of a function.
+        owner: an argument that counts as unchanged when its attributes are set, such as ``self``.
 
     Example:
         >>> tree = ast.parse("h, c = x, y\\nfor k in (h := z): d['k'] = k\\nself.flag: bool = on\\nd.update(e=e)")
-        >>> {name: [ast.unparse(b.value) for b in own] for name, own in bindings(tree, "self").items()}
+        >>> {name: [ast.unparse(b.value) for b in values] for name, values in bindings(tree, "self").items()}
         {'h': ['x', 'z'], 'c': ['y'], 'k': ['z'], 'self.flag': ['on'], 'd': ['k', 'e']}
     """
     result: dict[str, list[Binding]] = defaultdict(list)
     for node in ast.walk(tree):
-        for target, value, replaces in _bound(node):
+        for target, value, replaces in _targets(node):
             for name, whole in _names(target, owner):
                 plain = value.value if isinstance(value, ast.NamedExpr) else value
                 line = getattr(node, "lineno", target.lineno)
                 result[name].append(Binding(plain, node, line, replaces and whole))
-    return {name: tuple(own) for name, own in result.items()}
+    return {name: tuple(values) for name, values in result.items()}
 
 
 def path_of(node: ast.expr) -> str | None:
-    """Return the path of an attribute of a variable; None for any other expression.
+    """Return the path of an attribute of a variable, and None for any other expression.
 
     Example:
         >>> path_of(ast.parse("self.gate.mode", mode="eval").body)
@@ -66,12 +66,12 @@ def path_of(node: ast.expr) -> str | None:
     return ".".join([node.id, *names]) if isinstance(node, ast.Name) else None
 
 
-def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
-    """Yield the targets of a statement or expression with what they get, and whether nothing else is left in them."""
+def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
+    """Yield the targets of a statement or expression with their values, and whether these replace all of a target."""
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:
-                yield from _items(target, value)
+                yield from _pairs(target, value)
         case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
             yield target, value, True
         case ast.AugAssign(target=target, value=value):
@@ -89,19 +89,19 @@ def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
             yield from ((target, value, False) for value in (*args, *(k.value for k in node.keywords)))
 
 
-def _items(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
-    """Yield a target with what it gets: one by one where both sides are written out."""
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
+    """Yield a target with its value; element by element if both sides are displays of equal length."""
     several = (ast.Tuple, ast.List)
     if isinstance(target, several) and isinstance(value, several) and len(target.elts) == len(value.elts):
         if not any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):
             for inner, item in zip(target.elts, value.elts, strict=True):
-                yield from _items(inner, item)
+                yield from _pairs(inner, item)
             return
     yield target, value, True
 
 
 def _names(target: ast.expr, owner: str | None) -> Iterator[tuple[str, bool]]:
-    """Yield the names in a target, and whether they are all of it."""
+    """Yield the variables in a target, and whether they are the whole target."""
     match target:
         case ast.Name(id=name):
             yield name, True

@@ -1,4 +1,4 @@
-"""Which parts of a function did not run: branches, loops, and what follows an early return."""
+"""Branches of a function that did not run: of conditions and loops, and code after an early return."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from engine.source.alternatives import alternatives, leaves, runs_with
-from engine.source.entrywise import names_read
+from engine.source.control_flow import conditional_parts, may_leave, unconditional_parts
+from engine.source.effects import names_read
 
-__all__ = ["Branching", "Part", "branching", "syntax_of"]
+__all__ = ["Branch", "FunctionBranches", "branches_of", "syntax_of"]
 
-_SILENT = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
+_NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
 _REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A part of a function that may be passed over: statements in a row, or an expression.
+class Branch:
+    """A part of a function that need not run: consecutive statements, or an expression.
 
     Attributes:
-        nodes: its syntax.
-        test: what decides: an expression, or the statement before it, which may leave.
-        offsets: its own instructions.
-        is_condition: whether it is a further condition, which only decides.
-        user: the assignment or the call that uses it as it is, or the other choice.
+        nodes: its statements, or its expression.
+        test: the expression that decides whether it runs, or the preceding statement, which may leave the block.
+        offsets: offsets of its instructions.
+        is_condition: whether it is a part of a condition, such as ``b`` in ``if a and b``.
+        user: the assignment or the call that takes its value, or that of the other branch, as it is.
     """
 
     nodes: Sequence[ast.AST]
@@ -40,110 +40,119 @@ class Part:
 
     @property
     def line(self) -> int:
-        """Where it begins."""
+        """Line of the file on which it begins."""
         return int(getattr(self.nodes[0], "lineno", 0))
 
     @functools.cached_property
     def syntax(self) -> tuple[ast.AST, ...]:
-        """All of its syntax."""
+        """All syntax nodes inside."""
         return tuple(inner for node in self.nodes for inner in ast.walk(node))
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """The variables that it reads."""
+        """Variables that it reads."""
         changed = {n.target.id for n in self.syntax if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
         return frozenset(name for node in self.nodes for name in names_read(node)) | changed
 
     @functools.cached_property
     def targets(self) -> frozenset[str]:
-        """The variables that it sets to what another one holds."""
+        """Variables to which it assigns another variable."""
         own = (n for n in (*self.syntax, self.user) if isinstance(n, ast.Assign))
         same = (n for n in own if isinstance(n.value, ast.Name) or n is self.user)
         return frozenset(t.id for n in same for t in n.targets if isinstance(t, ast.Name))
 
     @functools.cached_property
-    def is_silent(self) -> bool:
-        """Whether it computes nothing: it is a condition, or it raises, warns or imports."""
+    def computes_nothing(self) -> bool:
+        """Whether it is a condition, or only raises, warns, logs or imports."""
         if self.is_condition or any(isinstance(node, ast.Raise) for node in self.nodes):
             return True
-        return all(isinstance(node, _SILENT) or _reports(node) for node in self.nodes)
+        return all(isinstance(node, _NO_COMPUTATION) or _is_report(node) for node in self.nodes)
 
 
 @dataclass(eq=False)
 class _Node:
-    """A part with what may be passed over inside of it."""
+    """A branch with the branches inside of it."""
 
-    part: Part
+    branch: Branch
     inner: list[_Node] = field(default_factory=list)
 
 
-class Branching:
-    """A function that may pass over parts of itself.
+class FunctionBranches:
+    """The branches of one function.
 
     Args:
         code: of the function.
         tree: its syntax.
 
     Attributes:
-        parts: what it may pass over, but for what is silent.
-        points: lines where parts are decided, with these.
-        late: parts that no single condition decides.
-        shared: lines on which a part begins that shares them with what is not part of it.
+        branches: all that compute something.
+        decided_on: branches by the line of the condition that decides whether they run.
+        decided_late: branches whose variables are known only when the function returns.
+        shared_lines: lines that hold the beginning of a branch as well as other code.
     """
 
     def __init__(self, code: CodeType, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.code, self.tree = code, tree
         spans = [(2 * n, p) for n, p in enumerate(_positions(code)) if None not in p]
         self._spans = [(at, (line, column), (end, last)) for at, (line, end, column, last) in spans]
-        self._instructions: dict[ast.AST, frozenset[int]] = {}
+        self._offsets_of: dict[ast.AST, frozenset[int]] = {}
         self._users = {
             id(choice): user
             for user in ast.walk(tree)
             for used in (user.args if isinstance(user, ast.Call) else [getattr(user, "value", None)])
             for choice in ((used.body, used.orelse) if isinstance(used, ast.IfExp) else ())
         }
-        self._nodes = list(self._block(tree.body, None))
-        self.parts: list[Part] = []
-        self.points: dict[int, list[Part]] = {}
-        self.late: list[Part] = []
-        self.shared: set[int] = set()
-        self._settle(self._nodes)
+        self._nodes = list(self._branches_of_block(tree.body, None))
+        self.branches: list[Branch] = []
+        self.decided_on: dict[int, list[Branch]] = {}
+        self.decided_late: list[Branch] = []
+        self.shared_lines: set[int] = set()
+        self._index(self._nodes)
 
-    def _settle(self, nodes: Sequence[_Node]) -> None:
+    def _index(self, nodes: Sequence[_Node]) -> None:
         lines = dict(self._lines())
         for node in nodes:
-            self._settle(node.inner)
-            if not node.part.is_silent:
-                self.parts.append(node.part)
-                test = self._offsets(*([] if node.part.test is None else [node.part.test]))
+            self._index(node.inner)
+            if not node.branch.computes_nothing:
+                self.branches.append(node.branch)
+                test = self._offsets(*([] if node.branch.test is None else [node.branch.test]))
                 if test:
-                    self.points.setdefault(lines[min(test)], []).append(node.part)
-                if not test or node.part.targets or isinstance(node.part.test, ast.stmt):
-                    self.late.append(node.part)
-                first = lines[min(node.part.offsets)]
-                if any(line == first and at not in node.part.offsets for at, line in lines.items()):
-                    self.shared.add(first)
+                    self.decided_on.setdefault(lines[min(test)], []).append(node.branch)
+                if not test or node.branch.targets or isinstance(node.branch.test, ast.stmt):
+                    self.decided_late.append(node.branch)
+                first = lines[min(node.branch.offsets)]
+                if any(line == first and at not in node.branch.offsets for at, line in lines.items()):
+                    self.shared_lines.add(first)
 
     def _lines(self) -> Iterator[tuple[int, int]]:
         return ((at, start[0]) for at, start, _ in self._spans)
 
-    def missed(self, ran: set[int]) -> Iterator[Part]:
-        """Yield the largest parts of which no instruction ran."""
-        yield from self._missed(self._nodes, ran)
+    def untaken(self, ran: set[int]) -> Iterator[Branch]:
+        """Yield the outermost branches of which no instruction ran.
 
-    def _missed(self, nodes: Sequence[_Node], ran: set[int]) -> Iterator[Part]:
+        Args:
+            ran: offsets of the instructions that ran.
+        """
+        yield from self._untaken(self._nodes, ran)
+
+    def _untaken(self, nodes: Sequence[_Node], ran: set[int]) -> Iterator[Branch]:
         for node in nodes:
-            if ran.isdisjoint(node.part.offsets):
-                yield node.part
+            if ran.isdisjoint(node.branch.offsets):
+                yield node.branch
             else:
-                yield from self._missed(node.inner, ran)
+                yield from self._untaken(node.inner, ran)
 
     def ran(self, node: ast.AST, ran: set[int]) -> bool:
-        """Whether some syntax is in no part that did not run."""
-        if node not in self._instructions:
-            self._instructions[node] = self._offsets(node)
-        offsets = self._instructions[node]
-        return not offsets or not any(offsets <= p.offsets and ran.isdisjoint(p.offsets) for p in self.parts)
+        """Whether a syntax node is outside of all branches that did not run.
+
+        Args:
+            node: of the function.
+            ran: offsets of the instructions that ran.
+        """
+        if node not in self._offsets_of:
+            self._offsets_of[node] = self._offsets(node)
+        offsets = self._offsets_of[node]
+        return not offsets or not any(offsets <= p.offsets and ran.isdisjoint(p.offsets) for p in self.branches)
 
     def _offsets(self, *nodes: ast.AST) -> frozenset[int]:
         ranges = [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes if hasattr(n, "lineno")]  # type: ignore[attr-defined]
@@ -151,63 +160,70 @@ class Branching:
             at for at, start, end in self._spans if any(first <= start and end <= last for first, last in ranges)
         )
 
-    def _part(self, nodes: Sequence[ast.AST], test: ast.AST | None, is_condition: bool = False) -> _Node | None:
+    def _branch(self, nodes: Sequence[ast.AST], test: ast.AST | None, is_condition: bool = False) -> _Node | None:
         offsets = self._offsets(*nodes)
         user = self._users.get(id(nodes[0]))
-        return _Node(Part(nodes, test, offsets, is_condition, user)) if offsets else None
+        return _Node(Branch(nodes, test, offsets, is_condition, user)) if offsets else None
 
-    def _block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
-        """Yield what may be passed over in statements: what is in them, and all that follows one which may leave."""
+    def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
+        """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""
         for place, statement in enumerate(block):
             rest = [s for s in block[place + 1 :] if self._offsets(s)]
-            yield from self._inside(statement)
-            if rest and leaves(statement):
-                node = self._part(rest, statement)
+            yield from self._branches_in(statement)
+            if rest and may_leave(statement):
+                node = self._branch(rest, statement)
                 if node is not None:
-                    node.inner = list(self._block(rest, None))
+                    node.inner = list(self._branches_of_block(rest, None))
                     yield node
                     return
 
-    def _inside(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
-        for test, block in alternatives(statement):
+    def _branches_in(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
+        for test, block in conditional_parts(statement):
             nodes = block if isinstance(block, list) else [block]
-            node = self._part(nodes, test, is_condition)
+            node = self._branch(nodes, test, is_condition)
             if node is not None:
                 node.inner = list(
-                    self._block(block, None) if isinstance(block, list) else self._inside(block, is_condition)
+                    self._branches_of_block(block, None)
+                    if isinstance(block, list)
+                    else self._branches_in(block, is_condition)
                 )
                 yield node
-        for child in runs_with(statement):
+        for child in unconditional_parts(statement):
             if isinstance(child, ast.stmt):
-                yield from self._block([child], None)
+                yield from self._branches_of_block([child], None)
             else:
-                yield from self._inside(child, is_condition or child is getattr(statement, "test", None))
+                yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
 
 
-def _reports(node: ast.AST) -> bool:
+def _is_report(node: ast.AST) -> bool:
     call = getattr(node, "value", None)
     function = getattr(call, "func", None)
     return isinstance(node, ast.Expr) and getattr(function, "attr", getattr(function, "id", "")) in _REPORTS
 
 
 def _positions(code: CodeType) -> list[Any]:
-    """Return where each instruction stands in the source; nothing before Python 3.11, which does not keep it."""
+    """Return the position of each instruction in the source; nothing before Python 3.11, which does not keep it."""
     return list(code.co_positions()) if hasattr(code, "co_positions") else []
 
 
 @functools.cache
-def branching(code: CodeType, always: bool = False) -> Branching | None:
-    """Return what a function may pass over; None where there is no source, or where that is nothing, if not always."""
+def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None:
+    """Return the branches of a function; None without source.
+
+    Args:
+        code: of the function.
+        always: whether to return an object for a function without branches as well, instead of None.
+    """
     if not hasattr(code, "co_positions") or code.co_name.startswith("<"):
         return None
     tree = syntax_of(code)
-    function = None if tree is None else Branching(code, tree)
-    return function if function is not None and (function.parts or always) else None
+    function = None if tree is None else FunctionBranches(code, tree)
+    return function if function is not None and (function.branches or always) else None
 
 
 @functools.cache
 def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax of a function; None where there is no source."""
+    """Return the syntax of a function; None without source."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
         return None

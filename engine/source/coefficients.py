@@ -1,7 +1,7 @@
 """Floats of zero or one in attributes: gates, scales and probabilities that code outside the model may set.
 
-While recording they are handed out as numbers that remember where they are from. What an op is given of one may be
-another number at the next call, and a comparison of one is recorded with the other outcome as well.
+While a model is recorded, these attributes hold tracked numbers. An argument of an op that is computed from one may
+differ in the next call, and comparisons of one are recorded with the other outcome, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import nn
 from engine.program.expressions import Apply, Expr, NumberOf
 from engine.source.sizes import Scalar, expression
 
-__all__ = ["coefficients", "is_coefficient", "numbers_of", "settable"]
+__all__ = ["attributes_in", "coefficients", "is_coefficient", "settable_values"]
 
 
 def coefficients(module: nn.Module) -> Iterator[tuple[str, float]]:
-    """Yield the attributes that look like gates: public, a float, zero or one, of a class that is not torch's own.
+    """Yield the attributes that look like gates: public floats that are zero or one, in classes that are not torch's.
 
     Example:
         >>> class Blend(nn.Module):
@@ -38,25 +38,25 @@ def coefficients(module: nn.Module) -> Iterator[tuple[str, float]]:
 
 
 def is_coefficient(value: object) -> bool:
-    """Whether a number opens or closes what it is multiplied with."""
+    """Whether a value is a float that is zero or one, and so switches off or passes what it is multiplied with."""
     return type(value) is float and value in (0.0, 1.0)
 
 
-def settable(numbers: Iterable[int | float]) -> list[int | float]:
-    """Return, as plain numbers, those that follow from an attribute which may be set.
+def settable_values(numbers: Iterable[int | float]) -> list[int | float]:
+    """Return those of some numbers that are computed from such an attribute, as plain numbers.
 
     Example:
-        >>> settable([2, Scalar(0.5, Apply("*", NumberOf("gate", "alpha", 1.0), 0.5))])
+        >>> settable_values([2, Scalar(0.5, Apply("*", NumberOf("gate", "alpha", 1.0), 0.5))])
         [0.5]
     """
     tagged = (n for n in numbers if isinstance(n, Scalar))
-    return [float.__float__(n) for n in tagged if any(True for _ in numbers_of(expression(n)))]
+    return [float.__float__(n) for n in tagged if any(True for _ in attributes_in(expression(n)))]
 
 
-def numbers_of(expr: Expr) -> Iterator[NumberOf]:
-    """Yield the attributes that an expression follows from."""
+def attributes_in(expr: Expr) -> Iterator[NumberOf]:
+    """Yield the attributes in an expression."""
     if isinstance(expr, Apply):
-        yield from numbers_of(expr.left)
-        yield from numbers_of(expr.right)
+        yield from attributes_in(expr.left)
+        yield from attributes_in(expr.right)
     elif isinstance(expr, NumberOf):
         yield expr

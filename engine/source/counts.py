@@ -1,7 +1,7 @@
-"""Whether a number can have followed from the tensors that were narrowed: asked of each that is set, and when loading.
+"""Check that the new value of a number in a module follows from the narrowed tensors, at compaction and at loading.
 
-A number in a module counts channels, or blocks of them (heads, groups), or is a part or a multiple of these. It becomes
-smaller with them, so that its new value is the count of what is kept; over tensors that stay whole it stays.
+Such a number counts channels or blocks of them (heads, groups), or is a part or a multiple of these. Its new value is
+the count of what is kept; if no tensor around it is narrowed, it does not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Dimension", "blocks", "explained", "follows", "related", "sizes_of"]
 
 
 class Dimension(NamedTuple):
-    """A dimension of a tensor and what is kept of it: how many, and which (None where that differs by row)."""
+    """A dimension of a tensor, the number of entries that are kept, and which ones (None if that differs by row)."""
 
     size: int
     kept: int
@@ -24,37 +24,37 @@ class Dimension(NamedTuple):
 
 
 def blocks(mask: Tensor, count: int, outer: int = 1) -> int | None:
-    """Return how many of the blocks of a dimension are kept; None where they do not lose the same.
+    """Return the number of blocks of a dimension that are kept; None if these lose different numbers of entries.
 
     Args:
         mask: which entries are kept.
-        count: number of blocks, in each of the outer ones.
-        outer: number of outer blocks; those that go as a whole do not count.
+        count: number of blocks in each outer block.
+        outer: number of outer blocks; those that are removed as a whole do not count.
 
     Example:
         >>> import torch
         >>> blocks(torch.tensor([1, 0, 0, 0, 0, 1]), 3)
         2
     """
-    inside = mask.bool().view(outer, count, -1).sum(2)
-    left = inside[inside.any(1)]
+    sizes_by_block = mask.bool().view(outer, count, -1).sum(2)
+    left = sizes_by_block[sizes_by_block.any(1)]
     sizes, counts = left[left > 0].unique(), (left > 0).sum(1).unique()
     return int(counts[0]) if len(sizes) == 1 == len(counts) else None
 
 
 def related(number: int, dimensions: Iterable[Dimension]) -> bool:
-    """Whether a number may count something of dimensions: it divides one, or is a multiple of one."""
+    """Whether a number divides one of some dimensions, or is a multiple of one."""
     return any(d.size % number == 0 or number % d.size == 0 for d in dimensions if d.size > 1)
 
 
 def explained(old: int, new: int, dimensions: Iterable[Dimension], listed: bool = False) -> bool:
-    """Whether a number can have become another one because dimensions were narrowed.
+    """Whether the narrowing of some dimension explains the new value of a number.
 
     Args:
-        old: the number.
-        new: what it became.
-        dimensions: what was narrowed, and what was not.
-        listed: whether it stands in a list, as the sizes do that a dimension is split into.
+        old: the value before.
+        new: the value afterwards.
+        dimensions: all dimensions that the number may count.
+        listed: whether the number is an item of a list, such as the sizes that a dimension is split into.
 
     Example:
         >>> import torch
@@ -66,34 +66,38 @@ def explained(old: int, new: int, dimensions: Iterable[Dimension], listed: bool 
 
 
 def follows(
-    path: str, name: str, olds: Mapping[str, int], news: Mapping[str, int], inside: Callable[[str], list[Dimension]]
+    path: str,
+    name: str,
+    olds: Mapping[str, int],
+    news: Mapping[str, int],
+    dimensions_under: Callable[[str], list[Dimension]],
 ) -> bool:
-    """Whether a module's number follows from what is narrowed in the nearest module around it that it can count.
+    """Whether the new value of a module's number follows from tensors in the nearest module that has a related size.
 
-    Where groups go as well, the channels of a group are counted.
+    If the number of groups changes as well, the number counts the channels of one group.
 
     Args:
-        path: of the module that has the number.
-        name: of the number, ``name[position]`` in a list.
-        olds: the module's numbers.
-        news: those that are to be others.
-        inside: returns the dimensions of all tensors under a prefix.
+        path: name of the module.
+        name: name of the number; ``name[position]`` in a list.
+        olds: all numbers of the module.
+        news: the new values of those that change.
+        dimensions_under: returns the dimensions of all tensors whose names have a prefix.
     """
     old, new = olds[name], news[name]
     groups = olds.get("groups", 1), news.get("groups", olds.get("groups", 1))
     if name != "groups" and 0 < groups[1] < groups[0] and old % groups[0] == 0 == new % groups[1]:
         per_group = {name: old // groups[0]}, {name: new // groups[1]}
-        if follows(path, name, *per_group, inside):
+        if follows(path, name, *per_group, dimensions_under):
             return True
     while True:
-        dimensions = inside(f"{path}." if path else "")
+        dimensions = dimensions_under(f"{path}." if path else "")
         if not path or related(old, dimensions):
             return explained(old, new, dimensions, name.endswith("]"))
         path = path.rpartition(".")[0]
 
 
 def _counts(number: int, d: Dimension, listed: bool) -> set[int | None]:
-    """Return what a number becomes with a dimension: as a multiple of it, as blocks of it, or as a part of it."""
+    """Return the possible new values of a number: as a multiple, as blocks, or as a part of a dimension."""
     if number % d.size == 0:
         return {number // d.size * d.kept}
     if d.mask is None:
@@ -107,18 +111,18 @@ def _counts(number: int, d: Dimension, listed: bool) -> set[int | None]:
 
 
 def _parts(mask: Tensor, size: int, step: int) -> set[int | None]:
-    """Return what is kept of the parts of a size that a dimension may be split into."""
+    """Return how many entries are kept in each part of a given size into which a dimension may be split."""
     ends = F.pad(mask.long().cumsum(0), (1, 0))
     return set((ends[size:] - ends[:-size])[::step].tolist())
 
 
 def sizes_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], groups: int = 1) -> dict[str, int]:
-    """Return the numbers of a layer of torch's that follow from the shapes of its tensors.
+    """Return the sizes in the attributes of a torch layer that its tensors determine.
 
     Args:
-        module: the layer; of any other, none follow.
-        shapes: of its parameters and buffers, by name in the layer.
-        groups: of a convolution.
+        module: the layer; for other modules the result is empty.
+        shapes: shapes of its parameters and buffers, by name in the layer.
+        groups: number of groups of a convolution.
 
     Example:
         >>> sizes_of(nn.Linear(3, 2), {"weight": (1, 3)})

@@ -1,6 +1,6 @@
 """The integers among a module's attributes: alone (``self.heads``), or in a list or tuple (``self.sizes[0]``).
 
-A list or tuple may also hold pairs of a name and an integer, as a layer of einops keeps what its pattern leaves open.
+A list or tuple may also hold pairs of a name and an integer, as the layers of einops do for the axes of a pattern.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import nn
 
 from engine.errors import PlanError
 
-# The attributes of torch's own layers that a rule sets; the others (strides, dimensions, numbers of layers) stay.
-_OF_RULES = frozenset(
+# Attributes of torch's layers that rules set; all others (strides, dimensions, numbers of layers) do not change.
+_SET_BY_RULES = frozenset(
     """
     groups head_dim hidden_size in_channels in_features input_size num_channels num_features num_heads out_channels
     out_features proj_size
@@ -41,11 +41,11 @@ def integers(module: nn.Module) -> dict[str, int]:
 
 
 def tagged(module: nn.Module, tag: Callable[[str, int], int]) -> dict[str, Any]:
-    """Return a module's public attributes that are or hold plain integers, with what ``tag`` makes of each.
+    """Return a module's public attributes that are or contain integers, with each integer replaced.
 
     Args:
-        module: the module, which is left as it is.
-        tag: takes the name and the number; a subclass of ``int`` may know more than its number.
+        module: the module, which is not changed.
+        tag: returns the replacement of an integer, given its name and value: an instance of a subclass of ``int``.
     """
     attributes: dict[str, Any] = {
         name: tag(name, value) for name, value in vars(module).items() if type(value) is int and name[0] != "_"
@@ -53,13 +53,13 @@ def tagged(module: nn.Module, tag: Callable[[str, int], int]) -> dict[str, Any]:
     for name, value in _sequences(module):
         if name[0] != "_" or type(value[0]) is tuple:
             attributes[name] = type(value)(
-                [_with(item, tag(f"{name}[{i}]", _number(item))) for i, item in enumerate(value)]
+                [_replaced(item, tag(f"{name}[{i}]", _number(item))) for i, item in enumerate(value)]
             )
     return attributes
 
 
 def _sequences(module: nn.Module) -> Iterator[tuple[str, list[Any] | tuple[Any, ...]]]:
-    """Yield the lists and tuples of integers, plain or named; those of torch's own layers are strides and the like."""
+    """Yield the lists and tuples of integers or named integers; in torch's layers, these are strides and the like."""
     if type(module).__module__.startswith("torch.nn.modules"):
         return
     for name, value in vars(module).items():
@@ -80,13 +80,13 @@ def _number(item: Any) -> int:
     return number
 
 
-def _with(item: Any, number: int) -> Any:
-    """Return an entry of a list with another number."""
+def _replaced(item: Any, number: int) -> Any:
+    """Return an entry of a list with its number replaced."""
     return (item[0], number) if isinstance(item, tuple) else number
 
 
 def is_settable(module: nn.Module, name: str) -> bool:
-    """Whether a plan may set an attribute: a size that a rule sets, or an integer of the user's own.
+    """Whether a plan may set an attribute: one that rules set, or an integer in a class of the user's.
 
     Example:
         >>> layer = nn.Conv2d(1, 2, 3)
@@ -94,29 +94,29 @@ def is_settable(module: nn.Module, name: str) -> bool:
         (True, False)
     """
     value = vars(module).get(name)
-    alone = isinstance(value, int) and not isinstance(value, bool)
-    if not alone and name not in dict(_sequences(module)):
+    is_single = isinstance(value, int) and not isinstance(value, bool)
+    if not is_single and name not in dict(_sequences(module)):
         return False
-    of_torch = type(module).__module__.startswith("torch.") or any(
+    is_torchs = type(module).__module__.startswith("torch.") or any(
         name in vars(base).get(kind, ())
         for base in type(module).__mro__
         if base.__module__.startswith("torch.")
         for kind in ("__annotations__", "__constants__")
     )
-    named = isinstance(value, (list, tuple)) and bool(value) and type(value[0]) is tuple
-    return name in _OF_RULES if of_torch else name[0] != "_" or named
+    has_names = isinstance(value, (list, tuple)) and bool(value) and type(value[0]) is tuple
+    return name in _SET_BY_RULES if is_torchs else name[0] != "_" or has_names
 
 
 def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> dict[str, Any]:
-    """Return the attributes that have to be set for integers to become others: smaller ones, from one on.
+    """Return the attributes to set so that integers get new values, which are positive and not larger than before.
 
     Args:
-        path: of the module in the model.
-        module: the module, which is left as it is.
-        values: the integers, by names as `integers` gives them.
+        path: name of the module in the model.
+        module: the module, which is not changed.
+        values: new values by the names that `integers` returns.
 
     Raises:
-        PlanError: where the module has no such integer, or no compaction could have set it so.
+        PlanError: if the module has no such integer, or no compaction could have set this value.
 
     Example:
         >>> class Split(nn.Module):
@@ -133,7 +133,7 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
         old = attributes.get(name, getattr(module, name, None))
         if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
             attributes[name] = type(old)(
-                [_with(item, value) if i == int(position) else item for i, item in enumerate(old)]
+                [_replaced(item, value) if i == int(position) else item for i, item in enumerate(old)]
             )
         elif not position and isinstance(old, int):
             attributes[name] = value
@@ -143,7 +143,7 @@ def with_integers(path: str, module: nn.Module, values: Mapping[str, int]) -> di
 
 
 def _check_settable(path: str, module: nn.Module, name: str, position: str, value: int) -> None:
-    """Refuse a number that no compaction of the module could have set."""
+    """Raise an error for a number that no compaction of the module could have set."""
     old = vars(module).get(name)
     if position.isdecimal() and isinstance(old, (list, tuple)) and int(position) < len(old):
         old = _number(old[int(position)])

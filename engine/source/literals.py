@@ -1,7 +1,7 @@
-"""Which numbers of a call the source itself fixes: literals, globals, attributes that no method but ``__init__`` sets.
+"""Which numbers in a call are fixed by the source: literals, globals, and attributes that only ``__init__`` sets.
 
-Once code has read a number from a tensor, a number that it passes to an op may be computed from that one, or chosen by
-it. What stands in the source of the call as a literal, or as an attribute that nothing changes, is neither.
+Once code has read a number from a tensor, the numbers that it passes to ops may be computed from that number, or chosen
+by it. Literals in the source of the call, and attributes that nothing changes, are neither.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["unsettled"]
+__all__ = ["unfixed_numbers"]
 
 Span = tuple[int, int, int, int]
 
@@ -33,11 +33,11 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.Not: operator.not_,
 }
-_SETUP = ("__init__", "__new__", "__post_init__", "reset_parameters")
+_CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "reset_parameters")
 
 
-class _Unsettled(Exception):
-    """An expression whose value the source does not fix."""
+class _NotFixed(Exception):
+    """Raised for an expression whose value the source does not fix."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +45,41 @@ class _File:
     """The syntax of a file.
 
     Attributes:
-        places: expressions and augmented assignments by where they stand.
-        functions: definitions by their first line, decorators included.
-        stored: names of attributes that are set outside of constructors.
+        places: expressions and augmented assignments by position.
+        functions: function definitions by their first line, which may be that of a decorator.
+        attributes_set_later: names of attributes that are set outside of constructors.
     """
 
     places: Mapping[Span, ast.AST]
     functions: Mapping[int, ast.FunctionDef | ast.AsyncFunctionDef]
-    stored: frozenset[str]
+    attributes_set_later: frozenset[str]
 
 
-def unsettled(numbers: Sequence[Any], frame: FrameType) -> list[Any]:
-    """Return those of the numbers that are passed by a call which its source does not fix.
+def unfixed_numbers(numbers: Sequence[Any], frame: FrameType) -> list[Any]:
+    """Return the numbers in a call that its source does not fix.
 
     Args:
-        numbers: that reach a function or an operator.
-        frame: which is making the call.
+        numbers: all numbers that the called function or operator receives.
+        frame: the frame that makes the call.
     """
     place = _place(frame)
-    settled: Counter[Any] = Counter()
+    fixed: Counter[Any] = Counter()
     for expr in _operands(place):
         try:
-            settled.update(_flat(_value(expr, frame)))
-        except _Unsettled:
+            fixed.update(_flat(_value(expr, frame)))
+        except _NotFixed:
             continue
-    left = []
+    unfixed = []
     for number in numbers:
-        if settled[number] > 0:
-            settled[number] -= 1
+        if fixed[number] > 0:
+            fixed[number] -= 1
         else:
-            left.append(number)
-    return left
+            unfixed.append(number)
+    return unfixed
 
 
 def _place(frame: FrameType) -> ast.AST | None:
-    """Return the expression that a frame is evaluating; None where the source is not there, or too old a Python."""
+    """Return the expression that a frame is evaluating; None without source, and before Python 3.11."""
     code = frame.f_code
     spans = _spans(code)
     span = spans[frame.f_lasti // 2] if frame.f_lasti // 2 < len(spans) else None
@@ -110,8 +110,10 @@ def _file(name: str) -> _File:
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
-    stored = {name for f in functions.values() if f.name not in _SETUP for name in _attributes_set(f)}
-    return _File(places, functions, frozenset(stored))
+    attributes_set_later = {
+        name for f in functions.values() if f.name not in _CONSTRUCTORS for name in _attributes_set(f)
+    }
+    return _File(places, functions, frozenset(attributes_set_later))
 
 
 def _attributes_set(function: ast.AST) -> Iterator[str]:
@@ -142,13 +144,13 @@ _OPERANDS: dict[type, Callable[[Any], list[ast.expr]]] = {
 
 
 def _operands(place: ast.AST | None) -> list[ast.expr]:
-    """Return the expressions that a call, an operator or a subscript takes."""
+    """Return the operands of a call, an operator or a subscript."""
     operands = _OPERANDS.get(type(place), lambda _: [])(place)
     return [part for expr in operands for part in _parts(expr)]
 
 
 def _parts(expr: ast.expr) -> list[ast.expr]:
-    """Return the elements of a tuple, a list or a slice, and any other expression itself."""
+    """Return the elements of a tuple, list or slice; of any other expression, the expression itself."""
     if isinstance(expr, (ast.Tuple, ast.List)):
         return [part for element in expr.elts for part in _parts(element)]
     if isinstance(expr, ast.Slice):
@@ -166,10 +168,10 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _value(expr: ast.expr, frame: FrameType) -> Any:
-    """Return what an expression is now, where the source fixes it.
+    """Return the current value of an expression that the source fixes.
 
     Raises:
-        _Unsettled: where it does not.
+        _NotFixed: if the source does not fix it.
     """
     if isinstance(expr, ast.Constant):
         return expr.value
@@ -186,11 +188,11 @@ def _value(expr: ast.expr, frame: FrameType) -> Any:
         return _attribute(_owner(expr.value, frame), expr.attr, frame)
     if isinstance(expr, ast.Name):
         return _local(expr.id, frame) if expr.id in frame.f_code.co_varnames else _global(expr.id, frame)
-    raise _Unsettled
+    raise _NotFixed
 
 
 def _owner(expr: ast.expr, frame: FrameType) -> Any:
-    """Return the object whose attribute is read: ``self`` or a module of Python, or what is theirs."""
+    """Return the object whose attribute is read: ``self``, a Python module, or an attribute of these."""
     if isinstance(expr, ast.Attribute):
         return _attribute(_owner(expr.value, frame), expr.attr, frame)
     code = frame.f_code
@@ -198,20 +200,20 @@ def _owner(expr: ast.expr, frame: FrameType) -> Any:
         return frame.f_locals[expr.id]
     if isinstance(expr, ast.Name) and expr.id not in code.co_varnames:
         return _global(expr.id, frame)
-    raise _Unsettled
+    raise _NotFixed
 
 
 def _attribute(owner: Any, name: str, frame: FrameType) -> Any:
-    """Return an attribute that no method but a constructor of the file sets, without running any code."""
-    if name in _file(frame.f_code.co_filename).stored and not isinstance(owner, ModuleType):
-        raise _Unsettled
+    """Return an attribute that only constructors in the file set, without running any code."""
+    if name in _file(frame.f_code.co_filename).attributes_set_later and not isinstance(owner, ModuleType):
+        raise _NotFixed
     own = getattr(owner, "__dict__", {})
     for table in (own, own.get("_modules", {})):
         if name in table:
             return table[name]
     value = inspect.getattr_static(owner, name, None)
     if value is None or hasattr(value, "__get__"):
-        raise _Unsettled
+        raise _NotFixed
     return value
 
 
@@ -219,46 +221,46 @@ def _global(name: str, frame: FrameType) -> Any:
     for space in (frame.f_globals, frame.f_builtins):
         if name in space:
             return space[name]
-    raise _Unsettled  # a variable of an enclosing function
+    raise _NotFixed  # a variable of an enclosing function
 
 
 def _local(name: str, frame: FrameType) -> Any:
-    """Return a variable that the source fixes, as its assignments do, or an argument as the call does that is running.
+    """Return the value of a variable whose assignments, or of an argument whose call, the source fixes.
 
-    Assignments are all unconditional, or there is only one: a variable that has a value then has that one.
+    All assignments are unconditional, or there is only one: if the variable has a value, it has this one.
     """
     function = _file(frame.f_code.co_filename).functions.get(frame.f_code.co_firstlineno)
     if function is None or name not in frame.f_locals:
-        raise _Unsettled
+        raise _NotFixed
     bindings = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and _binds(n)]
     if name in (a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)):
         if bindings:
-            raise _Unsettled
+            raise _NotFixed
         return _argument(name, function.args, frame)
     alone = ast.walk(function) if len(bindings) == 1 else function.body
     assigned = [s.value for s in alone if isinstance(s, ast.Assign) and all(t in bindings for t in s.targets)]
     if not assigned or len(assigned) != len(bindings):
-        raise _Unsettled
+        raise _NotFixed
     for value in assigned:
         _value(value, frame)
     return frame.f_locals[name]
 
 
 def _argument(name: str, arguments: ast.arguments, frame: FrameType) -> Any:
-    """Return what a plain function is given for an argument, where its caller's source or its default fixes that.
+    """Return the value of an argument of a plain function that the source of the caller, or a default, fixes.
 
     Raises:
-        _Unsettled: where the running call is not one by the function's own name, or hands on a sequence or a mapping.
+        _NotFixed: if the function is called by another name, or with an unpacked sequence or mapping.
     """
     caller = frame.f_back
     place = None if caller is None else _place(caller)
     if caller is None or not isinstance(place, ast.Call):
-        raise _Unsettled
+        raise _NotFixed
     function = _value(place.func, caller)
     if not isinstance(function, FunctionType) or function.__code__ is not frame.f_code:
-        raise _Unsettled
+        raise _NotFixed
     if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
-        raise _Unsettled
+        raise _NotFixed
     passed: dict[str, ast.expr] = dict(
         zip([a.arg for a in (*arguments.posonlyargs, *arguments.args)], place.args, strict=False)
     )

@@ -1,4 +1,4 @@
-"""Where in the user's code a call was made: the innermost frame outside of torch and the recorder."""
+"""The place of a call in the user's code: the innermost frame outside of torch and the recorder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Site:
 
     Attributes:
         function: name of the torch function that is called.
-        code: the code object that calls it.
+        code: the code object that makes the call.
         caller: the code object that called that one.
-        line: line of the call, as a reader counts.
+        line: line of the call, counted from 1.
         end: last line and column of the call in the source; None before Python 3.11, which does not keep it.
         reflected: whether it is an operator with a number on its left.
     """
@@ -53,7 +53,7 @@ class Site:
 
 @functools.cache
 def _ends(code: CodeType) -> list[tuple[int, int] | None]:
-    """End line and column of each instruction."""
+    """Return the end line and column of each instruction."""
     if not hasattr(code, "co_positions"):
         return []
     return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
@@ -61,7 +61,7 @@ def _ends(code: CodeType) -> list[tuple[int, int] | None]:
 
 @functools.cache
 def is_library(filename: str) -> bool:
-    """Whether a file is torch's or the recorder's, and so nothing that the user wrote."""
+    """Whether a file belongs to torch or to the recorder, and not to the user."""
     return filename.startswith(_TORCH) or filename in _ENGINE
 
 
@@ -70,8 +70,18 @@ def user_site(function: str, reflected: bool = False) -> Site:
     frame = sys._getframe(1)
     while frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    ends = _ends(frame.f_code)
-    place = frame.f_lasti // 2
-    caller = None if frame.f_back is None else frame.f_back.f_code
-    end = ends[place] if place < len(ends) else None
-    return Site(function, frame.f_code, caller, frame.f_lineno, end, reflected)
+    code, caller = frame.f_code, None if frame.f_back is None else frame.f_back.f_code
+    key = function, id(code), id(caller), frame.f_lasti, reflected  # the hash of code takes longer than all else
+    site = _SITES.get(key)
+    if site is None:
+        ends, place = _ends(code), frame.f_lasti // 2
+        end = ends[place] if place < len(ends) else None
+        site = Site(function, code, caller, frame.f_lineno, end, reflected)
+        if len(_SITES) >= _MOST:
+            _SITES.clear()
+        _SITES[key] = site
+    return site
+
+
+_SITES: dict[tuple[str, int, int, int, bool], Site] = {}
+_MOST = 20_000

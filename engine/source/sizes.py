@@ -1,8 +1,8 @@
-"""Numbers that remember how they were computed from shapes and attributes, and note when code decides by them.
+"""Numbers that know how they were computed from shapes and attributes, and note comparisons in the user's code.
 
-``x.view(b, c // self.groups, -1)`` passes plain integers to the op. While tracing, shapes and module attributes are
-handed out as `Size`, an ``int`` that remembers its expression through arithmetic, so that an analysis can ask what
-the argument *will be* once tensors are smaller, and refuse what would stay behind.
+``x.view(b, c // self.groups, -1)`` passes plain integers to the op. While a model is traced, sizes of shapes and
+attributes of modules are `Size` objects: an ``int`` that carries its expression through arithmetic. An analysis can
+then evaluate the argument for smaller tensors, and refuse a removal after which it would be wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ import torch
 from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr, Guard
 from engine.source.sites import is_library
 
-__all__ = ["LISTENING", "Scalar", "Shape", "Size", "expression", "is_tagged", "numbers_in", "tell_numbers", "truths_in"]
+__all__ = [
+    "GUARD_TABLES",
+    "Scalar",
+    "Shape",
+    "Size",
+    "booleans_in",
+    "expression",
+    "is_tagged",
+    "numbers_in",
+    "note_exact_values",
+]
 
 
 class Size(int):
@@ -31,7 +41,7 @@ class Size(int):
     """
 
     expr: Expr
-    reflected: bool = False  # whether it stands on the left of an operator that the tensor on its right carries out
+    reflected: bool = False  # whether it is the left operand of an operator that the tensor on the right implements
 
     def __new__(cls, value: int, expr: Expr) -> Size:
         """Return ``value`` with its expression."""
@@ -40,7 +50,7 @@ class Size(int):
         return self
 
     def __bool__(self) -> bool:
-        _tell(Apply("!=", self.expr, 0), int(self) != 0)
+        _note_comparison(Apply("!=", self.expr, 0), int(self) != 0)
         return int(self) != 0
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of it is a plain int
@@ -60,7 +70,7 @@ class Scalar(float):
         return self
 
     def __bool__(self) -> bool:
-        _tell(Apply("!=", self.expr, 0), float(self) != 0)
+        _note_comparison(Apply("!=", self.expr, 0), float(self) != 0)
         return float(self) != 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,37 +78,37 @@ class Scalar(float):
 
 
 def expression(number: int | float) -> Expr:
-    """Return the expression of a number, itself where it has none."""
+    """Return the expression of a number; of a plain number, the number itself."""
     return number.expr if isinstance(number, (Size, Scalar)) else _plain(number)
 
 
 def is_tagged(number: Any) -> bool:
-    """Whether a number knows the expression it came from."""
+    """Whether a number carries an expression."""
     return isinstance(number, (Size, Scalar))
 
 
 def _plain(number: int | float) -> int | float:
-    """Return a number that remembers nothing; ``int(number)`` would ask its own ``__int__``."""
+    """Return a number without its expression; ``int(number)`` would call the tracked ``__int__``."""
     return float.__float__(number) if isinstance(number, float) else int.__int__(number)
 
 
-def _sized(result: int | float, symbol: str, left: int | float, right: int | float) -> Size | Scalar:
+def _tagged_result(result: int | float, symbol: str, left: int | float, right: int | float) -> Size | Scalar:
     expr = Apply(symbol, expression(left), expression(right))
     return Scalar(result, expr) if isinstance(result, float) else Size(result, expr)
 
 
-def _tagged(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any, Any], Any]:
+def _arithmetic(base: type, symbol: str, name: str, swapped: bool) -> Callable[[Any, Any], Any]:
     plain = getattr(base, name)
 
     def method(self: Any, other: Any) -> Any:
         result = plain(self, other)
-        if result is NotImplemented and isinstance(other, float):  # Python would ask the float, which knows nothing
+        if result is NotImplemented and isinstance(other, float):  # Python would call the untracked float's method
             result = getattr(float, name)(float(self), float(other))
         if result is NotImplemented:
             self.reflected = not swapped
             return result
         left, right = (other, self) if swapped else (self, other)
-        return _sized(result, symbol, left, right)
+        return _tagged_result(result, symbol, left, right)
 
     return method
 
@@ -108,14 +118,14 @@ def _unary(base: type, symbol: str, name: str) -> Callable[..., Any]:
 
     def method(self: Any, *digits: int) -> Any:
         if digits:  # of `round`
-            tell_numbers([self])
+            note_exact_values([self])
             return plain(self, *digits)
-        return _sized(plain(self), symbol, self, 0)
+        return _tagged_result(plain(self), symbol, self, 0)
 
     return method
 
 
-def _compared(base: type, symbol: str, name: str) -> Callable[[Any, Any], Any]:
+def _comparison(base: type, symbol: str, name: str) -> Callable[[Any, Any], Any]:
     plain = getattr(base, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -123,64 +133,64 @@ def _compared(base: type, symbol: str, name: str) -> Callable[[Any, Any], Any]:
         if outcome is NotImplemented and isinstance(other, float):
             outcome = getattr(float, name)(float(self), float(other))
         if outcome is not NotImplemented:
-            _tell(Apply(symbol, self.expr, expression(other)), outcome)
+            _note_comparison(Apply(symbol, self.expr, expression(other)), outcome)
         return outcome
 
     return method
 
 
-def _forgetful(base: type, name: str) -> Callable[..., Any]:
+def _untracked(base: type, name: str) -> Callable[..., Any]:
     plain = getattr(base, name)
 
     def method(self: Any, *args: Any) -> Any:
-        tell_numbers([self])
+        note_exact_values([self])
         return plain(self, *args)
 
     return method
 
 
-def tell_numbers(numbers: Iterable[Any], depth: int = 3) -> None:
-    """Keep that the caller's caller goes on with numbers as they are now, in a form that remembers nothing."""
+def note_exact_values(numbers: Iterable[Any], depth: int = 3) -> None:
+    """Note as guards that the caller's caller uses the present values of numbers in a form that is not tracked."""
     for number in numbers:
         if isinstance(number, (Size, Scalar)):
-            _tell(Apply("==", number.expr, _plain(number)), True, depth)
+            _note_comparison(Apply("==", number.expr, _plain(number)), True, depth)
 
 
-def _tell(expr: Apply, outcome: bool, depth: int = 2) -> None:
-    """Keep a comparison that the user's code makes; torch's and the engine's own decide nothing about channels."""
+def _note_comparison(expr: Apply, outcome: bool, depth: int = 2) -> None:
+    """Note a comparison in the user's code; those of torch and of the engine decide nothing about channels."""
     frame = sys._getframe(depth)
-    if LISTENING and not is_library(frame.f_code.co_filename):
-        LISTENING[-1].setdefault(expr, Guard(expr, outcome, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+    if GUARD_TABLES and not is_library(frame.f_code.co_filename):
+        GUARD_TABLES[-1].setdefault(expr, Guard(expr, outcome, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
 
 
-LISTENING: list[dict[Apply, Guard]] = []
-"""Where comparisons go: what is recording last is the last."""
+GUARD_TABLES: list[dict[Apply, Guard]] = []
+"""Tables for comparisons, one per recording; the last one is in use."""
 
-# Among them `hash`, for a table of sizes. Text is left out, though it could be a key too: code often prints shapes.
-_FORGETFUL = """abs and bit_count bit_length divmod float hash int invert is_integer as_integer_ratio lshift or pos rand
+# `hash` is among them, for dictionaries with sizes as keys. `str` is not: code often prints shapes.
+_UNTRACKED = """abs and bit_count bit_length divmod float hash int invert is_integer as_integer_ratio lshift or pos rand
     rdivmod rlshift ror rrshift rshift rxor xor""".split()
 
 
-def _remember(kind: type, base: type) -> None:
-    """Give a class of numbers the methods of a plain one, so that nothing is computed or decided unseen."""
+def _track(kind: type, base: type) -> None:
+    """Give a class of numbers tracked versions of the methods of a plain one."""
     for symbol, name in ARITHMETIC.items():
-        setattr(kind, f"__{name}__", _tagged(base, symbol, f"__{name}__", swapped=False))
-        setattr(kind, f"__r{name}__", _tagged(base, symbol, f"__r{name}__", swapped=True))
+        setattr(kind, f"__{name}__", _arithmetic(base, symbol, f"__{name}__", swapped=False))
+        setattr(kind, f"__r{name}__", _arithmetic(base, symbol, f"__r{name}__", swapped=True))
     for symbol, name in COMPARISONS.items():
-        setattr(kind, f"__{name}__", _compared(base, symbol, f"__{name}__"))
+        setattr(kind, f"__{name}__", _comparison(base, symbol, f"__{name}__"))
     for symbol in (s for s in UNARY if hasattr(base, f"__{s}__")):
         setattr(kind, f"__{symbol}__", _unary(base, symbol, f"__{symbol}__"))
-    for name in (n for plain in _FORGETFUL for n in (plain, f"__{plain}__")):
+    for name in (n for plain in _UNTRACKED for n in (plain, f"__{plain}__")):
         if hasattr(base, name):
-            setattr(kind, name, _forgetful(base, name))
+            setattr(kind, name, _untracked(base, name))
 
 
-_remember(Size, int)
-_remember(Scalar, float)
+_track(Size, int)
+_track(Scalar, float)
 
 
 class Shape(tuple[int, ...]):
-    """What ``x.shape`` gives while tracing: `torch.Size` drops subclasses of ``int``, a tuple keeps them."""
+    """The value of ``x.shape`` while tracing: `torch.Size` would drop subclasses of ``int``, a tuple keeps them."""
 
     def numel(self) -> int:
         """Product of the sizes."""
@@ -198,7 +208,7 @@ class Shape(tuple[int, ...]):
 
 
 def _parts(tree: Any) -> Iterable[Any]:
-    """Return what an argument consists of; nothing for what holds nothing."""
+    """Return the items of a container or a slice, and nothing for other arguments."""
     if isinstance(tree, slice):
         return tree.start, tree.stop, tree.step
     if isinstance(tree, dict):
@@ -210,22 +220,23 @@ def numbers_in(tree: Any) -> list[int | float]:
     """Return the numbers in nested arguments, in order."""
     numbers: list[int | float] = []
     for item in (tree,) if isinstance(tree, (int, float)) else _parts(tree):
-        if type(item) in _WITHOUT_NUMBERS:
+        kind = type(item)
+        if kind in _WITHOUT_NUMBERS:
             continue
-        if not isinstance(item, (int, float)):
-            numbers += numbers_in(item)
-        elif not isinstance(item, bool):
+        if kind is int or kind is float or isinstance(item, (int, float)):
             numbers.append(item)
+        elif not isinstance(item, torch.Tensor):
+            numbers += numbers_in(item)
     return numbers
 
 
 _WITHOUT_NUMBERS = frozenset({bool, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device})
 
 
-def truths_in(tree: Any) -> Iterator[bool]:
-    """Yield the truth values in nested arguments, in order."""
+def booleans_in(tree: Any) -> Iterator[bool]:
+    """Yield the booleans in nested arguments, in order."""
     for item in (tree,) if isinstance(tree, bool) else _parts(tree):
         if isinstance(item, bool):
             yield item
         else:
-            yield from truths_in(item)
+            yield from booleans_in(item)

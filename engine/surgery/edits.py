@@ -18,8 +18,8 @@ from types import FunctionType
 from typing import Any
 
 from engine.errors import PlanError
+from engine.source.function_text import source_of
 from engine.source.sites import Site
-from engine.source.texts import source_of
 from engine.surgery.classes import compiled, legible, namespace
 from engine.surgery.operands import Bounds, Sides, Tail
 

@@ -28,7 +28,7 @@ from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.evaluation import State, evaluating
 from engine.recording.inputs import call_model
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 from engine.surgery.kinds.attention import headwise
 from engine.verification.decisions import Decision, Decisions
 from engine.verification.projections import PROJECTIONS, Directions, channel_norms
@@ -271,7 +271,7 @@ def observe(
                 calls.append(_call(model, arguments, witness, looks, decisions, state, wide))
     finally:
         for tensor in tensors.values():
-            if isinstance(tensor, StandIn):
+            if isinstance(tensor, RecomputedTensor):
                 tensor.forget()
     for call, following in itertools.pairwise(calls):
         call.again = following
@@ -307,7 +307,7 @@ def _call(
 
 def _alias(tensor: Tensor) -> Tensor:
     """Return another object for the same memory: a forward may put other memory under it."""
-    return tensor if isinstance(tensor, StandIn) else tensor.detach()
+    return tensor if isinstance(tensor, RecomputedTensor) else tensor.detach()
 
 
 def _exchange(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

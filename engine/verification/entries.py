@@ -21,9 +21,9 @@ from engine.errors import TraceError, VerificationError
 from engine.program.entries import Entry
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
 from engine.program.trees import map_tensors, results_in
-from engine.recording.around import around
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_entry
+from engine.recording.outer_modules import preserving_outer_modules
 from engine.recording.process import seeded
 from engine.surgery.kinds.attention import headwise
 from engine.verification.certificate import Certificate
@@ -198,7 +198,7 @@ class EntryProof:
         args, kwargs = (map_tensors(tree, lambda t: _cast(t, dtype)) for tree in (entry.args, dict(entry.kwargs)))
         learning = list(distinct_modules(model).values()) if entry.training else []
         with ExitStack() as scope:
-            outer = scope.enter_context(around(entry, model))
+            outer = scope.enter_context(preserving_outer_modules(entry, model))
             scope.enter_context(evaluating(model, learning))
             scope.enter_context(headwise(model))
             scope.enter_context(torch.enable_grad() if way.gradients else torch.inference_mode())
@@ -221,7 +221,7 @@ class EntryProof:
             now = stored_tensors(model)
             outcome.written = {name: now[name].detach().clone() for name in self._written if name in now}
             if entry.after is not None:
-                outcome.hooked = dict(_hooked(entry.after, model))
+                outcome.hooked = {key: t for key, t in _hooked(entry.after, model) if key[1] in recipes}
         return outcome
 
 

@@ -78,7 +78,7 @@ class Sizes:
     def _attempt_side(self, attempt: Attempt, one: Mapping[Axis, int]) -> bool:
         """Try another size along one side: of pictures a smaller multiple, elsewhere an odd one, then a larger one."""
         first = self.sides[0]
-        if first.picture:
+        if first.is_image_side:
             last = self.sides[-1]
             return attempt({**one, last: last.size - 32 if last.size > 64 else max(last.size // 2, 1)})
         return attempt({**one, **_odd_ones([first])}) and attempt({**one, **_longer([first])})

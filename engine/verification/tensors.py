@@ -15,7 +15,7 @@ from engine.compaction.plan import Plan
 from engine.compaction.slices import Slice
 from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, parameters_of, stored_tensors
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 
 __all__ = ["Recipe", "masked_recipes", "may_share", "run_tensors", "small_recipes"]
 
@@ -132,7 +132,7 @@ def run_tensors(
 
 def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool) -> Tensor:
     part = functools.partial(recipe.part, wide) if recipe.stored.ndim > 1 else None
-    return StandIn(recipe.stored, recipe.dtype(wide), lambda: recipe.make(wide), often, part)
+    return RecomputedTensor(recipe.stored, recipe.dtype(wide), lambda: recipe.make(wide), often, part)
 
 
 def _late(model: nn.Module) -> set[str]:

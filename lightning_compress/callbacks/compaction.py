@@ -1,4 +1,4 @@
-"""Removes masked channels, during training or at the end of the fit, and writes the compacted checkpoint."""
+"""Compaction of masked models, during training or at the end of the fit, and the compacted checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from engine.errors import CheckpointError, EngineError
 from engine.files import content_of
 from lightning_compress.callbacks.base import CompressionCallback, timed_runs
 from lightning_compress.callbacks.complexity import ComplexityMonitor
-from lightning_compress.callbacks.masking import MaskWatch, active_masks, holders
-from lightning_compress.callbacks.occasions import check_epochs, check_source, occasions
+from lightning_compress.callbacks.masking import MaskWatch, active_masks, masking_callbacks
 from lightning_compress.callbacks.shrinking import check_no_buffers, make_permanent, shrink
+from lightning_compress.callbacks.when import check_epochs, check_source, parse_when
 from lightning_compress.checkpoints import compacted as files
 from lightning_compress.checkpoints.saving import bytes_of, check_room, save
 from lightning_compress.report.latency import Comparison, check_runs, compare, replica
@@ -33,61 +33,61 @@ if TYPE_CHECKING:
 
 
 class ModelCompaction(CompressionCallback):
-    """Removes what is masked, in place, verifies it, and writes the compacted checkpoint.
+    """Remove masked channels in place, verify the result, and write the compacted checkpoint.
 
-    At the end it acts in ``on_fit_end``: by then every ``on_train_end`` has run (``ModelPruning`` has made its masks
-    permanent, averaging callbacks have put their averages in), DDP is unwrapped and SyncBN reverted, whatever the order
-    of the callbacks, and however the fit ended: by its length, early stopping, ``max_time`` or ``trainer.should_stop``.
-    Lightning has moved the module to the CPU; it goes back to the trainer's device for the compaction. On Ctrl-C
-    Lightning calls ``on_exception`` only: then it acts there. Other exceptions leave the model alone.
+    At the end of the fit it acts in ``on_fit_end``, after all ``on_train_end`` hooks, whatever the order of the
+    callbacks: ``ModelPruning`` has made its masks permanent, averaging callbacks have stored their averages, DDP is
+    unwrapped and SyncBN reverted. It does so however the fit ended: by its length, early stopping, ``max_time`` or
+    ``trainer.should_stop``. Lightning has moved the module to the CPU by then; it is compacted on the trainer's device.
+    On Ctrl-C, Lightning only calls ``on_exception``, so it acts there. Other exceptions leave the model unchanged.
 
-    With ``when`` it also compacts while training goes on: optimizers, schedulers, averaged copies, masks and their
-    schedules, DDP and compiled code follow, and training goes on as it would have with masks. Only what callbacks mask
-    counts as dead then: a weight that is zero by itself has yet to learn. What would not be exact in train mode is
-    refused.
+    With ``when`` it also compacts during training: optimizers, schedulers, averaged copies, masks and their schedules,
+    DDP and compiled code are updated, and training continues as it would have with masks. Then only channels that
+    callbacks mask are removed: a weight that happens to be zero may still learn. Removals that would not be exact in
+    train mode are rejected.
 
-    What is masked at the end: the masks that callbacks of the Trainer hold and those of `torch.nn.utils.prune`; where
-    there are none, the zeros in the weights.
+    At the end of the fit, the masks of the Trainer's callbacks and of `torch.nn.utils.prune` apply, or, if there are
+    none, the zeros in the weights.
 
     Args:
         dirpath: local folder of the checkpoint; by default the Trainer's log folder.
-        filename: its name, without ``.ckpt``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
-        confidence: number of random samples to verify with; 0 runs nothing.
-        on_failure: what to do where the model cannot be compacted: ``"warn"`` leaves the masked model as it is and
-            writes its checkpoint, ``"raise"`` raises.
+        filename: its name, without ``.ckpt``. If the file exists, ``-v1`` is appended, and so on.
+        confidence: number of random samples to verify with; 0 skips verification.
+        on_failure: what to do if the model cannot be compacted: ``"warn"`` keeps the masked model and writes its
+            checkpoint, ``"raise"`` raises.
         save: whether to write the checkpoint.
-        save_weights_only: whether the checkpoint is to hold no states of optimizers, schedulers, loops and callbacks.
-            With ``False`` a fit goes on from it: ``trainer.fit(module, ckpt_path=compaction.checkpoint_path)``.
+        save_weights_only: whether to omit the states of optimizers, schedulers, loops and callbacks from the
+            checkpoint. With ``False``, training can resume from it:
+            ``trainer.fit(module, ckpt_path=compaction.checkpoint_path)``.
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
-        when: when to compact while training goes on: before the first batch of an epoch, or of several, or (a fraction)
-            as soon as at least that part of the model's parameters would be removed. By default at the end only; at the
-            end it compacts in any case.
+        example_input: example input of the model.
+        when: when to compact during training: one epoch or several (before their first batch), or a fraction (as soon
+            as at least that fraction of the model's parameters would be removed). By default only at the end of the
+            fit, where it always compacts.
         latency_runs: number of timed forward passes of the masked and of the compacted network, in turns, right after
-            a compaction, which warns where the smaller network is slower; 0: nothing is timed, unless another
-            callback, as `CompressionReport`, asks for it. A copy of the masked network is kept until then.
-        reindex: whether layers may lose channels that others keep, see `engine.ModelSpeedup`: of use where masks
-            contradict each other. What `ComplexityMonitor` predicts is without.
-        steps: whether what the LightningModule's steps read stays, or follows, and is verified, beside the model's
-            forward: those that evaluate, and with ``when`` the training step. They are recorded once on the first batch
-            of their loader, with a Trainer that does nothing; what cannot be recorded is an error before the first
-            epoch.
-        plain_norms: which norms that lost channels become ordinary ones at the end of the fit: ``"exact"``, RMS norms,
-            which compute the same with another eps and scale of the weight; True, layer norms and group norms too,
-            which compute something else, as the certificate says. Not with ``save_weights_only=False``, whose optimizer
-            state fits the old scale, and not where parameters are sharded.
+            a compaction; warns if the compacted network is slower. With 0, nothing is timed unless another callback,
+            such as `CompressionReport`, needs it. A copy of the masked network is kept until then.
+        reindex: whether layers may lose channels that coupled layers keep, see `engine.ModelSpeedup`; useful for
+            inconsistent masks. The predictions of `ComplexityMonitor` do not take it into account.
+        steps: whether to preserve and verify the results of the LightningModule's steps, beside the model's forward:
+            the evaluation steps, and with ``when`` the training step. They are traced once, on the first batch of their
+            dataloader, with a stub Trainer. A step that cannot be traced is an error before the first epoch.
+        plain_norms: which norms that lost channels become ordinary norms at the end of the fit: with ``"exact"``, RMS
+            norms, which compute the same with another eps and weight scale; with True, layer norms and group norms too,
+            which then compute a different function, as the certificate says. Supported neither with
+            ``save_weights_only=False``, whose optimizer state fits the old scale, nor with sharded parameters.
 
     Attributes:
-        checkpoint_path: the checkpoint, once written.
-        plan: what was removed, once compacted; of several compactions, what they removed together.
-        certificate: the verdict of the (last) verification, once compacted.
-        failure: why the model was not compacted, or its checkpoint not written, where that was tried and failed.
-        latency: the times of both, in milliseconds, where they were measured.
-        not_timed: why they were not, where that was asked for.
+        checkpoint_path: path of the checkpoint, once written.
+        plan: what was removed, once compacted; for several compactions, their composition.
+        certificate: the verdict of the last verification, once compacted.
+        failure: why compacting the model or writing its checkpoint failed, if it did.
+        latency: the times of both networks, in milliseconds, if measured.
+        not_timed: why they were not measured, if a callback needed them.
 
     Raises:
-        MisconfigurationException: for an argument that is none of these.
-        EngineError: with ``on_failure="raise"``, where the model cannot be compacted; it is as before then.
+        MisconfigurationException: for an invalid argument.
+        EngineError: with ``on_failure="raise"``, if the model cannot be compacted; the model is then unchanged.
 
     Example:
         >>> compaction = ModelCompaction(on_failure="raise")
@@ -113,27 +113,27 @@ class ModelCompaction(CompressionCallback):
     ) -> None:
         super().__init__(model, example_input)
         if plain_norms not in (False, True, "exact"):
-            raise MisconfigurationException(f"`plain_norms` is False, True or 'exact', got {plain_norms!r}.")
+            raise MisconfigurationException(f"`plain_norms` must be False, True or 'exact', got {plain_norms!r}.")
         if plain_norms and not save_weights_only:
             raise MisconfigurationException(
-                f"`plain_norms={plain_norms!r}` gives weights another scale, which the optimizer's state that "
-                "`save_weights_only=False` saves does not fit: leave one of the two out."
+                f"`plain_norms={plain_norms!r}` rescales weights, so the optimizer state that "
+                "`save_weights_only=False` saves would no longer fit. Omit one of the two."
             )
         self.plain_norms, self.follows_steps = plain_norms, steps
         check_runs(latency_runs)
         self.latency_runs, self.reindex = latency_runs, reindex
-        self.when = occasions(when)
+        self.when = parse_when(when)
         if on_failure not in ("warn", "raise"):
-            raise MisconfigurationException(f"`on_failure` is 'warn' or 'raise', got {on_failure!r}.")
+            raise MisconfigurationException(f"`on_failure` must be 'warn' or 'raise', got {on_failure!r}.")
         if isinstance(confidence, bool) or not isinstance(confidence, int) or confidence < 0:
-            raise MisconfigurationException(f"`confidence` is a number of samples from 0 on, got {confidence!r}.")
+            raise MisconfigurationException(f"`confidence` must be a number of samples >= 0, got {confidence!r}.")
         if dirpath is not None and "://" in str(dirpath):
-            raise MisconfigurationException(f"`dirpath` is a local folder, got {str(dirpath)!r}.")
+            raise MisconfigurationException(f"`dirpath` must be a local folder, got {str(dirpath)!r}.")
         self.dirpath, self.filename, self.save = dirpath, filename, save
         self.save_weights_only = save_weights_only
         self.confidence, self.on_failure = confidence, on_failure
         self._reset()
-        bring_results_back()  # in the process that stays behind, where it is another one
+        bring_results_back()  # in the main process, if another process runs the fit
 
     def _reset(self) -> None:
         self.checkpoint_path: str | None = None
@@ -152,26 +152,26 @@ class ModelCompaction(CompressionCallback):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        bring_results_back()  # in the process that fits
-        if shards(trainer) and not holders(trainer):
+        bring_results_back()  # in the process that runs the fit
+        if shards(trainer) and not masking_callbacks(trainer):
             raise MisconfigurationException(
-                "`ModelCompaction` removes what callbacks mask where parameters are sharded, and no callback of this "
-                "Trainer masks anything. Add `ChannelPruning`."
+                "With sharded parameters, `ModelCompaction` removes only channels that callbacks mask, but no callback "
+                "of this Trainer masks any. Add `ChannelPruning`."
             )
         self._check_no_model_pruning(trainer)
         self._reset()
-        # All ranks take part in finding the folder, so it cannot wait for an interrupt.
+        # Determining the folder involves all ranks, so it cannot be left to the handling of an interrupt.
         self._folder = Path(self.dirpath or trainer.log_dir or trainer.default_root_dir)
         if self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            # Uncompacted: so large it is where nothing can be removed.
+            # The uncompacted size: nothing may turn out to be removable.
             check_room(trainer, self._folder / f"{self.filename}.ckpt", bytes_of(pl_module))
 
     def _check_no_model_pruning(self, trainer: Trainer) -> None:
         names = {cls.__name__ for callback in trainer.callbacks for cls in type(callback).__mro__}  # type: ignore[attr-defined]
         if self.when is not None and "ModelPruning" in names:
             raise MisconfigurationException(
-                "`ModelPruning` keeps masks and copies of the weights that cannot follow a compaction while training "
-                "goes on. Leave `when` out, so that the model is compacted at the end, or prune with `ChannelPruning`."
+                "`ModelPruning` keeps masks and copies of the weights that cannot be updated after a compaction during "
+                "training. Omit `when` to compact at the end of the fit, or prune with `ChannelPruning`."
             )
 
     @override
@@ -183,14 +183,14 @@ class ModelCompaction(CompressionCallback):
     @override
     def why_not_sharded(self) -> str | None:
         if self.plain_norms:
-            return f"`ModelCompaction(plain_norms={self.plain_norms!r})` has no sharded form."
+            return f"`ModelCompaction(plain_norms={self.plain_norms!r})` is not implemented for sharded parameters."
         if self.reindex:
-            return "`ModelCompaction(reindex=True)` looks at the weights to see which layers it pays to separate."
+            return "`ModelCompaction(reindex=True)` reads the weights to find layers worth decoupling."
         return "`ModelCompaction(latency_runs=...)` runs the model on one rank." if self.latency_runs else None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What is missing, rejected or cannot be recorded is an error before the first epoch, not after the last.
+        # Fail before the first epoch, not after the last.
         check_source(self.when, trainer, self.target(pl_module)[1])
         check_epochs(self.when, trainer)
         self.trace(trainer, pl_module)
@@ -200,10 +200,10 @@ class ModelCompaction(CompressionCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.when is None:
             return
-        # Whatever the order of the callbacks, all have pruned by then that do so at the start of the epoch or after the
-        # last step; no gradients are pending.
-        for holder in holders(trainer):
-            holder.catch_up(trainer, pl_module)
+        # At this point, whatever the order of the callbacks, all prunings at the start of the epoch or after the last
+        # step are done, and no gradients are pending.
+        for callback in masking_callbacks(trainer):
+            callback.catch_up(trainer, pl_module)
         if self._is_due(trainer, pl_module):
             self._try(trainer, pl_module, training=True, alone=False)
             self._watch.changed(trainer)
@@ -215,7 +215,7 @@ class ModelCompaction(CompressionCallback):
         return self._watch.changed(trainer) and self._dead(trainer, pl_module) >= self.when
 
     def _dead(self, trainer: Trainer, pl_module: LightningModule) -> float:
-        """Fraction of the model's parameters that a compaction would remove now."""
+        """Return the fraction of the model's parameters that a compaction would remove now."""
         path, model = self.target(pl_module)
         masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
         if not masks:
@@ -237,16 +237,16 @@ class ModelCompaction(CompressionCallback):
         self.certificate = certificate and engine.Certificate.from_state_dict(certificate)
 
     def results(self) -> dict[str, Any]:
-        """What the main process has to know when the fit runs in another one."""
+        """Return the results of the fit, for the main process if the fit ran in another one."""
         times = self.latency and self.latency.state_dict()
         own = {"checkpoint_path": self.checkpoint_path, "failure": self.failure, "latency": times}
         return {**self.state_dict(), **own, "not_timed": self.not_timed}
 
-    def take_results(self, results: dict[str, Any]) -> None:
-        """Take the results of a fit that ran in another process.
+    def load_results(self, results: dict[str, Any]) -> None:
+        """Load the results of a fit that ran in another process.
 
         Args:
-            results: what `results` gave there.
+            results: as `results` returned them there.
         """
         self.load_state_dict(results)
         self.checkpoint_path, self.failure = results["checkpoint_path"], results["failure"]
@@ -255,12 +255,12 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        was, spread = pl_module.device, parallel(trainer)
-        spread.move(pl_module, trainer.strategy.root_device)
+        was, strategy = pl_module.device, parallel(trainer)
+        strategy.move(pl_module, trainer.strategy.root_device)
         try:
             self._finish(trainer, pl_module, alone=False)
         finally:
-            spread.move(pl_module, was)
+            strategy.move(pl_module, was)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -269,26 +269,26 @@ class ModelCompaction(CompressionCallback):
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Whoever saves after the compaction (on Ctrl-C, OnExceptionCheckpoint does) saves small weights: the plan
-        # goes along.
+        # Checkpoints written after the compaction, as by OnExceptionCheckpoint on Ctrl-C, hold compacted weights, so
+        # they need the plan.
         if is_compacted(pl_module):
             checkpoint[KEY] = content_of(pl_module)
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
-        """Compact and save; ``alone`` means without talking to the other ranks, which may be gone."""
+        """Compact and save; with ``alone``, without communicating with the other ranks, which may be gone."""
         self._training = False
         if alone and shards(trainer):
-            rank_zero_warn("The model is not compacted: other processes that hold a part of it may be gone.")
+            rank_zero_warn("The model is not compacted: other processes that hold shards of it may be gone.")
             return
         alone = alone or parallel(trainer).alone
         failed = not self._try(trainer, pl_module, training=False, alone=alone)
         if self.plan is None and not failed:
-            rank_zero_info("ModelCompaction: nothing is masked that could be removed, so nothing changes.")
+            rank_zero_info("ModelCompaction: there are no masked channels to remove; the model is unchanged.")
         elif self.save and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._write(trainer, pl_module, alone)
 
     def _try(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
-        """Compact if possible, and say whether it was."""
+        """Compact if possible, and return whether it was."""
         before = _parameters(self.target(pl_module)[1])
         try:
             changed = self._compact(trainer, pl_module, training=training, alone=alone)
@@ -296,7 +296,7 @@ class ModelCompaction(CompressionCallback):
             self.failure = str(error)
             if self.on_failure == "raise":
                 raise
-            rank_zero_warn(f"The model is not compacted, and is as it was: {error}")
+            rank_zero_warn(f"The model was not compacted and is unchanged: {error}")
             return False
         if changed and self.plan is not None:
             after = _parameters(self.target(pl_module)[1])
@@ -305,12 +305,12 @@ class ModelCompaction(CompressionCallback):
         return True
 
     def _compact(self, trainer: Trainer, pl_module: LightningModule, *, training: bool, alone: bool) -> bool:
-        """Compact, and say whether anything was removed."""
+        """Compact, and return whether anything was removed."""
         path, model = self.target(pl_module)
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         monitors = [callback for callback in callbacks if isinstance(callback, ComplexityMonitor)]
-        for holder in holders(trainer):
-            holder.enforce(pl_module)
+        for callback in masking_callbacks(trainer):
+            callback.enforce(pl_module)
         masks = active_masks(callbacks, pl_module, path)
         if training and not masks:
             return False
@@ -321,7 +321,7 @@ class ModelCompaction(CompressionCallback):
         else:
             make_permanent(model)
         example = self.example(trainer, pl_module)
-        masked = self._masked(trainer, model)
+        masked = self._masked_copy(trainer, model)
         graph = self.trace(trainer, pl_module, training or not self.save_weights_only)
         plain = False if training else self.plain_norms
         job = Job(path, example, masks or None, graph, self.confidence, training, self.reindex, plain)
@@ -331,8 +331,8 @@ class ModelCompaction(CompressionCallback):
         self._time(trainer, masked, model, example)
         self.plan = plan if self.plan is None else self.plan.then(plan)
         self.certificate = certificate
-        for holder in () if training else holders(trainer):
-            holder.forget()
+        for callback in () if training else masking_callbacks(trainer):
+            callback.forget()
         for monitor in monitors:
             monitor.record(trainer, pl_module, compacted=not active_masks(callbacks, pl_module, path))
         return True
@@ -341,8 +341,8 @@ class ModelCompaction(CompressionCallback):
     def timed_runs(self) -> int:
         return self.latency_runs
 
-    def _masked(self, trainer: Trainer, model: nn.Module) -> nn.Module | None:
-        """A copy of the masked network, where times are asked for; one rank is enough."""
+    def _masked_copy(self, trainer: Trainer, model: nn.Module) -> nn.Module | None:
+        """Copy the masked network on rank 0 if a callback needs its latency."""
         self.latency, self.not_timed = None, ""
         if not timed_runs(trainer) or not trainer.is_global_zero:
             return None
@@ -359,7 +359,7 @@ class ModelCompaction(CompressionCallback):
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, alone: bool) -> None:
         assert self._folder is not None
-        # States that are spread over the ranks cannot be had by one that may be alone.
+        # A rank that may be alone cannot gather states from the others.
         weights_only = self.save_weights_only or (alone and not parallel(trainer).alone)
         try:
             checkpoint = files.dump(trainer, weights_only)  # on all ranks: metrics gather their states

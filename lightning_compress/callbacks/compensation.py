@@ -1,4 +1,4 @@
-"""Compensation during training: the consumers of a channel compensate for it as soon as it is masked."""
+"""Compensation during training: consumers of masked channels compensate for them by a least-squares fit."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ _METHODS = ("least_squares", "norms")
 
 
 class Compensation(CompressionCallback):
-    """Keeps the outputs close to what they were when channels are masked, by a closed-form fit of the weights.
+    """Preserve the model's outputs when channels are masked, by a closed-form fit of the weights.
 
-    It acts right after each pruning of a :class:`ChannelPruning` and its repair, wherever it stands in the list of
-    callbacks; the target is the model as it was right before. Without a pruning it does nothing, so that what was
-    fine-tuned stays.
+    It acts at each pruning by a :class:`ChannelPruning`, after mask repair, whatever the order of the callbacks. The
+    fit targets the outputs of the model right before the pruning. Between prunings it does nothing.
 
-    The inputs are taken from the train dataloader, without labels: neither its order nor a random state advances.
-    Weights change in place and optimizers keep their states. Copies that averaging callbacks hold change by as much.
-    With several processes the first one fits, on its part of the data, and the others take over its weights. Where
-    parameters are sharded, all fit together, each on its part: they add up what the fit needs, and no process holds
-    more than one whole parameter at a time.
+    Inputs come from the train dataloader, without labels; its order and all random states are preserved. Weights
+    change in place, and optimizers keep their states. Averaged copies of averaging callbacks change by the same
+    amounts. With several processes, rank 0 fits on its share of the data, and the others copy its weights. With
+    sharded parameters, all ranks fit together on their shares: they sum the statistics of the fit, and no process
+    holds more than one whole parameter at a time.
 
-    After a fit, the batch norms take the statistics of the inputs, and their weights and biases take up the difference:
-    train mode, which normalises by the statistics of each batch, then goes on from what eval mode computes. Where a
-    callback averages weights, the norms keep their statistics.
+    After a fit, batch norms adopt the statistics of the inputs, and their weights and biases compensate for the change.
+    Train mode, which normalises by the statistics of each batch, then starts from the function of eval mode. If a
+    callback averages weights, norms keep their statistics.
 
     Args:
-        samples: how many are used at each pruning; where parameters are sharded, by each process.
-        method: ``"least_squares"``: the weights that read masked channels, see `engine.compensate`; ``"norms"``: the
-            statistics of batch norms, see `engine.recalibrate_norms`, which is faster and recovers less.
-        ridge: weight of the penalty of least squares.
-        model: path of the model inside the LightningModule; the one that is pruned.
-        example_input: what the model takes.
-        seed: of the choice of samples.
+        samples: number of samples at each pruning; with sharded parameters, per process.
+        method: ``"least_squares"`` fits the weights that read masked channels, see `engine.compensate`; ``"norms"``
+            only updates the statistics of batch norms, see `engine.recalibrate_norms`, which is faster but recovers
+            less.
+        ridge: weight of the ridge penalty.
+        model: path of the pruned model inside the LightningModule.
+        example_input: example input of the model.
+        seed: seed of the choice of samples.
 
     Attributes:
         report: the errors by group at the last pruning; None before it, and with ``method="norms"``.
 
     Raises:
-        MisconfigurationException: if an argument is none of these, or no `ChannelPruning` prunes this model.
+        MisconfigurationException: for an invalid argument, or if no `ChannelPruning` prunes this model.
 
     Example:
         >>> callbacks = [ChannelPruning(amount=0.5), Compensation(samples=512)]
@@ -80,11 +80,11 @@ class Compensation(CompressionCallback):
     ) -> None:
         super().__init__(model, example_input)
         if method not in _METHODS:
-            raise MisconfigurationException(f"`method` is one of {', '.join(_METHODS)}, got {method!r}.")
+            raise MisconfigurationException(f"`method` must be one of {', '.join(_METHODS)}, got {method!r}.")
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
-            raise MisconfigurationException(f"`samples` is a number from 2 on, got {samples!r}.")
+            raise MisconfigurationException(f"`samples` must be an integer >= 2, got {samples!r}.")
         if isinstance(ridge, bool) or not isinstance(ridge, (int, float)) or ridge < 0:
-            raise MisconfigurationException(f"`ridge` is a number from 0 on, got {ridge!r}.")
+            raise MisconfigurationException(f"`ridge` must be a number >= 0, got {ridge!r}.")
         self.samples, self.method, self.ridge, self.seed = samples, method, ridge, seed
         self.report: CompensationReport | None = None
         self._due = False
@@ -97,20 +97,20 @@ class Compensation(CompressionCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What cannot work fails here, before the first epoch, and not at the first pruning.
+        # Fail before the first epoch, not at the first pruning.
         path = self.target(pl_module)[0]
         prunings = [c for c in trainer.callbacks if isinstance(c, ChannelPruning)]  # type: ignore[attr-defined]
         if not any(pruning.target(pl_module)[0] == path for pruning in prunings):
             raise MisconfigurationException(
-                f"`Compensation` waits for a `ChannelPruning` of the model {path!r}, and the Trainer has none."
+                f"`Compensation` needs a `ChannelPruning` of the model {path!r}, but the Trainer has none."
             )
-        graph, spread = self.trace(trainer, pl_module), parallel(trainer)
-        if spread.shards and averages(trainer.callbacks, pl_module, path):  # type: ignore[attr-defined]
+        graph, strategy = self.trace(trainer, pl_module), parallel(trainer)
+        if strategy.shards and averages(trainer.callbacks, pl_module, path):  # type: ignore[attr-defined]
             raise MisconfigurationException(
-                "`Compensation` cannot change averaged copies of a model whose parameters are sharded. Average without "
-                "it, or train with `strategy='ddp'`."
+                "`Compensation` cannot change averaged copies of a model with sharded parameters. Omit one of the two, "
+                "or train with `strategy='ddp'`."
             )
-        spread.decided(lambda: self._check(trainer, pl_module, graph))
+        strategy.decided(lambda: self._check(trainer, pl_module, graph))
 
     @override
     def why_not_sharded(self) -> str | None:
@@ -119,11 +119,11 @@ class Compensation(CompressionCallback):
     def _check(self, trainer: Trainer, pl_module: LightningModule, graph: engine.Graph) -> None:
         if graph.decided and self.method == "least_squares":
             raise MisconfigurationException(
-                f"`{type(self.target(pl_module)[1]).__name__}` decides by its data which code runs, so its weights "
-                "cannot be fitted to other data. Use `Compensation(method='norms')`."
+                f"`{type(self.target(pl_module)[1]).__name__}` has data-dependent control flow, so its weights cannot "
+                "be fitted on other data. Use `Compensation(method='norms')`."
             )
         if not self._batches(trainer, pl_module, samples=1):
-            raise MisconfigurationException("The train dataloader is empty, so there is nothing to compensate on.")
+            raise MisconfigurationException("`Compensation` needs samples, but the train dataloader is empty.")
 
     def _batches(self, trainer: Trainer, pl_module: LightningModule, samples: int) -> list[Any]:
         model, example = self.target(pl_module)[1], self.example(trainer, pl_module)
@@ -142,12 +142,12 @@ class Compensation(CompressionCallback):
         if self._due and self.method == "least_squares":
 
             def fit() -> CompensationReport:
-                batches, spread = self._batches(trainer, pl_module, self.samples), parallel(trainer)
-                example = self.example(trainer, pl_module) if spread.shards else graph.kwargs or graph.args
+                batches, strategy = self._batches(trainer, pl_module, self.samples), parallel(trainer)
+                example = self.example(trainer, pl_module) if strategy.shards else graph.kwargs or graph.args
                 with trainer.precision_plugin.forward_context():
                     return engine.compensate(
                         model, example, after, batches, samples=self.samples, ridge=self.ridge,
-                        graph=graph, processes=spread.processes,
+                        graph=graph, processes=strategy.processes,
                     )  # fmt: skip
 
             self.report = self._on_all_ranks(trainer, pl_module, fit)
@@ -160,7 +160,7 @@ class Compensation(CompressionCallback):
             return
         fitted = self.method == "least_squares"
         if fitted and averages(trainer.callbacks, pl_module, path):  # type: ignore[attr-defined]
-            return  # a mean of weights that belong to different statistics would be no mean of networks
+            return  # averaging weights that belong to different statistics would be meaningless
 
         def estimate() -> None:
             batches, processes = self._batches(trainer, pl_module, self.samples), parallel(trainer).processes
@@ -173,9 +173,9 @@ class Compensation(CompressionCallback):
 
     def _on_all_ranks(self, trainer: Trainer, pl_module: LightningModule, change: Any) -> Any:
         """Change the model on rank 0, and apply the same change on the other ranks and in averaged copies."""
-        spread, model = parallel(trainer), self.target(pl_module)[1]
-        if spread.shards:
-            return spread.decided(change)
+        strategy, model = parallel(trainer), self.target(pl_module)[1]
+        if strategy.shards:
+            return strategy.decided(change)
         stored = stored_tensors(model)
         before = {name: tensor.detach().clone() for name, tensor in stored.items()}
 
@@ -210,7 +210,7 @@ def _all_kept(masks: Masks) -> Masks:
 
 
 def _brief(report: CompensationReport) -> str:
-    """What was done, in a line.
+    """Summarise a compensation in one line.
 
     Example:
         >>> from engine.compensation.report import Compensated

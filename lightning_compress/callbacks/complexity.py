@@ -1,4 +1,4 @@
-"""What the model costs, and what it will cost once compacted, over the training."""
+"""Cost of the model during training, before and after compaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 import engine
 from lightning_compress.callbacks.base import CompressionCallback
-from lightning_compress.callbacks.masking import active_masks, holders
+from lightning_compress.callbacks.masking import active_masks, masking_callbacks
 from lightning_compress.report.latency import check_runs, latency
 from lightning_compress.report.loggers import log_distribution, log_layout
 from lightning_compress.selection.amounts import kept_units
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lightning_compress.selection.amounts import Masks
 
 LATENCY = "latency/forward_ms"
-
-
 DISTRIBUTION = "sparsity/groups"
 CHARTS = {
     "sparsity of the groups": r"sparsity/(?!channels).*",
@@ -35,18 +33,17 @@ CHARTS = {
 def measure(
     model: nn.Module, example: Any, masks: Masks | None = None, graph: engine.Graph | None = None
 ) -> dict[str, int | float]:
-    """Costs of a model, now and after a compaction.
+    """Measure the cost of a model, now and after compaction.
 
     Args:
         model: the model.
-        example: what it takes.
+        example: example input of the model.
         masks: masks relative to the model; ``None`` reads zeros from the weights.
-        graph: its trace, where there is one.
+        graph: graph of the model, to save a trace.
 
     Returns:
         ``complexity/macs`` and ``complexity/flops`` (two per multiply-accumulate) per sample, ``complexity/params``,
-        the
-        predicted ``…_compacted``, and as fractions ``sparsity/channels`` and ``sparsity/<group>``.
+        the predicted ``…_compacted``, and the fractions ``sparsity/channels`` and ``sparsity/<group>``.
     """
     graph = engine.trace(model, example) if graph is None else graph
     chosen = engine.ZEROS if masks is None else masks
@@ -64,7 +61,7 @@ def measure(
 
 
 def nonzero_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Masks of the entries that are not zero; those of `torch.nn.utils.prune` apply.
+    """Return masks of the entries that are not zero, after applying those of `torch.nn.utils.prune`.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -84,7 +81,7 @@ def nonzero_masks(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def sparsity(groups: Sequence[engine.Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
-    """Fractions of masked channels, of each prunable group and of all together.
+    """Return the fractions of masked channels, of each prunable group and in total.
 
     Args:
         groups: dependency groups.
@@ -105,20 +102,19 @@ def _of_groups(metrics: Mapping[str, float]) -> list[float]:
 
 
 class ComplexityMonitor(CompressionCallback):
-    """Logs MACs, FLOPs, parameters and sparsity, and what they will be after compaction, to every logger.
+    """Log MACs, FLOPs, parameters and sparsity, now and after compaction, to every logger.
 
-    It does so at the start of training, after each epoch, and before and after :class:`ModelCompaction` compacts,
-    which asks for it, so that their order in the list of callbacks does not matter. All that was logged is in
-    ``history``.
+    It logs at the start of training, after each epoch, and before and after each compaction by
+    :class:`ModelCompaction`, whatever the order of the callbacks. All entries are kept in ``history``.
 
     Args:
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
+        example_input: example input of the model.
         latency_runs: number of timed forward passes of the example input, whose median is logged in milliseconds as
-            ``latency/forward_ms``; 0: none.
+            ``latency/forward_ms``; 0: latency is not measured.
 
     Raises:
-        MisconfigurationException: for a number of runs that is none.
+        MisconfigurationException: for an invalid number of runs.
 
     Example:
         >>> ComplexityMonitor().history
@@ -137,25 +133,25 @@ class ComplexityMonitor(CompressionCallback):
         Args:
             trainer: the Trainer.
             pl_module: the LightningModule.
-            compacted: whether the model is compacted, so that no mask is in force.
+            compacted: whether the model is compacted, so that no masks are active.
         """
-        spread = parallel(trainer)
-        if not trainer.is_global_zero and not spread.shards:
+        strategy = parallel(trainer)
+        if not trainer.is_global_zero and not strategy.shards:
             return
         path, model = self.target(pl_module)
-        # Without explicit masks, ModelCompaction reads zeros from the weights: the prediction has to do the same.
+        # Without explicit masks, ModelCompaction reads zeros from the weights, so the prediction must do the same.
         masks = active_masks(trainer.callbacks, pl_module, path) or None  # type: ignore[attr-defined]
-        if compacted or (masks is None and (spread.shards or not trainer.global_step) and holders(trainer)):
-            masks = {}  # what is zero by itself before the first step (a ViT's head) has yet to learn
+        if compacted or (masks is None and (strategy.shards or not trainer.global_step) and masking_callbacks(trainer)):
+            masks = {}  # zeros before the first step, as in the head of a ViT, are not masked
         graph = self.trace(trainer, pl_module)
         with self.planning(trainer, pl_module) as (whole, example):
             metrics = measure(whole, example, masks, graph)
-        # Right after the compaction no step has been made: one later, both can be seen in a chart.
+        # There is no step between the two records of a compaction; offset the second so that charts show both.
         entry = {"step": trainer.global_step + compacted, **metrics}
         if self.history and {k: v for k, v in self.history[-1].items() if k != LATENCY} == entry:
             return
         if self.latency_runs:
-            entry[LATENCY] = latency(model, self.example(trainer, pl_module), self.latency_runs, spread.running)
+            entry[LATENCY] = latency(model, self.example(trainer, pl_module), self.latency_runs, strategy.running)
         self.history.append(entry)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.log_metrics({k: v for k, v in entry.items() if k != "step"}, step=int(entry["step"]))

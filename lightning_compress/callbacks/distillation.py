@@ -1,4 +1,4 @@
-"""Distillation: the dense network teaches while the pruned one trains."""
+"""Knowledge distillation from the dense network during pruning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from engine.errors import EngineError
 from engine.files import is_compacted_file, read_any
 from engine.program import stored_tensors
 from lightning_compress.callbacks.base import CompressionCallback
-from lightning_compress.callbacks.lessons import Lesson, Losses, find_layers, output_channels
 from lightning_compress.callbacks.pruning import ChannelPruning
+from lightning_compress.callbacks.teacher import DistillationLoss, Teacher, find_layers, output_channels
 from lightning_compress.checkpoints.compacted import instantiate, load_compacted
 from lightning_compress.selection.amounts import as_patterns
 from lightning_compress.trainer.imports import imported
@@ -36,34 +36,34 @@ _LOSSES = ("kl", "mse")
 
 
 class Distillation(CompressionCallback):
-    r"""Adds the distance between the outputs of the model and of a teacher to the loss of each training step.
+    r"""Add the distance between the outputs of the model and of a teacher to the loss of each training step.
 
     .. math:: L = L_{step} + w \, T^2 \, KL(\mathrm{softmax}(z_{teacher} / T) \,\|\, \mathrm{softmax}(z / T))
 
-    It works on any LightningModule with automatic optimization whose ``training_step`` calls the model; the step stays
-    as it is. The teacher sees the inputs that the model is called with, in eval mode and without gradients: one more
-    forward pass. What is added is logged as ``distillation_loss``.
+    It works with any LightningModule with automatic optimization whose ``training_step`` calls the model. The teacher
+    runs on the model's inputs in eval mode and without gradients, which costs one more forward pass. The added loss is
+    logged as ``distillation_loss``.
 
     Args:
-        teacher: what teaches: by default a frozen copy of the model as it is right before the first pruning (at the
-            start of the fit where no `ChannelPruning` prunes it); a module, of which a copy is kept; the path of a
-            checkpoint of this LightningModule, compacted or not.
-        weight: of what is added; with 0 the teacher is not called.
+        teacher: by default a frozen copy of the model right before the first pruning (at the start of the fit if no
+            `ChannelPruning` prunes it); a module, which is copied; or the path of a checkpoint of this LightningModule,
+            compacted or not.
+        weight: weight of the added loss; with 0 the teacher does not run.
         temperature: T of ``"kl"``.
-        layers: name patterns of layers whose outputs are to be like the teacher's, too: the squared error, relative to
-            the teacher's squares, is added for each. While channels go in a compaction, only convolutions and linear
-            layers can be compared.
+        layers: name patterns of layers whose outputs are compared with the teacher's, too; each adds its squared error,
+            relative to the teacher's squared outputs. If a compaction removes channels during training, only
+            convolutions and linear layers can be compared.
         loss: ``"kl"``; ``"mse"``, the mean squared error of all outputs, without T; a function of both outputs, or its
             import path.
-        dim: the classes' dimension for ``"kl"``; not needed where the outputs are (samples, classes).
+        dim: dimension of the classes for ``"kl"``; not needed for outputs (samples, classes).
         model: path of the model inside the LightningModule.
 
     Attributes:
-        teacher: what was passed.
+        teacher: the argument.
 
     Raises:
-        MisconfigurationException: for an argument that is none of these, manual optimization, a teacher that does not
-            fit, and a training step that does not call the model.
+        MisconfigurationException: for an invalid argument, manual optimization, a teacher that does not match the
+            model, or a training step that does not call the model.
 
     Example:
         >>> callbacks = [ChannelPruning(amount=0.5), Distillation(weight=0.5, temperature=4.0)]
@@ -84,15 +84,15 @@ class Distillation(CompressionCallback):
     ) -> None:
         super().__init__(model)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight < 0:
-            raise MisconfigurationException(f"`weight` is a number from 0 on, got {weight!r}.")
+            raise MisconfigurationException(f"`weight` must be a number >= 0, got {weight!r}.")
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or temperature <= 0:
-            raise MisconfigurationException(f"`temperature` is a number above 0, got {temperature!r}.")
+            raise MisconfigurationException(f"`temperature` must be a number > 0, got {temperature!r}.")
         if teacher is not None and not isinstance(teacher, (nn.Module, str, os.PathLike)):
-            raise MisconfigurationException(f"`teacher` is a module or the path of a checkpoint, got {teacher!r}.")
+            raise MisconfigurationException(f"`teacher` must be a module or a checkpoint path, got {teacher!r}.")
         function = loss if callable(loss) or loss in _LOSSES else imported(loss, "loss", _LOSSES)
         self.teacher, self.weight, self.temperature = teacher, weight, temperature
         self.layers, self.loss, self.dim = as_patterns(layers), loss, dim
-        self._losses = Losses(function, temperature, dim)
+        self._loss = DistillationLoss(function, temperature, dim)
         self._saved: dict[str, Any] = {}
         self._forget()
 
@@ -124,14 +124,14 @@ class Distillation(CompressionCallback):
             return
         if not pl_module.automatic_optimization:
             raise MisconfigurationException(
-                "`Distillation` adds to the loss that `training_step` returns, and with manual optimization Lightning "
-                "does not use it. Set `automatic_optimization = True`, or add the teacher's loss in your step."
+                "`Distillation` adds to the loss that `training_step` returns, but Lightning ignores it with manual "
+                "optimization. Set `automatic_optimization = True`, or add the teacher's loss in your step."
             )
         self._forget()
         self._saved = {}
         if self.weight and self.teacher is None and not overrides(pl_module, "configure_model"):
-            # Before a checkpoint is restored, whose model may be smaller than its teacher.
-            self._module = _lone_copy(self.target(pl_module)[1])
+            # Before a checkpoint is restored, because its model may be smaller than the teacher.
+            self._module = _frozen_copy(self.target(pl_module)[1])
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -142,7 +142,7 @@ class Distillation(CompressionCallback):
         if self.teacher is not None:
             self._module = self._loaded(pl_module)
         if self._module is None:
-            self._module = _lone_copy(model)
+            self._module = _frozen_copy(model)
         trainer.precision_plugin.convert_module(self._module.to(pl_module.device))
         find_layers(self._module, names)
         if self._saved.get("teacher"):
@@ -155,7 +155,7 @@ class Distillation(CompressionCallback):
 
     def _loaded(self, pl_module: LightningModule) -> nn.Module:
         if isinstance(self.teacher, nn.Module):
-            return _lone_copy(self.teacher)
+            return _frozen_copy(self.teacher)
         assert self.teacher is not None
         path = os.fspath(self.teacher)
         cls = next(c for c in type(pl_module).__mro__ if "_made_by" not in vars(c))
@@ -170,21 +170,21 @@ class Distillation(CompressionCallback):
             raise MisconfigurationException(
                 f"The teacher cannot be loaded from {path!r} as a `{cls.__name__}`: {error}. Pass the module itself."
             ) from error
-        return _lone_copy(whole.get_submodule(self.target(pl_module)[0]))
+        return _frozen_copy(whole.get_submodule(self.target(pl_module)[0]))
 
     def _restore(self, weights: Mapping[str, Tensor]) -> None:
         if self._module is None or not _alike(stored_tensors(self._module), weights):
             raise MisconfigurationException(
-                "The teacher in the checkpoint is not of the module's shapes. Resume with the module as it was built "
-                "when the fit began, before any compaction."
+                "The shapes of the teacher in the checkpoint do not match the module. Resume with the module as built "
+                "at the start of the fit, before any compaction."
             )
         self._write(weights)
 
     def _copy(self, trainer: Trainer, model: nn.Module) -> None:
-        """Copy the weights of the model into the teacher: on all ranks those of rank 0."""
+        """Copy the model's weights of rank 0 to the teacher on all ranks."""
         weights = stored_tensors(model)
         if self._module is None or not _alike(stored_tensors(self._module), weights):
-            self._module = _lone_copy(model)
+            self._module = _frozen_copy(model)
         if not parallel(trainer).alone:
             weights = trainer.strategy.broadcast(to_device(weights, "cpu"))
         self._write(weights)
@@ -205,7 +205,7 @@ class Distillation(CompressionCallback):
             self._copy(trainer, model)
 
     @override
-    def compacted(
+    def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
         model = self.target(pl_module)[1]
@@ -214,23 +214,23 @@ class Distillation(CompressionCallback):
             weight = getattr(layer, "weight", None)
             cut = cuts.get(weight) if isinstance(weight, nn.Parameter) else None
             if cut is not None:
-                left = output_channels(layer, cut)
-                self._kept[name] = self._kept[name].cpu()[left] if name in self._kept else left
+                kept = output_channels(layer, cut)
+                self._kept[name] = self._kept[name].cpu()[kept] if name in self._kept else kept
 
     # ------------------------------------------------------------------ the training step
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put a step that adds to the loss in place of the LightningModule's own."""
+        """Wrap the LightningModule's training step in one that adds to its loss."""
         step = pl_module.training_step
 
         @functools.wraps(step)
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            # While the step is recorded, its module is attached to a Trainer that does nothing.
+            # While the step is traced, the module is attached to a stub Trainer.
             if not self._ready or pl_module._trainer is not trainer:
                 return step(*args, **kwargs)
-            with self._listening(pl_module) as lesson:
+            with self._teaching(pl_module) as teacher:
                 out = step(*args, **kwargs)
-            return self._added(pl_module, out, lesson)
+            return self._add_loss(pl_module, out, teacher)
 
         own = {name: vars(pl_module)[name] for name in ("training_step",) if name in vars(pl_module)}
 
@@ -242,25 +242,26 @@ class Distillation(CompressionCallback):
         vars(pl_module)["training_step"] = training_step
 
     @contextmanager
-    def _listening(self, pl_module: LightningModule) -> Iterator[Lesson]:
-        """Let the teacher see each input of the model."""
+    def _teaching(self, pl_module: LightningModule) -> Iterator[Teacher]:
+        """Run the teacher on each input of the model inside the context."""
         assert self._module is not None
         model = self.target(pl_module)[1]
-        lesson = Lesson(self._module)
+        teacher = Teacher(self._module)
         with ExitStack() as scope:
-            for hook in lesson.listen(model, find_layers(model, self.layers)):
+            for hook in teacher.register_hooks(model, find_layers(model, self.layers)):
                 scope.callback(hook.remove)
-            yield lesson
+            yield teacher
 
-    def _added(self, pl_module: LightningModule, out: Any, lesson: Lesson) -> Any:
+    def _add_loss(self, pl_module: LightningModule, out: Any, teacher: Teacher) -> Any:
         if out is None:
             return None  # the step is skipped
-        if not lesson.answers:
+        if not teacher.outputs:
             raise MisconfigurationException(
                 f"`training_step` did not call `{type(self.target(pl_module)[1]).__name__}`, so there is nothing to "
-                "compare with the teacher. Let it call the model itself, or name the module that it calls by `model=`."
+                "compare with the teacher. Call the model itself in the step, or pass the module that it calls as "
+                "`model=`."
             )
-        losses = [self._losses(answer, self._kept) for answer in lesson.answers]
+        losses = [self._loss(outputs, self._kept) for outputs in teacher.outputs]
         extra = self.weight * torch.stack(losses).mean()
         pl_module.log("distillation_loss", extra.detach())
         if isinstance(out, Tensor):
@@ -293,6 +294,6 @@ def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return {name: tensor.shape for name, tensor in one.items()} == {n: tensor.shape for n, tensor in other.items()}
 
 
-def _lone_copy(model: nn.Module) -> nn.Module:
-    """A copy for evaluation only."""
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    """Copy a model for inference only."""
     return copy.deepcopy(model).eval().requires_grad_(False)

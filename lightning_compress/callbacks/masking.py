@@ -1,8 +1,8 @@
-"""Masks that a callback holds over a model: pure functions, and the callback that keeps what is masked at zero.
+"""Operations on masks, and the base class of callbacks that keep masked weights at zero.
 
-Masks are ``{module name: {parameter name: mask}}``, names relative to the model, masks in full parameter shape.
-They live in the callback and not in the model: `torch.nn.utils.prune` and `parametrize` re-order the parameters, on
-which averaging callbacks and optimizer states rely.
+Masks are ``{module name: {parameter name: mask}}``: names are relative to the model, masks have the parameter's shape.
+The callback holds them, not the model: `torch.nn.utils.prune` and `parametrize` would reorder the parameters, and
+averaging callbacks and optimizer states rely on that order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def entries(masks: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, str, Tensor]]:
-    """``(module, parameter, mask)`` of each mask.
+    """Iterate over masks as ``(module, parameter, mask)``.
 
     Example:
         >>> [(m, p) for m, p, _ in entries({"conv": {"weight": torch.ones(1), "bias": torch.ones(1)}})]
@@ -41,7 +41,7 @@ def entries(masks: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, st
 
 
 def masks_anything(masks: Mapping[str, Mapping[str, Tensor]]) -> bool:
-    """Whether one entry is masked.
+    """Whether any entry is masked.
 
     Example:
         >>> masks_anything({"conv": {"bias": torch.tensor([1, 0])}}), masks_anything({})
@@ -51,7 +51,7 @@ def masks_anything(masks: Mapping[str, Mapping[str, Tensor]]) -> bool:
 
 
 def flags(mask: Tensor, device: torch.device | None = None) -> Tensor:
-    """A mask as booleans that take no memory along dimensions along which they are the same.
+    """Convert a mask to bool, with stride 0 along dimensions along which it is constant.
 
     Example:
         >>> flags(torch.tensor([[1.0, 1.0], [0.0, 0.0]])).stride()
@@ -72,7 +72,7 @@ def _without_copies(mask: Tensor) -> Tensor:
 
 
 def combine(several: Iterable[Mapping[str, Mapping[str, Tensor]]]) -> Masks:
-    """The product of masks: an entry is kept if all of them keep it.
+    """Multiply masks: an entry is kept if all of them keep it.
 
     Example:
         >>> one, two = {"a": {"w": torch.tensor([1, 0])}}, {"a": {"w": torch.tensor([0, 1])}, "b": {"w": torch.ones(1)}}
@@ -101,7 +101,7 @@ def same(one: Mapping[str, Mapping[str, Tensor]], other: Mapping[str, Mapping[st
 
 
 def rebase(masks: Mapping[str, Mapping[str, Tensor]], source: str, target: str) -> Masks:
-    """Masks relative to the module at path ``source`` as masks relative to ``target``; what lies outside is left out.
+    """Convert masks relative to module ``source`` to masks relative to ``target``, dropping those outside ``target``.
 
     Example:
         >>> list(rebase({"conv": {"weight": torch.ones(1)}}, "net.body", "net"))
@@ -116,7 +116,7 @@ def rebase(masks: Mapping[str, Mapping[str, Tensor]], source: str, target: str) 
 
 
 def place(masks: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> Masks:
-    """Boolean masks, each on the device of its parameter."""
+    """Convert masks to bool, and move each to the device of its parameter."""
     return {
         module: {name: flags(mask, _stored(model, module, name)[0].device) for name, mask in own.items()}
         for module, own in masks.items()
@@ -124,7 +124,7 @@ def place(masks: Mapping[str, Mapping[str, Tensor]], model: nn.Module) -> Masks:
 
 
 def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Tensor | None]:
-    # Under torch.nn.utils.prune the parameter is `weight_orig`, and the buffer `weight_mask` decides.
+    # torch.nn.utils.prune stores the parameter as `weight_orig` and its mask as the buffer `weight_mask`.
     owner, plain = model.get_submodule(module), name.removesuffix("_orig")
     pruned = dict(owner.named_buffers(recurse=False)).get(f"{plain}_mask")
     parameter = owner.get_parameter(name if pruned is None else f"{plain}_orig")
@@ -132,14 +132,14 @@ def _stored(model: nn.Module, module: str, name: str) -> tuple[nn.Parameter, Ten
 
 
 def zeroings(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> list[Zeroing]:
-    """What keeps masked entries at zero; weights that `torch.nn.utils.prune` masks are left to its buffer."""
+    """Build a `Zeroing` for each mask; weights that `torch.nn.utils.prune` masks are left to its buffer."""
     masked_parameters = [(*_stored(model, module, name), mask) for module, name, mask in entries(masks)]
     return [Zeroing.of(parameter, mask, weights=pruned is None) for parameter, pruned, mask in masked_parameters]
 
 
 @torch.no_grad()
 def write_buffers(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Put masks into the buffers of `torch.nn.utils.prune`, for those parameters that have one."""
+    """Write masks to the buffers of `torch.nn.utils.prune`, for parameters that have one."""
     for module, name, mask in entries(masks):
         pruned = _stored(model, module, name)[1]
         if pruned is not None:
@@ -148,37 +148,37 @@ def write_buffers(model: nn.Module, masks: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def _refresh(owner: nn.Module, name: str) -> None:
-    # The masked tensor is otherwise computed at the next forward only.
+    # Otherwise the masked tensor would only be updated in the next forward pass.
     for hook in owner._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
             setattr(owner, name, hook.apply_mask(owner))
 
 
 def active_masks(callbacks: Iterable[Any], pl_module: LightningModule, path: str) -> Masks:
-    """All masks in force over the module at ``path``: those of the callbacks times those of `torch.nn.utils.prune`.
+    """Return the active masks of the module at ``path``: those of callbacks times those of `torch.nn.utils.prune`.
 
     Args:
         callbacks: the Trainer's callbacks.
         pl_module: the LightningModule.
-        path: path of the model inside it.
+        path: path of the model inside the LightningModule.
 
     Returns:
-        Masks relative to the model; empty where no callback holds any and nothing is masked explicitly.
+        Masks relative to the model; empty if nothing is masked.
     """
-    holders = [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
-    held = [rebase(holder.masks, holder.target(pl_module)[0], path) for holder in holders if holder.masks]
-    masks = combine([*held, engine.read_masks(pl_module.get_submodule(path))])
+    masking = [callback for callback in callbacks if isinstance(callback, MaskingCallback) and callback.masks]
+    rebased = [rebase(callback.masks, callback.target(pl_module)[0], path) for callback in masking]
+    masks = combine([*rebased, engine.read_masks(pl_module.get_submodule(path))])
     return masks if masks_anything(masks) else {}
 
 
-def holders(trainer: Trainer) -> list[MaskingCallback]:
-    """The callbacks of a Trainer that hold masks."""
+def masking_callbacks(trainer: Trainer) -> list[MaskingCallback]:
+    """Return the callbacks of a Trainer that can hold masks."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if isinstance(callback, MaskingCallback)]
 
 
 class MaskWatch:
-    """Tells, at almost no cost, whether the masks of a Trainer's callbacks have changed since it was last asked.
+    """Detect, at almost no cost, changes of the masks of a Trainer's callbacks.
 
     Example:
         >>> from types import SimpleNamespace
@@ -191,39 +191,36 @@ class MaskWatch:
         self._seen: list[Masks] = []
 
     def changed(self, trainer: Trainer) -> bool:
-        """Whether they have changed; the next call compares with the present ones."""
-        masks = [holder.masks for holder in holders(trainer)]
+        """Whether the masks have changed since the last call."""
+        masks = [callback.masks for callback in masking_callbacks(trainer)]
         same = len(masks) == len(self._seen) and all(a is b for a, b in zip(masks, self._seen, strict=True))
         self._seen = masks
         return not same
 
 
 class MaskingCallback(CompressionCallback):
-    """A callback that holds masks and keeps masked entries at zero during training.
+    """Base class for callbacks that hold masks and keep masked entries at zero during training.
 
     Args:
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
+        example_input: example input of the model.
     """
 
     def __init__(self, model: str | None = None, example_input: Any = None) -> None:
         super().__init__(model, example_input)
         self._masks: Masks = {}
         self._owner: weakref.ref[nn.Module] | None = None
-        self._disarm()
-
-    def _disarm(self) -> None:
-        # What holds parameters is looked up again: they are others in the next fit, in another process, in a copy.
+        # Both refer to parameters, which are different objects in the next fit, in another process and in a copy.
         self._zeroings: list[Zeroing] = []
         self._hooks: list[RemovableHandle] = []
 
     @property
     def masks(self) -> Masks:
-        """The masks in force, bool and relative to the model; empty before the first pruning and after a compaction."""
+        """Active masks, bool and relative to the model; empty before the first pruning and after a compaction."""
         return self._masks
 
     def first_epoch(self, trainer: Trainer) -> int | None:
-        """The first epoch in which it may mask anything of its own; None if it never does.
+        """Return the first epoch in which this callback may add masks; None if it never does.
 
         Args:
             trainer: the Trainer of the fit.
@@ -231,11 +228,11 @@ class MaskingCallback(CompressionCallback):
         return 0
 
     def forget(self) -> None:
-        """Drop all masks: after a compaction they no longer fit the model."""
+        """Drop all masks, which no longer fit the model after a compaction."""
         self._masks, self._zeroings = {}, []
 
     def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Apply masks: from now on, masked entries are zero and stay zero, in averaged copies too."""
+        """Apply masks: masked entries become zero and stay zero, in averaged copies too."""
         self._at_rest(pl_module)
         path, model = self.target(pl_module)
         self._masks = place(masks, model)
@@ -245,7 +242,7 @@ class MaskingCallback(CompressionCallback):
             zero_weights(zeroings(average.module, place(rebase(self._masks, "", average.path), average.module)))
 
     def enforce(self, pl_module: LightningModule) -> None:
-        """Zero masked entries again: averaging callbacks write non-zeros there."""
+        """Zero masked entries again, in case an averaging callback overwrote them."""
         self._at_rest(pl_module)
         self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
         zero_weights(self._zeroings)
@@ -255,26 +252,26 @@ class MaskingCallback(CompressionCallback):
             parallel(pl_module._trainer).at_rest(pl_module)
 
     def catch_up(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Mask what is due by now. Callbacks may call this any number of times before they act on the masks."""
+        """Apply masks that are already due. Callbacks call this, repeatedly if need be, before they use the masks."""
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # A run that is resumed from the end of an epoch's last batch starts its next epoch without a word.
+        # A fit resumed after the last batch of an epoch starts the next epoch without calling `on_train_epoch_start`.
         self.catch_up(trainer, pl_module)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            # The masks of one model are not those of the next; a resumed state is loaded after this hook.
+            # Masks belong to one model. A resumed state is loaded after this hook.
             if self._owner is not None and self._owner() is not pl_module:
                 self.forget()
             self._owner = weakref.ref(pl_module)
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Right after each step, and not at the end of the batch: averaging callbacks look at the weights before that,
-        # and in manual optimization the next forward pass of the same batch does.
+        # Right after each step, not at the end of the batch: averaging callbacks read the weights in between, and with
+        # manual optimization so does the next forward pass of the same batch.
         self._hooks = [optimizer.register_step_post_hook(self._after_step) for optimizer in trainer.optimizers]
         if self._masks:
             self.impose(pl_module, self._masks)
@@ -284,7 +281,7 @@ class MaskingCallback(CompressionCallback):
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Before clipping, by Lightning or by the user, and before the scaler of mixed precision looks for infinities.
+        # Before gradients are clipped, by Lightning or by the user, and before the gradient scaler checks them for inf.
         zero_gradients(self._zeroings)
 
     @override
@@ -293,22 +290,22 @@ class MaskingCallback(CompressionCallback):
             hook.remove()
 
     @override
-    def compacted(
+    def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
         model = self.target(pl_module)[1]
-        small = [
+        narrowed = [
             (module, name, _cut(mask, cuts.get(_stored(model, module, name)[0])))
             for module, name, mask in entries(self._masks)
         ]
         self._masks = {}
-        for module, name, mask in small:
+        for module, name, mask in narrowed:
             if not mask.all():
                 self._masks.setdefault(module, {})[name] = mask
         self._zeroings = zeroings(model, self._masks)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Strategies that spawn processes pickle the callbacks, and a weak reference cannot be pickled.
+        # Strategies that spawn processes pickle the callbacks, but weak references cannot be pickled.
         return {**self.__dict__, "_owner": None, "_zeroings": [], "_hooks": []}
 
     @override

@@ -1,4 +1,4 @@
-"""Pruning during training: which channels are masked, and when."""
+"""Channel pruning during training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_compress.callbacks.repair import MaskConflictRepair
 from lightning_compress.callbacks.timing import Timing, length
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import criteria, schedules, scoring, targets
-from lightning_compress.selection.alive import Living, survivors
+from lightning_compress.selection.active import Active, survivors
 from lightning_compress.selection.evidence import Evidence, Gatherer, unscored_layers
 from lightning_compress.selection.selector import Selector
 from lightning_compress.trainer.calibration import train_batches
@@ -35,57 +35,57 @@ if TYPE_CHECKING:
 
 
 class ChannelPruning(MaskingCallback):
-    """Masks the least important channels of whole dependency groups, more and more of them during training.
+    """Mask the least important channels of dependency groups, with increasing sparsity during training.
 
-    At progress t of the schedule the fraction ``s(t) * amount`` of the target is masked; what is masked stays masked.
-    Heads, head dimensions and neurons of transformers are channels like any other. Where channels can only go in equal
-    numbers (of each group of a grouped convolution, say), equally many of each are masked; one stays at least. Weights
-    are zeroed in place, their gradients and whatever the optimizer writes there too.
+    At progress t of the schedule, the fraction ``s(t) * amount`` of the target is masked. Masked channels stay masked.
+    Heads, head dimensions and neurons of transformers are channels like any other. Where channels can only be removed
+    in equal numbers, such as from each group of a grouped convolution, equally many of each are masked. At least one
+    channel is kept. Masked weights are zeroed in place, after each optimizer step too, and so are their gradients.
 
     Args:
-        criterion: which channels go: ``"l1"``, ``"l2"``, ``"fpgm"``, ``"bn_scale"``, ``"lamp"``, ``"taylor"``,
-            ``"fisher"``, ``"reconstruction"``, ``"apoz"``, ``"mean_activation"``, ``"random"``; several names, or names
-            with factors, to be summed; a function of a group and an `Evidence`, or its import path
-            (``"package.module:function"``).
-        amount: fraction of the target to remove, in [0, 1]; of channels also fractions by layer name pattern.
+        criterion: scores channels; those with the lowest scores are masked. ``"l1"``, ``"l2"``, ``"fpgm"``,
+            ``"bn_scale"``, ``"lamp"``, ``"taylor"``, ``"fisher"``, ``"reconstruction"``, ``"apoz"``,
+            ``"mean_activation"``, ``"random"``; several names, or names with factors, for a sum; a function of a group
+            and an `Evidence`, or its import path (``"package.module:function"``).
+        amount: fraction of the target to remove, in [0, 1]; for channels also fractions by layer name pattern.
         schedule: ``"one_shot"``, ``"linear"``, ``"cubic"``, ``"exponential"``, ``"iterative"``, a list of fractions,
             ``{name: {argument: value}}`` (see `lightning_compress.selection.schedules`), a function from [0, 1] to
             [0, 1], or its import path.
-        start: epoch or optimizer step of the first pruning; by default the first, for a criterion that gathers
-            statistics the second epoch (by steps: after one epoch, 100 steps at most).
-        end: epoch or optimizer step at which the whole amount is masked; by default one epoch before the end of the
-            fit, in a fit of one epoch before it starts.
-        unit: ``"epoch"``: prunes at the start of epochs; ``"step"``: after optimizer steps.
-        frequency: epochs or steps between two prunings; by default 1 epoch, or the steps that make twenty prunings.
-        layers: name patterns (`fnmatch`) of the layers to prune; by default all, the output layer excepted.
-        exclude: name patterns of layers to leave alone, with all that is coupled to them.
+        start: epoch or optimizer step of the first pruning; by default the first, or the second epoch for a criterion
+            that collects statistics (by steps: after one epoch, at most 100 steps).
+        end: epoch or optimizer step at which the full amount is masked; by default one epoch before the end of the
+            fit; in a fit of one epoch, before its first batch.
+        unit: ``"epoch"`` prunes at the start of epochs, ``"step"`` after optimizer steps.
+        frequency: epochs or steps between two prunings; by default 1 epoch, or a twentieth of the steps.
+        layers: name patterns (`fnmatch`) of the layers to prune; by default all except the output layer.
+        exclude: name patterns of layers that are not pruned; neither are layers coupled to them.
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
+        example_input: example input of the model.
         seed: seed of ``"random"``.
-        scope: among which channels the least important are sought: ``"group"``, ``"global"``, ``"isomorphic"`` (global
-            among groups of the same structure), a function of a group that gives a key, or its import path.
+        scope: where channels are ranked against each other: ``"group"``, ``"global"``, ``"isomorphic"`` (global among
+            groups of the same structure), a function from a group to a key, or its import path.
         target: what ``amount`` is a fraction of: ``"channels"``, ``"params"``, ``"macs"``, or ``"latency"``, the time
-            of one evaluation on the trainer's device, with ``example_input`` as the batch.
-        budget: what is to be left of the target in place of ``amount``: parameters, multiply-accumulates per sample, or
-            seconds.
-        normalize: how scores are made comparable between groups; see `scoring.normalized`.
-        max_amount: fraction of its channels that a group may lose at most, or fractions by layer name pattern.
-        round_to: the width that stays is a multiple of it (or the whole width), as fast kernels like it.
-        minimum: width that stays at least.
-        cool_down: epochs or steps before the end of the fit in which nothing more goes, in place of ``end``.
-        gather_every: batches from one look at gradients or activations to the next, for criteria that need them. A look
-            at activations is one more evaluation of the batch.
-        attention: ``"heads"``: whole heads go; ``"dimensions"``: dimensions of queries and keys, and of values, in all
-            heads. ``None`` leaves the model at what `engine.set_attention` has said, which is heads by default. All
-            other callbacks go along.
-        samples: of the train dataloader, that ``"reconstruction"`` looks at.
-        widths: by group name, the numbers of units that may stay, as `engine.paying_widths` measures them; a group that
-            is not named may have any.
-        uniform: whether groups of the same structure and size keep the same number of units, each its own, as a
-            configuration needs it that has one number for all layers; see `save_pretrained`.
+            of one forward pass on the trainer's device with ``example_input`` as the batch.
+        budget: absolute size of the compacted model, instead of ``amount``: parameters, multiply-accumulates per
+            sample, or seconds.
+        normalize: how to make scores comparable between groups; see `scoring.normalized`.
+        max_amount: maximum fraction of its channels that a group may lose, or fractions by layer name pattern.
+        round_to: the remaining width is a multiple of this (or the full width), for fast kernels.
+        minimum: minimum remaining width.
+        cool_down: epochs or steps without pruning at the end of the fit, instead of ``end``.
+        gather_every: for criteria that need gradients or activations, collect them every so many batches. Activations
+            take an additional forward pass of the batch.
+        attention: ``"heads"`` prunes whole heads; ``"dimensions"`` prunes dimensions of queries and keys, and of
+            values, in all heads; ``None`` keeps what `engine.set_attention` has set, by default heads. It applies to
+            the other callbacks, too.
+        samples: number of samples of the train dataloader for ``"reconstruction"``.
+        widths: allowed numbers of units by group name, as `engine.paying_widths` measures them; groups without an
+            entry may have any.
+        uniform: whether groups of the same structure and size keep the same number of units (not the same units), for
+            configurations with one number for all layers; see `save_pretrained`.
 
     Raises:
-        MisconfigurationException: if an argument is none of the above.
+        MisconfigurationException: for an invalid argument.
 
     Example:
         >>> pruning = ChannelPruning("l1", amount=0.5, exclude="stem.*")
@@ -124,7 +124,7 @@ class ChannelPruning(MaskingCallback):
     ) -> None:
         super().__init__(model, example_input)
         if attention not in (None, "heads", "dimensions"):
-            raise MisconfigurationException(f"`attention` is 'heads' or 'dimensions', got {attention!r}.")
+            raise MisconfigurationException(f"`attention` must be 'heads' or 'dimensions', got {attention!r}.")
         self.attention = attention
         self.criterion, self.amount, self.schedule, self.seed = criterion, amount, schedule, seed
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
@@ -139,9 +139,9 @@ class ChannelPruning(MaskingCallback):
         self._timing = Timing(start, end, unit, frequency, cool_down, early=int(bool(kinds)))
         self._gatherer = Gatherer(kinds, gather_every)
         self._window = (0, 0)
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._fraction = 0.0
         self._last_event: int | None = None
         self._reference = 0.0
@@ -155,16 +155,17 @@ class ChannelPruning(MaskingCallback):
     def why_not_sharded(self) -> str | None:
         kinds = [*self._gatherer.kinds, *(["reconstruction"] if self._reconstructs else [])]
         if kinds:
-            return f"`ChannelPruning` with this criterion looks at what the training computes ({', '.join(kinds)})."
-        return "`ChannelPruning(target='latency')` measures copies." if self._selector.target == "latency" else None
+            return f"This criterion of `ChannelPruning` uses values that training computes ({', '.join(kinds)})."
+        latency = self._selector.target == "latency"
+        return "`ChannelPruning(target='latency')` measures copies of the model." if latency else None
 
     @property
     def finished(self) -> bool:
-        """Whether the whole amount is masked, so that the model is at its final sparsity."""
+        """Whether the full amount is masked, so that the model is at its final sparsity."""
         return self._fraction >= self._schedule(1.0)
 
     def too_late(self, trainer: Trainer) -> str | None:
-        """The epoch or step of the last pruning, as text, where the fit ends before it."""
+        """Return the epoch or step of the last pruning, as text, if the fit ends before it."""
         end, total = self._timing.window(trainer)[1], length(trainer, self._timing.unit)
         late = total is not None and not self._timing.reached(end, total) and not trainer.fast_dev_run  # type: ignore[attr-defined]
         return f"{self._timing.unit} {end}" if late else None
@@ -199,18 +200,18 @@ class ChannelPruning(MaskingCallback):
     @override
     def forget(self) -> None:
         super().forget()
-        self._start_anew()
+        self._reset()
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Before any callback looks at the model for its groups.
+        # Before any callback computes the groups of the model.
         if self.attention is not None:
             engine.set_attention(self.target(pl_module)[1], self.attention)
         super().on_fit_start(trainer, pl_module)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What cannot work fails here, before the first epoch, and not at the first pruning.
+        # Fail before the first epoch, not at the first pruning.
         subject = self._subject(trainer, pl_module)
         self._window = self._timing.window(trainer)
         self._timing.check_reached("ChannelPruning", trainer, self._window)
@@ -223,11 +224,11 @@ class ChannelPruning(MaskingCallback):
             self._selector.check_reachable(subject, self._reference)
             if not self._fraction:
                 self._selector.check_effective(subject, self._schedule(1.0), self._reference)
-        self._look_at(subject)
+        self._update_groups(subject)
         if amounts and self._reconstructs:
             from_rank_zero(trainer, lambda: self._losses(trainer, pl_module, subject, samples=8))
         elif amounts and not self._gatherer.kinds:
-            self._scores(trainer, subject, self._alive(trainer, pl_module))
+            self._scores(trainer, subject, self._active(trainer, pl_module))
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -248,7 +249,7 @@ class ChannelPruning(MaskingCallback):
         super().on_before_optimizer_step(trainer, pl_module, optimizer)
         if self._gatherer.watching:
             if self._watch.changed(trainer):
-                self._gatherer.alive = self._alive(trainer, pl_module)
+                self._gatherer.active = self._active(trainer, pl_module)
             self._gatherer.on_step(self.target(pl_module)[1], optimizer)
 
     @override
@@ -258,8 +259,8 @@ class ChannelPruning(MaskingCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if self._gatherer.watching:
             self._gatherer.on_batch_end(trainer, self.target(pl_module)[1])
-        # Within an accumulation the step count stands still, and so does the schedule: gradients gathered under the old
-        # masks never meet new ones.
+        # The step count, and with it the schedule, does not advance during gradient accumulation, so gradients that
+        # were accumulated under the old masks are never used with new ones.
         if self._timing.unit == "step" or trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._advance(trainer, pl_module)
 
@@ -268,8 +269,8 @@ class ChannelPruning(MaskingCallback):
         self._gatherer.close()
         if not self.finished:
             rank_zero_warn(
-                f"The fit ended before {self._timing.unit} {self._window[1]}, where the schedule of `ChannelPruning` "
-                f"ends: {self._fraction:.0%} of the amount is masked."
+                f"The fit ended before {self._timing.unit} {self._window[1]}, the end of the schedule of "
+                f"`ChannelPruning`: only {self._fraction:.0%} of the amount is masked."
             )
 
     @override
@@ -277,19 +278,19 @@ class ChannelPruning(MaskingCallback):
         self._gatherer.close()
 
     @override
-    def compacted(
+    def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
-        super().compacted(trainer, pl_module, cuts)
-        left = survivors(self._groups, self.target(pl_module)[1], cuts)
-        self._gatherer.cut(left)
+        super().after_compaction(trainer, pl_module, cuts)
+        kept = survivors(self._groups, self.target(pl_module)[1], cuts)
+        self._gatherer.cut(kept)
         for name, present in self._kept_units().items():
-            self._present[name] = present.masked_scatter(present, left[name])
-        self._look_at(self._subject(trainer, pl_module))
+            self._present[name] = present.masked_scatter(present, kept[name])
+        self._update_groups(self._subject(trainer, pl_module))
 
     def _advance(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rehearsal = trainer.fast_dev_run  # type: ignore[attr-defined]
-        position = trainer.global_step if rehearsal else self._timing.position(trainer)
+        fast_dev_run = trainer.fast_dev_run  # type: ignore[attr-defined]
+        position = trainer.global_step if fast_dev_run else self._timing.position(trainer)
         fraction = self._schedule(self._timing.progress(position, self._window))
         if not self._timing.due(position, self._last_event, self._window) or fraction <= self._fraction:
             return
@@ -304,33 +305,33 @@ class ChannelPruning(MaskingCallback):
         context, loggers = trainer.precision_plugin.forward_context, trainer.loggers
         return targets.Subject(model, example, graph, groups, context, (trainer, *loggers), widths)
 
-    def _look_at(self, subject: targets.Subject) -> None:
+    def _update_groups(self, subject: targets.Subject) -> None:
         self._groups = list(subject.groups)
         if self._gatherer.kinds:
             chosen = self._selector.amounts(subject.groups)
             self._gatherer.watch(subject.model, subject.graph, [g for g in subject.groups if g.name in chosen])
 
     def _kept_units(self) -> dict[str, Tensor]:
-        """Which units of the unpruned model the groups still have, as far as these are the same groups."""
+        """Return, by group, which units of the unpruned model remain; groups whose size does not match are omitted."""
         sizes = {group.name: group.size for group in self._groups}
         return {name: present for name, present in self._present.items() if sizes.get(name) == int(present.sum())}
 
-    def _alive(self, trainer: Trainer, pl_module: LightningModule) -> Living:
-        # What other callbacks mask is as dead as what this one does.
+    def _active(self, trainer: Trainer, pl_module: LightningModule) -> Active:
+        # Channels that other callbacks mask are dead, too.
         path, model = self.target(pl_module)
         masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
-        return Living(self._groups, masks, next(model.parameters()).device)
+        return Active(self._groups, masks, next(model.parameters()).device)
 
     def _prune(self, trainer: Trainer, pl_module: LightningModule, fraction: float) -> None:
         subject = self._subject(trainer, pl_module)
-        alive = self._alive(trainer, pl_module)
+        active = self._active(trainer, pl_module)
 
         def choose() -> Masks:
             losses = self._losses(trainer, pl_module, subject, self.samples) if self._reconstructs else {}
-            return self._choose(trainer, pl_module, subject, alive, fraction, losses)
+            return self._choose(trainer, pl_module, subject, active, fraction, losses)
 
         masks = parallel(trainer).decided(choose)
-        # Every repair in the Trainer is asked before a weight is zeroed, wherever it stands in the list of callbacks.
+        # Repair the masks before weights are zeroed, whatever the order of the callbacks.
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, MaskConflictRepair) and masks_anything(masks):
                 with callback.planning(trainer, pl_module):
@@ -339,7 +340,7 @@ class ChannelPruning(MaskingCallback):
         self._impose_on_all(trainer, pl_module, trainer.strategy.broadcast(to_device(boolean, "cpu")), subject.graph)
 
     def _impose_on_all(self, trainer: Trainer, pl_module: LightningModule, masks: Masks, graph: engine.Graph) -> None:
-        """Apply masks, and let all callbacks act on the model before and after."""
+        """Apply masks, and call the masking hooks of all callbacks."""
         path = self.target(pl_module)[0]
         others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback)]  # type: ignore[attr-defined]
         for callback in others:
@@ -353,7 +354,7 @@ class ChannelPruning(MaskingCallback):
     def _losses(
         self, trainer: Trainer, pl_module: LightningModule, subject: targets.Subject, samples: int
     ) -> dict[str, Tensor]:
-        """Loss that remains when other units compensate for each unit, on batches of the train dataloader."""
+        """Return the loss that remains when other units compensate for each unit, on training batches."""
         if not self._selector.amounts(subject.groups):
             return {}
         batches = train_batches(trainer, pl_module, subject.model, subject.example, samples, self.seed)
@@ -367,28 +368,28 @@ class ChannelPruning(MaskingCallback):
         trainer: Trainer,
         pl_module: LightningModule,
         subject: targets.Subject,
-        alive: Living,
+        active: Active,
         fraction: float,
         losses: Mapping[str, Tensor],
     ) -> Masks:
-        scores = self._scores(trainer, subject, alive, losses) if self._selector.amounts(subject.groups) else {}
+        scores = self._scores(trainer, subject, active, losses) if self._selector.amounts(subject.groups) else {}
         dense = {name: len(present) for name, present in self._kept_units().items()}
         with parallel(trainer).planning(pl_module):
-            keep = self._selector.choose(subject, scores, alive.kept, fraction, self._reference, dense)
+            keep = self._selector.choose(subject, scores, active.kept, fraction, self._reference, dense)
         return dict(engine.group_masks(subject.groups, keep))
 
     def _scores(
-        self, trainer: Trainer, subject: targets.Subject, alive: Living, losses: Mapping[str, Tensor] | None = None
+        self, trainer: Trainer, subject: targets.Subject, active: Active, losses: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         get = parallel(trainer).reader(subject.model)
         gathered = {**self._gatherer.gathered, "reconstruction": losses or {}}
-        evidence = Evidence(get, alive.kept, gathered, alive.reads, self._kept_units())
+        evidence = Evidence(get, active.kept, gathered, active.reads, self._kept_units())
         chosen = [group for group in subject.groups if group.name in self._selector.amounts(subject.groups)]
         scores_by_group = {group.name: scoring.score(self._criterion, group, evidence) for group in chosen}
         unscored = [name for name, scores in scores_by_group.items() if scores is None]
         if len(unscored) == len(chosen):
             raise MisconfigurationException(unscored_layers(unscored, bool(self._gatherer.kinds)))
         if unscored != self._unscored:
-            rank_zero_warn(f"The criterion has no score for these layers, which stay whole: {', '.join(unscored)}.")
+            rank_zero_warn(f"The criterion cannot score these layers, so they are not pruned: {', '.join(unscored)}.")
             self._unscored = unscored
         return {name: scores for name, scores in scores_by_group.items() if scores is not None}

@@ -1,4 +1,4 @@
-"""Repair of contradicting masks while training."""
+"""Repair of mask conflicts during training."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
 
 class MaskConflictRepair(MaskingCallback):
-    """Makes masks agree wherever layers share channels, and extends them to norm layers and biases.
+    """Keep the masks of coupled layers consistent, and extend them to norm layers and biases.
 
-    :class:`ChannelPruning` asks it at each pruning, before a weight is zeroed, so their order in the list of
-    callbacks does not matter. The masks of Lightning's ``ModelPruning`` (of `torch.nn.utils.prune`) are repaired in
-    their buffers; what has none (norm layers, biases) is masked by this callback. That happens at the end of an
-    epoch, again at the start of the next and at the end of training: whichever of them comes first after
-    ``ModelPruning``, it comes before the next forward pass and before ``ModelPruning`` makes its masks permanent, in
-    either order of the two.
+    :class:`ChannelPruning` calls it at each pruning, before weights are zeroed, so the order of the two callbacks does
+    not matter. The masks of Lightning's ``ModelPruning`` (and of `torch.nn.utils.prune` in general) are repaired in
+    their buffers; parameters without a buffer (norm layers, biases) are masked by this callback. This happens at the
+    end of each epoch, at the start of the next and at the end of training, so that in either order of the callbacks
+    it precedes the next forward pass, and ``ModelPruning`` making its masks permanent.
 
     Args:
-        policy: ``"union"``: a channel that one layer keeps is kept; see ``engine.fix_mask_conflict``.
+        policy: ``"union"`` keeps a channel if any of its layers keeps it; see ``engine.fix_mask_conflict``.
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
+        example_input: example input of the model.
 
     Raises:
         InputError: for an unknown policy.
@@ -55,16 +54,16 @@ class MaskConflictRepair(MaskingCallback):
 
     @override
     def first_epoch(self, trainer: Trainer) -> int | None:
-        return None  # it extends the masks of others
+        return None  # only extends the masks of other callbacks
 
     def repaired(self, masks: Masks, model: nn.Module, example: Any, graph: Any = None) -> Masks:
-        """Repaired masks; ``report`` then holds what was changed.
+        """Return repaired masks, and store the changes in ``report``.
 
         Args:
             masks: masks relative to ``model``.
             model: the model.
-            example: what it takes.
-            graph: its trace, where there is one.
+            example: example input of the model.
+            graph: graph of the model, to save a trace.
 
         Returns:
             New masks of the same form.
@@ -110,7 +109,7 @@ class MaskConflictRepair(MaskingCallback):
         buffer_masks = engine.read_masks(model)
         if not masks_anything(buffer_masks) or same(buffer_masks, self._repaired):
             return
-        # What was repaired before stays masked: ModelPruning knows nothing of it.
+        # ModelPruning does not know of earlier repairs, which stay masked.
         masks = self._repaired_in(combine([buffer_masks, self._masks]), trainer, pl_module)
         self.impose(pl_module, trainer.strategy.broadcast(to_device(masks, "cpu")))
         self._repaired = combine([engine.read_masks(model)])

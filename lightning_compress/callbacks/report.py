@@ -1,4 +1,4 @@
-"""The callback that reports at the end of a fit what became of the model: as a page, in the terminal, to loggers."""
+"""Compression report at the end of a fit: an HTML page, a summary in the terminal, and entries for loggers."""
 
 from __future__ import annotations
 
@@ -31,51 +31,51 @@ from lightning_compress.trainer.strategy import parallel, shards
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-# What the comparison of runs shows beside the settings; ComplexityMonitor logs them.
+# Metrics for the comparison of runs, beside the settings; ComplexityMonitor logs them.
 COMPARED = ("complexity/macs", "complexity/params", "sparsity/channels")
 
-# Arguments that runs are compared by even where they are the default ones.
+# Arguments that are hyperparameters of a run even at their defaults.
 MAIN = ("amount", "criterion")
 
-# Callbacks and arguments that only say what is written where: no reason for runs to differ.
 PACKAGE = __name__.partition(".")[0]
+
+# Callbacks and arguments that do not affect the compressed model, so they are no hyperparameters.
 OUTPUT = (
     *("CompressionReport", "ComplexityMonitor", "dirpath", "filename", "save", "save_weights_only", "model"),
-    *("confidence", "latency_runs", "on_failure"),  # how a compaction is looked at, not what it does
+    *("confidence", "latency_runs", "on_failure"),
 )
 
-
-# Sections that loggers get under tags of their own.
-APART = ("Plan", "Certificate")
+# Sections that loggers get under their own tags.
+TAGGED = ("Plan", "Certificate")
 
 
 class CompressionReport(CompressionCallback):
-    """Reports at the end of the fit what became of the model.
+    """Report the compression at the end of the fit.
 
-    It writes one HTML file that needs nothing else, shows the same in the terminal, and hands pictures, tables and
-    hyper-parameters to the loggers that can show them (TensorBoard can show all). It compares the model at the start of
-    training with what is left at the end, whatever made it smaller, and in whichever order the callbacks stand. Curves
-    over the training are those of ``ComplexityMonitor``, where there is one.
+    It writes a self-contained HTML page, prints the same to the terminal, and logs figures, tables and hyperparameters
+    to the loggers that support them (TensorBoard supports all). It compares the model at the start of training with the
+    model at the end, whatever compressed it and whatever the order of the callbacks. Curves over the training come from
+    ``ComplexityMonitor``, if there is one.
 
-    It acts when the fit is torn down. On Ctrl-C that does not happen: it acts at once then, so that `ModelCompaction`
-    has to stand before it in the list.
+    It acts in ``teardown``. Lightning does not call that on Ctrl-C, so it acts in ``on_exception`` then, and
+    `ModelCompaction` has to precede it in the list of callbacks.
 
     Args:
         dirpath: local folder of the page; by default the Trainer's log folder.
-        filename: its name, without ``.html``. Where there is a file of this name, it gets ``-v1`` behind it, and so on.
-        terminal: ``"rich"``, ``"plain"`` (which needs no other package), or ``"none"``.
-        figures: whether to draw pictures for the loggers; that needs matplotlib.
+        filename: its name, without ``.html``. If the file exists, ``-v1`` is appended, and so on.
+        terminal: ``"rich"``, ``"plain"`` (needs no other package), or ``"none"``.
+        figures: whether to draw figures for the loggers; requires matplotlib.
         latency_runs: number of timed forward passes of the masked and of the compacted network, in turns, when
             `ModelCompaction` compacts; 0: latency is not measured.
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
+        example_input: example input of the model.
 
     Attributes:
-        path: the page, once written.
+        path: path of the page, once written.
         report: its content.
 
     Raises:
-        MisconfigurationException: where the fit is set up, if a package is missing, with what to do.
+        MisconfigurationException: at the start of a fit, if a package is missing.
 
     Example:
         >>> CompressionReport(terminal="plain", figures=False).path is None
@@ -115,7 +115,7 @@ class CompressionReport(CompressionCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # A fit that goes on may start from a model that has lost channels already.
+        # A resumed fit may start from a model that has already lost channels.
         self._before = None if state_dict["before"] is None else Survey.from_state_dict(state_dict["before"])
         self._points = [Point(**point) for point in state_dict.get("points", ())]
 
@@ -147,7 +147,7 @@ class CompressionReport(CompressionCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        changed = settings(trainer, changed=True)  # columns of defaults would push the metrics out of sight
+        changed = settings(trainer, changed=True)  # columns of defaults would crowd out the metrics
         own = {
             f"{name}/{key}": value
             for name, args in settings(trainer).items()
@@ -182,7 +182,7 @@ class CompressionReport(CompressionCallback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Behind this hook, evaluations by others may put their own metrics in their place.
+        # Later evaluations overwrite the Trainer's metrics.
         self._metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     @override
@@ -198,12 +198,12 @@ class CompressionReport(CompressionCallback):
     def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._before is None or self._folder is None or self.report is not None or not trainer.is_global_zero:
             return
-        was, spread = pl_module.device, parallel(trainer)
-        spread.move(pl_module, trainer.strategy.root_device)  # Lightning has moved it to the CPU
+        was, strategy = pl_module.device, parallel(trainer)
+        strategy.move(pl_module, trainer.strategy.root_device)  # Lightning has moved it to the CPU
         try:
             self.report = self._collect(trainer, pl_module, self._before)
         finally:
-            spread.move(pl_module, was)
+            strategy.move(pl_module, was)
         self.path = page.write(self.report, self._folder / f"{self.filename}.html")
         self._log(trainer, self.report)
         terminal.show(self.report, self.terminal, where=str(self.path))
@@ -257,8 +257,8 @@ class CompressionReport(CompressionCallback):
             self._show("accuracy_against_cost", accuracy_figure(metric, points), trainer)
         report_sections = sections(report)
         texts = {
-            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title not in APART),
-            **{s.title.lower(): markdown(s) for s in report_sections if s.title in APART},
+            "report": "\n\n".join(f"## {s.title}\n\n{markdown(s)}" for s in report_sections if s.title not in TAGGED),
+            **{s.title.lower(): markdown(s) for s in report_sections if s.title in TAGGED},
         }
         for logger in trainer.loggers:
             for tag, text in texts.items():
@@ -271,19 +271,19 @@ class CompressionReport(CompressionCallback):
 
 
 def _inside(path: str, other: str) -> bool:
-    """Whether one path names the same module as another, or a submodule of it."""
+    """Whether a path is that of another module or of one of its submodules."""
     return f"{path}.".startswith(f"{other}." if other else "")
 
 
 def settings(trainer: Trainer, changed: bool = False) -> dict[str, dict[str, Any]]:
-    """Arguments of the callbacks of this package that differ from None, by class name.
+    """Return the arguments of this package's callbacks that are not None, by class name.
 
     Args:
         trainer: the Trainer.
-        changed: only those that are not the default ones.
+        changed: whether to omit defaults.
 
     Returns:
-        Plain values; functions by their names.
+        Plain values; functions are represented by their names.
     """
     callback_arguments: dict[str, dict[str, Any]] = {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -296,11 +296,11 @@ def settings(trainer: Trainer, changed: bool = False) -> dict[str, dict[str, Any
 
 
 def arguments(callback: CompressionCallback, changed: bool = False) -> dict[str, Any]:
-    """The arguments that a callback was created with, as far as it or one of its parts keeps them under their names.
+    """Return the arguments of a callback that are attributes of the callback or of its parts.
 
     Args:
         callback: a callback of this package.
-        changed: only those that are not the default ones.
+        changed: whether to omit defaults.
 
     Example:
         >>> arguments(ModelCompaction(confidence=2), changed=True)

@@ -1,5 +1,5 @@
-"""Make the model that a Trainer holds smaller, with everything that holds on to it: the other ranks and their DDP
-wrapper, optimizers, averaged copies, the masks of callbacks, compiled code."""
+"""Compaction of a Trainer's model and of everything that refers to its parameters: other ranks and their DDP wrapper,
+optimizers, averaged copies, masks of callbacks, compiled code."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-    """Remove masked channels, verify the result, and let everything follow; on failure everything is restored.
+    """Remove masked channels, verify the result, and update all dependents; on failure, restore everything.
 
     Args:
         trainer: the Trainer.
         pl_module: the LightningModule.
-        job: which model, and how.
-        alone: whether the other ranks may be gone, so that nothing may be asked of them.
+        job: the model to compact and the options.
+        alone: whether the other ranks may be gone, so that this one must not communicate with them.
 
     Raises:
-        EngineError: where it cannot be done, on all ranks alike.
+        EngineError: on all ranks, if the model cannot be compacted.
     """
     model, callbacks = pl_module.get_submodule(job.path), trainer.callbacks  # type: ignore[attr-defined]
-    copies, spread = averages(callbacks, pl_module, job.path), parallel(trainer)
-    if copies and spread.shards:
-        raise PlanError("Averaged copies of a model whose parameters are sharded cannot follow a compaction.")
-    plan, certificate = spread.shrink(pl_module, job, alone)
+    copies, strategy = averages(callbacks, pl_module, job.path), parallel(trainer)
+    if copies and strategy.shards:
+        raise PlanError("Averaged copies of a model with sharded parameters cannot be compacted.")
+    plan, certificate = strategy.shrink(pl_module, job, alone)
     if plan.is_empty:
         return plan, certificate
     _shrink_averages(copies, model, plan)
@@ -47,19 +47,19 @@ def shrink(trainer: Trainer, pl_module: LightningModule, job: Job, alone: bool) 
         cuts = {parameters[name]: cut for name, cut in plan.slices.items() if name in parameters}
         for callback in callbacks:
             if isinstance(callback, CompressionCallback):
-                callback.compacted(trainer, pl_module, cuts)
-        spread.follow()
+                callback.after_compaction(trainer, pl_module, cuts)
+        strategy.follow()
     _forget_compiled_code()
     return plan, certificate
 
 
 def _shrink_averages(copies: list[Average], model: nn.Module, plan: engine.Plan) -> None:
-    """Apply a plan to averaged copies: all of them, or none."""
+    """Apply a plan to all averaged copies or to none."""
     parts = [(copy.module, plan.within(f"{copy.path}." if copy.path else "")) for copy in copies]
     if plan.folds and not all(_same(copy.module, model.get_submodule(copy.path)) for copy in copies):
         rank_zero_warn(
-            "The averaged weights are not compacted: constants of removed channels were folded into the weights, and "
-            "theirs differ. Use `MaskConflictRepair`, so that no constants remain."
+            "The averaged weights are not compacted: constants of removed channels were folded into the weights, but "
+            "the averaged constants differ. Use `MaskConflictRepair`, so that no constants remain."
         )
         return
     for change in [part.prepare(module) for module, part in parts]:
@@ -75,13 +75,13 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _forget_compiled_code() -> None:
-    # Compiled code is for the old sizes; after a few more shapes torch would no longer compile at all.
+    # Compiled code is specialised to the old sizes, and torch stops recompiling after a few more shapes.
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
 def check_no_buffers(model: nn.Module) -> None:
-    """Refuse masks of `torch.nn.utils.prune` while training goes on.
+    """Check that `torch.nn.utils.prune` masks nothing, because its buffers cannot be compacted during training.
 
     Raises:
         VerificationError: naming the masked parameters.
@@ -89,14 +89,13 @@ def check_no_buffers(model: nn.Module) -> None:
     masked_names = [f"{name}.{key}" for name, own in engine.read_masks(model).items() for key in own]
     if masked_names:
         raise VerificationError(
-            f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot follow a "
-            "compaction while training goes on. Prune with `ChannelPruning`, or leave `when` out: then they are "
-            "removed at the end of the fit."
+            f"{', '.join(masked_names[:3])} are masked by `torch.nn.utils.prune`, whose buffers cannot be compacted "
+            "during training. Prune with `ChannelPruning`, or omit `when` to compact at the end of the fit."
         )
 
 
 def make_permanent(model: nn.Module) -> None:
-    """Remove the parameters and buffers of `torch.nn.utils.prune`; the masked weights stay."""
+    """Make the masks of `torch.nn.utils.prune` permanent, removing its parameters and buffers."""
     for name, own in engine.read_masks(model).items():
         for parameter in own:
             prune.remove(model.get_submodule(name), parameter.removesuffix("_orig"))

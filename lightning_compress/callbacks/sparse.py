@@ -1,4 +1,4 @@
-"""Sparse training: penalties that make whole channels small before they are pruned."""
+"""Sparse training: penalties that shrink whole channels before they are pruned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_compress.callbacks.masking import MaskWatch, active_masks
 from lightning_compress.callbacks.timing import Timing
 from lightning_compress.selection import amounts as selection
 from lightning_compress.selection import schedules
-from lightning_compress.selection.alive import Living
+from lightning_compress.selection.active import Active
 from lightning_compress.selection.criteria import is_shift
 from lightning_compress.trainer.packages import MisconfigurationException
 from lightning_compress.trainer.strategy import parallel
@@ -30,19 +30,19 @@ Factors = dict[str, Tensor]
 
 
 def bn_scale(
-    group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor, alive: Living | None = None
+    group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor, active: Active | None = None
 ) -> Factors:
     r"""Gradient of :math:`\sum_u \lambda_u \sum_{\gamma \in u} |\gamma|`: γ times :math:`\lambda_u / |\gamma|`.
 
     Args:
         group: the dependency group.
-        parameter: gives a parameter by its full name.
+        parameter: returns a parameter by its full name.
         strength: λ of each unit, shape ``(size,)``.
-        alive: what is not masked; the scale of a masked channel is zero anyway.
+        active: unmasked units; not needed here because the scale of a masked channel is zero.
 
     Returns:
-        By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0
-        where it is 0. Nothing for a group without a norm.
+        Factors by parameter name, broadcastable to the parameter: parameter times factor is the gradient of the
+        penalty. Factors of zero scales are 0. Empty for a group without a norm.
 
     Liu et al., "Learning Efficient Convolutional Networks through Network Slimming", 2017.
     """
@@ -51,40 +51,40 @@ def bn_scale(
 
 
 def group_lasso(
-    group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor, alive: Living | None = None
+    group: engine.Group, parameter: Callable[[str], Tensor], strength: Tensor, active: Active | None = None
 ) -> Factors:
-    r"""Gradient of :math:`\sum_u \lambda_u \sqrt{n_u} \, \lVert w_u \rVert_2`, by what w is multiplied with.
+    r"""Gradient of :math:`\sum_u \lambda_u \sqrt{n_u} \, \lVert w_u \rVert_2`, as factors of the weights w.
 
     Args:
-        group: the dependency group; a unit's :math:`n_u` weights are those of all its layers together.
-        parameter: gives a parameter by its full name.
+        group: the dependency group; the :math:`n_u` weights of a unit are those of all layers of the group.
+        parameter: returns a parameter by its full name.
         strength: λ of each unit, shape ``(size,)``.
-        alive: what is not masked: weights that read masked channels only are not part of a unit; all by default.
+        active: unmasked units and weights; weights that read only masked channels do not count. By default all.
 
     Returns:
-        By parameter name what the parameter times it is the gradient of the penalty, broadcastable to the parameter; 0
-        where a unit is 0.
+        Factors by parameter name, broadcastable to the parameter: parameter times factor is the gradient of the
+        penalty. Factors of zero units are 0.
 
     Wen et al., "Learning Structured Sparsity in Deep Neural Networks", 2016.
     """
-    alive = alive or Living()
+    active = active or Active()
     members = [m for m in group.members if m.role == "out" and m.units.ndim > 1]
-    norms = _squares(group, members, parameter, alive).sqrt()
-    factors = _divided(strength.to(norms) * alive.weights_per_unit(group) ** 0.5, norms)
-    return {m.parameter: alive.part(m.parameter, _per_entry(factors, m)) for m in members}
+    norms = _squares(group, members, parameter, active).sqrt()
+    factors = _divided(strength.to(norms) * active.weights_per_unit(group) ** 0.5, norms)
+    return {m.parameter: active.part(m.parameter, _per_entry(factors, m)) for m in members}
 
 
 def _squares(
-    group: engine.Group, members: Sequence[engine.Member], parameter: Callable[[str], Tensor], alive: Living
+    group: engine.Group, members: Sequence[engine.Member], parameter: Callable[[str], Tensor], active: Active
 ) -> Tensor:
-    """Sum of squares of each unit over members, without a copy of the weights."""
+    """Return the sum of squares of each unit over members, without copying the weights."""
     totals: Tensor | None = None
     for m in members:
-        weight, live = parameter(m.parameter).detach(), alive.reads.get(m.parameter, m.units)
+        weight, live = parameter(m.parameter).detach(), active.reads.get(m.parameter, m.units)
         free = [d for d in range(weight.ndim) if m.units.shape[d] == live.shape[d] == 1]
         kind = torch.promote_types(weight.dtype, torch.float32)
         norms = torch.linalg.vector_norm(weight, dim=free, keepdim=True, dtype=kind) if free else weight.to(kind)
-        sums = unit_sums(alive.part(m.parameter, norms.square()), m.units, group.size)
+        sums = unit_sums(active.part(m.parameter, norms.square()), m.units, group.size)
         totals = sums if totals is None else totals + sums
     return torch.zeros(group.size) if totals is None else totals
 
@@ -94,39 +94,39 @@ def _divided(strength: Tensor, size: Tensor) -> Tensor:
 
 
 def _per_entry(values: Tensor, member: engine.Member) -> Tensor:
-    padded = torch.cat([values, values.new_zeros(1)])  # unit -1 is not of the group
+    padded = torch.cat([values, values.new_zeros(1)])  # unit -1 is not in the group
     return padded[member.units.to(values.device)]
 
 
-PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor, Living], Factors]] = {
+PENALTIES: dict[str, Callable[[engine.Group, Callable[[str], Tensor], Tensor, Active], Factors]] = {
     "bn_scale": bn_scale,
     "group_lasso": group_lasso,
 }
 
 
 class SparseTraining(CompressionCallback):
-    r"""Adds the gradient of a penalty before each optimizer step, so that unimportant channels shrink to nothing.
+    r"""Add the gradient of a penalty before each optimizer step, so that unimportant channels shrink to zero.
 
-    The strength grows as :math:`\lambda \, s(t)` along a schedule s. With ``amount`` only the units that are the
-    smallest at that time are penalised, the others train freely (growing regularisation: Wang et al., "Neural Pruning
-    via Growing Regularization", 2021). Pair it with :class:`ChannelPruning` by ``"bn_scale"`` or ``"l2"``.
+    The strength grows as :math:`\lambda \, s(t)` along a schedule s. With ``amount``, only the currently smallest units
+    are penalised, the others train freely (growing regularisation: Wang et al., "Neural Pruning via Growing
+    Regularization", 2021). Combine it with :class:`ChannelPruning` by ``"bn_scale"`` or ``"l2"``.
 
     Args:
-        penalty: ``"bn_scale"`` (L1 of the norms' scales, slimming) or ``"group_lasso"`` (L2 norm of all weights that
-            put a channel out).
-        strength: λ, of the fully grown penalty.
-        growth: how it grows, a schedule as for :class:`ChannelPruning`.
-        start: epoch or step from which it acts; by default the first.
-        end: epoch or step at which it is fully grown; by default one epoch before the end of the fit.
-        unit: ``"epoch"`` or ``"step"``, of ``start`` and ``end``.
-        amount: fraction of the channels of each group that is penalised, those with the smallest scales or weights.
-        layers: name patterns (`fnmatch`) of the layers; by default all, the output layer excepted.
-        exclude: name patterns of layers to leave alone, with all that is coupled to them.
+        penalty: ``"bn_scale"`` (L1 norm of the norms' scales, network slimming) or ``"group_lasso"`` (L2 norm of all
+            weights that produce a channel).
+        strength: final λ.
+        growth: schedule of the strength, as for :class:`ChannelPruning`.
+        start: first epoch or step with a penalty; by default the first of the fit.
+        end: epoch or step of full strength; by default one epoch before the end of the fit.
+        unit: unit of ``start`` and ``end``, ``"epoch"`` or ``"step"``.
+        amount: fraction of the channels of each group to penalise, those with the smallest scales or weights.
+        layers: name patterns (`fnmatch`) of the layers; by default all except the output layer.
+        exclude: name patterns of layers that are not penalised; neither are layers coupled to them.
         model: path of the model inside the LightningModule.
-        example_input: what the model takes.
+        example_input: example input of the model.
 
     Raises:
-        MisconfigurationException: if an argument is none of the above.
+        MisconfigurationException: for an invalid argument.
 
     Example:
         >>> SparseTraining("bn_scale", strength=1e-4, growth="linear").strength
@@ -149,9 +149,9 @@ class SparseTraining(CompressionCallback):
     ) -> None:
         super().__init__(model, example_input)
         if penalty not in PENALTIES:
-            raise MisconfigurationException(f"`penalty` is one of {', '.join(PENALTIES)}, got {penalty!r}.")
+            raise MisconfigurationException(f"`penalty` must be one of {', '.join(PENALTIES)}, got {penalty!r}.")
         if isinstance(strength, bool) or not isinstance(strength, (int, float)) or strength < 0:
-            raise MisconfigurationException(f"`strength` is a number from 0 on, got {strength!r}.")
+            raise MisconfigurationException(f"`strength` must be a number >= 0, got {strength!r}.")
         selection.check_amount(amount)
         self.penalty, self.strength, self.amount = penalty, strength, amount
         self.layers, self.exclude = selection.as_patterns(layers), selection.as_patterns(exclude)
@@ -160,7 +160,7 @@ class SparseTraining(CompressionCallback):
         self._window = (0, 0)
         self._groups: list[engine.Group] = []
         self._all: list[engine.Group] = []
-        self._alive, self._watch = Living(), MaskWatch()
+        self._active, self._watch = Active(), MaskWatch()
 
     @override
     def why_not_sharded(self) -> str | None:
@@ -170,37 +170,37 @@ class SparseTraining(CompressionCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._window = self._timing.window(trainer)
         self._timing.check_reached("SparseTraining", trainer, self._window)
-        self._look_at(trainer, pl_module)
+        self._update_groups(trainer, pl_module)
         model = self.target(pl_module)[1]
         parallel(trainer).at_rest(pl_module)
         if not any(self._factors(group, model, 1.0) for group in self._groups):
             names = ", ".join(group.name for group in self._groups[:4])
             raise MisconfigurationException(
-                f"`SparseTraining({self.penalty!r})` has nothing to act on: no norm has a scale for the channels of "
-                f"{names}. Choose `penalty='group_lasso'`, or other layers."
+                f"`SparseTraining({self.penalty!r})` has nothing to penalise: no norm scales the channels of {names}. "
+                "Choose `penalty='group_lasso'`, or other layers."
             )
 
-    def _look_at(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _update_groups(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with self.planning(trainer, pl_module) as (model, example):
             groups = engine.dependency_groups(model, example)
         chosen = selection.amounts(groups, 1.0, self.layers, self.exclude)
         self._groups, self._all = [group for group in groups if group.name in chosen], groups
-        self._alive, self._watch = Living(), MaskWatch()
+        self._active, self._watch = Active(), MaskWatch()
 
-    def _look_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _update_active(self, trainer: Trainer, pl_module: LightningModule) -> None:
         path, model = self.target(pl_module)
         masks = active_masks(trainer.callbacks, pl_module, path)  # type: ignore[attr-defined]
-        self._alive = Living(self._all, masks, next(model.parameters()).device)
+        self._active = Active(self._all, masks, next(model.parameters()).device)
 
     @override
-    def compacted(
+    def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
     ) -> None:
-        self._look_at(trainer, pl_module)
+        self._update_groups(trainer, pl_module)
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        # The gradients are unscaled and reduced over the ranks here, and not clipped yet.
+        # At this point gradients are unscaled and reduced over the ranks, but not clipped yet.
         position = self._timing.position(trainer)
         if position < self._window[0]:
             return
@@ -208,7 +208,7 @@ class SparseTraining(CompressionCallback):
         if not strength:
             return
         if self._watch.changed(trainer):
-            self._look_again(trainer, pl_module)
+            self._update_active(trainer, pl_module)
         model = self.target(pl_module)[1]
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for group in self._groups:
@@ -223,11 +223,11 @@ class SparseTraining(CompressionCallback):
         each = torch.full((group.size,), strength, device=device)
         if self.amount < 1.0:
             each *= self._smallest(group, model).to(device)
-        return PENALTIES[self.penalty](group, gathered_from(model), each, self._alive)
+        return PENALTIES[self.penalty](group, gathered_from(model), each, self._active)
 
     def _smallest(self, group: engine.Group, model: nn.Module) -> Tensor:
-        """Which units are the smallest of those that are not masked."""
-        kept = self._alive.kept.get(group.name, torch.ones(group.size, dtype=torch.bool))
+        """Return a mask of the smallest units among those that are not masked."""
+        kept = self._active.kept.get(group.name, torch.ones(group.size, dtype=torch.bool))
         smallest_units = torch.zeros(group.size, dtype=torch.bool)
         smallest_units[kept] = ~cut(self._sizes(group, model).cpu()[kept], self.amount, group.rows.cpu()[kept])
         return smallest_units
@@ -235,4 +235,4 @@ class SparseTraining(CompressionCallback):
     def _sizes(self, group: engine.Group, model: nn.Module) -> Tensor:
         role = "norm" if self.penalty == "bn_scale" else "out"
         members = [m for m in group.members if m.role == role and not is_shift(m.parameter)]
-        return _squares(group, members, gathered_from(model), self._alive)
+        return _squares(group, members, gathered_from(model), self._active)

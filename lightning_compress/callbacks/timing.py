@@ -1,4 +1,4 @@
-"""When events happen in a fit: by epochs or by optimizer steps, from a start to an end, at an interval."""
+"""Timing of events in a fit: start, end and interval, in epochs or optimizer steps."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ EVENTS_BY_STEP = 20
 
 @dataclass(frozen=True)
 class Timing:
-    """From when to when, and how often.
+    """Start, end and interval of events.
 
     Attributes:
-        start: epoch or optimizer step of the first event; None is the first of the fit.
-        end: epoch or optimizer step of the last event; None follows from the length of the fit.
+        start: epoch or optimizer step of the first event; None: the first of the fit.
+        end: epoch or optimizer step of the last event; None: derived from the length of the fit.
         unit: ``"epoch"`` or ``"step"``.
-        frequency: epochs or steps between two events; None is 1 epoch, or the steps that make twenty events.
-        cool_down: epochs or steps without events before the fit ends, where there is no ``end``; None is one epoch.
-        early: the epoch or, in steps, the epochs that have to pass before the first event, where there is no ``start``.
+        frequency: epochs or steps between two events; None: 1 epoch, or a twentieth of the steps.
+        cool_down: epochs or steps without events before the fit ends, if ``end`` is None; None: one epoch.
+        early: number of epochs before the first event, if ``start`` is None.
 
     Raises:
-        MisconfigurationException: if they contradict each other.
+        MisconfigurationException: for invalid or contradictory arguments.
 
     Example:
         >>> Timing(start=2, end=6).progress(3, (2, 6))
@@ -48,16 +48,18 @@ class Timing:
     def __post_init__(self) -> None:
         start, end, unit, frequency, cool_down = self.start, self.end, self.unit, self.frequency, self.cool_down
         checks: dict[str, Callable[[], bool]] = {
-            f"`unit` is 'epoch' or 'step', got {unit!r}.": lambda: unit in ("epoch", "step"),
-            f"`start` is a number of {unit}s from 0 on, got {start!r}.": lambda: start is None or start >= 0,
-            f"`end` comes after `start`, got start={start!r}, end={end!r}.": lambda: end is None or end >= (start or 0),
-            f"`frequency` is a number of {unit}s from 1 on, got {frequency!r}.": lambda: (
+            f"`unit` must be 'epoch' or 'step', got {unit!r}.": lambda: unit in ("epoch", "step"),
+            f"`start` must be a number of {unit}s >= 0, got {start!r}.": lambda: start is None or start >= 0,
+            f"`end` must not precede `start`, got start={start!r}, end={end!r}.": lambda: (
+                end is None or end >= (start or 0)
+            ),
+            f"`frequency` must be a number of {unit}s >= 1, got {frequency!r}.": lambda: (
                 frequency is None or frequency >= 1
             ),
-            f"`cool_down` is a number of {unit}s from 0 on, got {cool_down!r}.": lambda: (
+            f"`cool_down` must be a number of {unit}s >= 0, got {cool_down!r}.": lambda: (
                 cool_down is None or cool_down >= 0
             ),
-            f"Give `end` or `cool_down`, not both: got end={end!r}, cool_down={cool_down!r}.": lambda: (
+            f"Pass `end` or `cool_down`, not both: got end={end!r}, cool_down={cool_down!r}.": lambda: (
                 end is None or cool_down is None
             ),
         }
@@ -66,59 +68,59 @@ class Timing:
                 raise MisconfigurationException(message)
 
     def window(self, trainer: Trainer) -> tuple[int, int]:
-        """Start and end in a fit.
+        """Return the start and the end in a fit.
 
         Raises:
-            MisconfigurationException: if the fit's length is not known, or it ends before the start.
+            MisconfigurationException: if the length of the fit is unknown, or the end precedes the start.
         """
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return self.early, self.early  # a rehearsal of a few batches: it should rehearse this too
+            return self.early, self.early  # a fast_dev_run of a few batches should run the events too
         start = self._first(trainer) if self.start is None else self.start
         end = self._last(trainer) if self.end is None else self.end
         if start > end:
-            why = "" if self.start is not None else ", as statistics are gathered before,"
+            why = "" if self.start is not None else " (the criterion first collects statistics)"
             raise MisconfigurationException(
-                f"`start={start}`{why} lies behind {self.unit} {end}, where pruning has to be done so that the last "
-                f"epoch trains at final sparsity. Train longer, or give `end`{'' if why == '' else ' and `start`'}."
+                f"`start={start}`{why} is after {self.unit} {end}, by which pruning must end so that the last epoch "
+                f"trains at final sparsity. Train longer, or pass `end`{'' if why == '' else ' and `start`'}."
             )
         return start, end
 
     def check_reached(self, what: str, trainer: Trainer, window: tuple[int, int]) -> None:
-        """Warn where the fit ends before the first event.
+        """Warn if the fit ends before the first event.
 
         Args:
-            what: the callback whose timing it is.
-            trainer: the Trainer of the fit, which is about to start.
-            window: as `window` gives it.
+            what: name of the callback.
+            trainer: the Trainer of the fit that is about to start.
+            window: as `window` returns it.
         """
         total = length(trainer, self.unit)
         if total is not None and not self.reached(window[0], total) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
-                f"`{what}` does not act in this fit: it starts at {self.unit} {window[0]}, and the fit ends after "
-                f"{total} {self.unit}s. Train longer, or let it start earlier."
+                f"`{what}` has no effect in this fit: it starts at {self.unit} {window[0]}, but the fit ends after "
+                f"{total} {self.unit}s. Train longer, or start it earlier."
             )
 
     def reached(self, position: int, total: int) -> bool:
-        """Whether an event at a position comes before the end of a fit of so many epochs or steps."""
-        return position < total if self.unit == "epoch" else position <= total  # steps count once they are done
+        """Whether an event at a position precedes the end of a fit of ``total`` epochs or steps."""
+        return position < total if self.unit == "epoch" else position <= total  # steps are counted when they end
 
     def first_epoch(self, trainer: Trainer) -> int:
-        """The epoch of the first event; 0 where events go by steps and the steps in an epoch are not known."""
+        """Return the epoch of the first event; 0 if events go by steps and the steps per epoch are unknown."""
         start, per_epoch = self.window(trainer)[0], _steps_per_epoch(trainer)
         if self.unit == "epoch":
             return start
         return start // per_epoch if per_epoch else 0
 
     def position(self, trainer: Trainer) -> int:
-        """The current epoch or step."""
+        """Return the current epoch or step."""
         return trainer.current_epoch if self.unit == "epoch" else trainer.global_step
 
     def progress(self, position: int, window: tuple[int, int]) -> float:
-        """How far a position is in the window, in [0, 1]."""
+        """Return the progress of a position within the window, in [0, 1]."""
         return schedules.progress(position, *window)
 
     def due(self, position: int, last: int | None, window: tuple[int, int]) -> bool:
-        """Whether it is time for an event, the last one having been at ``last``."""
+        """Whether an event is due at a position if the last one was at ``last``."""
         start, end = window
         frequency = self.frequency or (1 if self.unit == "epoch" else max(1, (end - start) // EVENTS_BY_STEP))
         return position >= start and (last is None or position - last >= frequency or position >= end)
@@ -136,7 +138,7 @@ class Timing:
         if not has_length or (self.unit == "step" and not trainer.lightning_module.automatic_optimization):
             raise MisconfigurationException(
                 f"The length of the fit in {self.unit}s is not known beforehand (max_epochs={trainer.max_epochs}, "
-                f"max_steps={trainer.max_steps}, {trainer.num_training_batches} batches an epoch): give `end`."
+                f"max_steps={trainer.max_steps}, {trainer.num_training_batches} batches per epoch): pass `end`."
             )
         if self.unit == "step":
             return self._before_the_end(int(steps), per_epoch)
@@ -147,16 +149,16 @@ class Timing:
 
 
 def _steps_per_epoch(trainer: Trainer) -> int:
-    """Return the optimizer steps in an epoch; 0 where they are not known."""
+    """Return the number of optimizer steps per epoch; 0 if unknown."""
     batches = trainer.num_training_batches
     return math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else 0
 
 
 def length(trainer: Trainer, unit: str) -> int | None:
-    """Return how many epochs or optimizer steps a fit has at most, from its very start; None where nobody knows.
+    """Return the maximum number of epochs or optimizer steps of a fit; None if unknown.
 
     Args:
-        trainer: the Trainer of the fit, which is about to start.
+        trainer: the Trainer of the fit that is about to start.
         unit: ``"epoch"`` or ``"step"``.
     """
     per_epoch = _steps_per_epoch(trainer)
@@ -165,6 +167,6 @@ def length(trainer: Trainer, unit: str) -> int | None:
     if unit == "epoch":
         epochs += [math.ceil(total / per_epoch) for total in steps if per_epoch]
         return min(epochs, default=None)
-    manual = not trainer.lightning_module.automatic_optimization  # it steps as often as it likes
+    manual = not trainer.lightning_module.automatic_optimization  # the number of steps per batch is up to the user
     steps += [total * per_epoch for total in epochs if per_epoch and not manual]
     return min(steps, default=None)

@@ -1,4 +1,4 @@
-"""Keep masked entries of parameters at zero, in one pass over the memory of the masked parameters."""
+"""Zeroing of masked entries, in one pass over the memory of the masked parameters."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Zeroing:
     """The masked entries of one parameter.
 
     Attributes:
-        parameter: whose weights and gradient are written; of one that is sharded, what this process holds.
-        weights: whether its weights are; those under `torch.nn.utils.prune` are masked by a buffer.
-        masked: bool, True for what is masked; of size 1 along the dimensions along which that is the same.
-        bits: the same for the rest, in integers of the size of the parameter's entries, all bits set or none; ``None``
-            where they would take as much memory as the parameter itself.
+        parameter: the parameter whose weights and gradient are zeroed; if it is sharded, the local shard is.
+        weights: whether to zero the weights, too; those under `torch.nn.utils.prune` are masked by a buffer.
+        masked: bool, True for masked entries; of size 1 along dimensions along which the mask is constant.
+        bits: the kept entries as integers of the parameter's item size with all bits set or none, for ``bitwise_and_``;
+            ``None`` if they would take as much memory as the parameter.
     """
 
     parameter: nn.Parameter
@@ -33,7 +33,7 @@ class Zeroing:
 
     @classmethod
     def of(cls, parameter: nn.Parameter, mask: Tensor, weights: bool = True) -> Zeroing:
-        """Return what zeroes the entries of a parameter at which ``mask`` is False.
+        """Build the zeroing of a parameter's entries at which ``mask`` is False.
 
         Example:
             >>> Zeroing.of(nn.Parameter(torch.ones(2, 3)), torch.tensor([True, False, True]).expand(2, 3)).masked
@@ -48,14 +48,14 @@ class Zeroing:
         small = kind is not None and (mask.ndim <= 1 or keep.numel() < mask.numel())
         bits = -keep.to(kind) if small else None
         if bits is not None and bits.ndim > 1 and bits.size(0) == 1 < len(own):
-            # Broadcast along the slowest dimension only: kernels of 3 × 3 are too short to be worth a loop each.
+            # Broadcast along the first dimension only: 3 × 3 kernels are too short for an inner loop each.
             bits = torch.empty_like(own[:1], dtype=kind).copy_(bits)
         return cls(parameter, weights, ~keep, bits)
 
     def fill(self, tensor: Tensor) -> None:
         """Zero the masked entries of the parameter's data or gradient."""
         tensor = local(tensor)
-        # Products would make NaN of masked infinities, and filling by index or by mask takes 2 to 4 times as long.
+        # Multiplying would turn masked infinities into NaN; filling by index or mask takes 2 to 4 times as long.
         if self.bits is None or tensor.dtype != self.parameter.dtype:
             tensor.masked_fill_(self.masked, 0)
         else:
@@ -72,7 +72,7 @@ def zero_weights(zeroings: Iterable[Zeroing]) -> None:
 
 @torch.no_grad()
 def zero_gradients(zeroings: Iterable[Zeroing]) -> None:
-    """Zero the gradients of masked weights, so that clipping by norm does not see them."""
+    """Zero the gradients of masked weights, so that they do not count in clipping by norm."""
     for zeroing in zeroings:
         if zeroing.parameter.grad is not None:
             zeroing.fill(zeroing.parameter.grad)

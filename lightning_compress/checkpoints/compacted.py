@@ -1,4 +1,4 @@
-"""The compacted checkpoint: an ordinary Lightning checkpoint with the plans inside, under a versioned key."""
+"""Compacted checkpoints: ordinary Lightning checkpoints that contain the plans under a versioned key."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
 
 def dump(trainer: Trainer, weights_only: bool = True) -> dict[str, Any]:
-    """Lightning's own checkpoint with the plans inside.
+    """Return Lightning's checkpoint with the plans added.
 
-    What ``torch.load(weights_only=True)`` does not read is left out, with a warning that names it.
+    Entries that ``torch.load(weights_only=True)`` cannot read are omitted, with a warning.
 
     Args:
-        trainer: after a fit.
-        weights_only: whether to leave out the states of optimizers, schedulers and callbacks.
+        trainer: the Trainer, after a fit.
+        weights_only: whether to omit the states of optimizers, schedulers and callbacks.
     """
-    # `Trainer.save_checkpoint` would write at once, with a barrier that hangs where another rank was interrupted.
+    # `Trainer.save_checkpoint` would write directly, with a barrier that hangs if another rank was interrupted.
     checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=weights_only)
-    # Callbacks that average weights put theirs in; what was verified is the module's.
-    spread = parallel(trainer)
-    checkpoint["state_dict"] = spread.state_dict()
-    return {**readable(spread.whole_states(checkpoint)), KEY: content_of(trainer.lightning_module)}
+    # Averaging callbacks insert their weights, but those of the module were verified.
+    strategy = parallel(trainer)
+    checkpoint["state_dict"] = strategy.state_dict()
+    return {**readable(strategy.whole_states(checkpoint)), KEY: content_of(trainer.lightning_module)}
 
 
 def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint without the hyper-parameters that cannot be read with ``weights_only=True``.
+    """Return the checkpoint without hyperparameters that cannot be read with ``weights_only=True``.
 
     Example:
         >>> readable_hparams({"hyper_parameters": {"width": 8}})
@@ -67,16 +67,16 @@ def readable_hparams(checkpoint: dict[str, Any]) -> dict[str, Any]:
     if not lost:
         return checkpoint
     rank_zero_warn(
-        f"The hyper-parameters {', '.join(map(repr, lost))} are not plain values and are left out of the compacted "
-        "checkpoint. Pass them to `load_compacted` by name, or use `self.save_hyperparameters(ignore=...)`."
+        f"The hyperparameters {', '.join(map(repr, lost))} are not plain values, so the compacted checkpoint omits "
+        "them. Pass them to `load_compacted` by name, or use `self.save_hyperparameters(ignore=...)`."
     )
     return {**checkpoint, "hyper_parameters": kept}
 
 
 def readable(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint without what cannot be read with ``weights_only=True``: hyper-parameters, and what hooks put in.
+    """Return the checkpoint without entries that cannot be read with ``weights_only=True``.
 
-    Of a mapping only the entries that cannot be read are left out.
+    Such entries are hyperparameters, or come from hooks. Mappings only lose the entries that cannot be read.
 
     Example:
         >>> readable({"state_dict": {}, "scaling": {"mean": 0.5}})
@@ -89,20 +89,19 @@ def readable(checkpoint: dict[str, Any]) -> dict[str, Any]:
             del plain[name]
     if lost:
         rank_zero_warn(
-            f"The entries {', '.join(f'{name} ({kind})' for name, kind in lost.items())} of the checkpoint are no "
-            "plain values and are left out of the compacted one: a hook such as `on_save_checkpoint` puts them there. "
-            "Set them on the module after `load_compacted`, or declare their types with "
-            "`torch.serialization.add_safe_globals`."
+            f"The entries {', '.join(f'{name} ({kind})' for name, kind in lost.items())}, which a hook such as "
+            "`on_save_checkpoint` adds, are not plain values, so the compacted checkpoint omits them. Set them on the "
+            "module after `load_compacted`, or declare their types with `torch.serialization.add_safe_globals`."
         )
     return plain
 
 
 _OWN = frozenset({"hyper_parameters", "optimizer_states", "state_dict", KEY})
-"""Entries that are looked after elsewhere, or that torch itself makes."""
+"""Entries that are handled elsewhere or created by torch."""
 
 
 def _readable(value: Any, name: str, lost: dict[str, str]) -> Any:
-    """Return the part of an entry that can be read, and note by name and type what cannot."""
+    """Return the part of an entry that can be read, and collect the names and types of the rest in ``lost``."""
     if _is_readable(value):
         return value
     if type(value) is not dict:
@@ -130,12 +129,12 @@ def write(checkpoint: Mapping[str, Any], path: Path, new: bool = False) -> None:
 
     Args:
         checkpoint: the content, with plans under its own key.
-        path: where to; its folder is made.
-        new: whether there may be no file yet.
+        path: path of the file; its folder is created.
+        new: whether it is an error if the file exists.
 
     Raises:
-        CheckpointError: if it cannot be written, or does not read back as it is; ``path`` is then untouched.
-        FileExistsError: where it is to be new, and there is one.
+        CheckpointError: if it cannot be written or read back; ``path`` is then unchanged.
+        FileExistsError: with ``new``, if the file exists.
     """
     try:
         with replacing(path, new) as temporary:
@@ -148,17 +147,17 @@ def write(checkpoint: Mapping[str, Any], path: Path, new: bool = False) -> None:
 
 
 def write_new(checkpoint: Mapping[str, Any], path: Path) -> Path:
-    """Write as `write` does, under a name that no file has: ``-v1``, ``-v2``, … behind it.
+    """Write like `write`, but if the file exists, append ``-v1``, ``-v2``, … to its name.
 
     Args:
         checkpoint: the content, with plans under its own key.
-        path: where to; its folder is made.
+        path: path of the file; its folder is created.
 
     Returns:
-        The file. A file that another process writes there meanwhile stays as well.
+        The path of the new file. Files that other processes write at the same time are not overwritten.
 
     Raises:
-        CheckpointError: as `write` does.
+        CheckpointError: as for `write`.
     """
     while True:
         target = next_version(path)
@@ -173,7 +172,7 @@ def _check_written(temporary: Path, path: Path) -> None:
     try:
         read_checkpoint(temporary)  # the digests in it are those of the content in memory
     except CheckpointError as error:
-        raise CheckpointError(f"{path} does not read back as it was written. Is the disk sound? {error}") from error
+        raise CheckpointError(f"{path} could not be read back after writing. Is the disk damaged? {error}") from error
 
 
 def load_compacted(
@@ -185,23 +184,23 @@ def load_compacted(
 ) -> AnyModule:
     """Load a checkpoint that ``ModelCompaction`` wrote.
 
-    The class is instantiated from the saved hyper-parameters, the model in it is brought to its small shapes by the
-    stored plan, and the weights are loaded. The file is read with ``weights_only=True``: no code in it runs.
+    The class is instantiated from the saved hyperparameters, the stored plan narrows its model, and the weights are
+    loaded. The file is read with ``weights_only=True``, so that no code in it runs.
 
     Args:
-        path: the checkpoint, ``ModelCompaction.checkpoint_path``, or a folder of shards that a Trainer wrote after the
+        path: the checkpoint (``ModelCompaction.checkpoint_path``), or a folder of shards that a Trainer wrote after the
             compaction.
         LightningModuleClass: the class that was trained.
         map_location: as in ``torch.load``.
-        strict: whether the names of the weights must agree exactly.
-        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+        strict: whether the names of the weights must match exactly.
+        init_kwargs: arguments of the class that are missing in the checkpoint or override it.
 
     Returns:
         The LightningModule, on the device of the loaded weights.
 
     Raises:
-        CheckpointError: if the file is truncated, of another model, of a newer format, or holds no plan; or where path
-            and class are none.
+        CheckpointError: if the file is truncated, belongs to another model, has a newer format, or holds no plan; or
+            for an invalid path or class.
 
     Example:
         >>> module = load_compacted("runs/compacted.ckpt", MyLightningModule)  # doctest: +SKIP
@@ -217,7 +216,7 @@ def load_compacted(
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(
             f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "
-            f"built with other arguments. {error}"
+            f"with other arguments. {error}"
         ) from error
     return module.to(device)
 
@@ -233,35 +232,35 @@ def _read_small_folder(folder: Path, map_location: Any) -> dict[str, Any]:
 
 
 def _check_call(path: Any, cls: Any) -> None:
-    """Refuse what is likely to be passed in place of a file and a class."""
+    """Check the arguments of `load_compacted` for likely mistakes."""
     if isinstance(path, type):
         raise CheckpointError(f"The path comes first: `load_compacted(path, {path.__name__})`.")
     if path is None:
         raise CheckpointError(
-            "There is no path: `ModelCompaction.checkpoint_path` is None before the end of the fit, and where nothing "
-            "was masked, so that nothing was compacted and written."
+            "The path is None: `ModelCompaction.checkpoint_path` is None before the end of the fit, and if nothing was "
+            "masked, so that nothing was compacted."
         )
     if not isinstance(cls, type) or not issubclass(cls, LIGHTNING_MODULES):
         description = f"the class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
         raise CheckpointError(
-            f"`load_compacted` takes the class of the LightningModule that was trained, got {description}. A plain "
-            "model takes the weights with `engine.load_compacted_state(model, path)`."
+            f"`load_compacted` takes the class of the LightningModule that was trained, got {description}. For a plain "
+            "model, use `engine.load_compacted_state(model, path)`."
         )
 
 
 def instantiate(
     cls: type[AnyModule], checkpoint: Mapping[str, Any], init_kwargs: Mapping[str, Any], path: str
 ) -> AnyModule:
-    """A LightningModule built from the hyper-parameters in a checkpoint, as Lightning does.
+    """Build a LightningModule from the hyperparameters in a checkpoint, as Lightning does.
 
     Args:
         cls: its class.
         checkpoint: the content of a file.
-        init_kwargs: arguments that the checkpoint does not hold, or that replace those it holds.
+        init_kwargs: arguments that are missing in the checkpoint or override it.
         path: the file, for messages.
 
     Raises:
-        CheckpointError: where an argument is missing.
+        CheckpointError: if an argument is missing.
     """
     accepted = inspect.signature(cls.__init__).parameters
     hparams: dict[str, Any] = dict(checkpoint.get("hyper_parameters", {}))
@@ -280,6 +279,6 @@ def _check_arguments(cls: Callable[..., Any], arguments: Mapping[str, Any], path
         inspect.signature(cls).bind(**arguments)
     except TypeError as error:
         raise CheckpointError(
-            f"`{cls.__name__}` cannot be built from the hyper-parameters in {path}: {error}. Pass what is missing "
-            "by name, or call `self.save_hyperparameters()` in its `__init__` when you train."
+            f"`{cls.__name__}` cannot be built from the hyperparameters in {path}: {error}. Pass missing arguments "
+            "by name, or call `self.save_hyperparameters()` in its `__init__` before training."
         ) from error

@@ -1,4 +1,4 @@
-"""Compacted networks for where they are to run: ONNX, exported programs, TorchScript. Each is run and compared."""
+"""Export of compacted networks to ONNX, exported programs and TorchScript, with a comparison of the outputs."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def export_program(
     """Write an exported program (`torch.export`), run it, and compare it with the model.
 
     Args:
-        model: compacted or not; it is exported in eval mode and left as it was.
+        model: the model, compacted or not; it is exported in eval mode and not changed.
         path: the file, ``*.pt2``.
-        example_input: what the model takes: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
-        dynamic: what may differ when it runs: ``"batch"``, and ``"size"``, the dimensions from the third on.
+        example_input: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
+        dynamic: dynamic sizes: ``"batch"``, and ``"size"``, the dimensions from the third on.
 
     Returns:
         The largest difference of the outputs, relative to the largest output, at the example's batch size and another,
         and with ``"size"`` at twice the size.
 
     Raises:
-        InputError: where the model's own code does not allow it; the message is torch's.
-        VerificationError: where the outputs differ by more than 1e-5; there is no file then.
+        InputError: if torch cannot export the model, with its message.
+        VerificationError: if the outputs differ by more than 1e-5; no file is written then.
     """
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -66,21 +66,21 @@ def export_onnx(
 ) -> float:
     """Write an ONNX file, run it with ONNX Runtime, and compare it with the model.
 
-    Needs the packages of the extra ``export``: ``pip install 'lightning-compress[export]'``.
+    Requires the packages of the extra ``export``: ``pip install 'lightning-compress[export]'``.
 
     Args:
-        model: compacted or not; it is exported in eval mode and left as it was.
+        model: the model, compacted or not; it is exported in eval mode and not changed.
         path: the file, ``*.onnx``.
-        example_input: what the model takes: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
-        dynamic: what may differ when it runs: ``"batch"``, and ``"size"``, the dimensions from the third on.
+        example_input: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
+        dynamic: dynamic sizes: ``"batch"``, and ``"size"``, the dimensions from the third on.
 
     Returns:
         The largest difference of the outputs, relative to the largest output, at the example's batch size and another,
         and with ``"size"`` at twice the size.
 
     Raises:
-        InputError: where a package is missing, or the model's own code does not allow it; the message is torch's.
-        VerificationError: where the outputs differ by more than 1e-5; there is no file then.
+        InputError: if a package is missing, or torch cannot export the model, with its message.
+        VerificationError: if the outputs differ by more than 1e-5; no file is written then.
     """
     runtime = [_package(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
 
@@ -105,23 +105,21 @@ def export_torchscript(model: nn.Module, path: str | os.PathLike[str], example_i
     """Write a TorchScript file, run it, and compare it with the model.
 
     Args:
-        model: compacted or not; it is exported in eval mode and left as it was.
+        model: the model, compacted or not; it is exported in eval mode and not changed.
         path: the file, ``*.pt``.
-        example_input: what the model takes: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
+        example_input: a tensor, a tuple of arguments, or a mapping of keywords, batch first.
 
     Returns:
         The largest difference of the outputs, relative to the largest output, at the example's batch size and another.
 
     Raises:
-        InputError: where TorchScript does not read the model's code; the message is torch's.
-        VerificationError: where the outputs differ by more than 1e-5; there is no file then.
+        InputError: if TorchScript cannot compile the model, with its message.
+        VerificationError: if the outputs differ by more than 1e-5; no file is written then.
     """
 
     def write(where: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*torch.jit.* is deprecated"
-            )  # the caller knows, and asks for it
+            warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated")  # the caller chose TorchScript
             torch.jit.script(model).save(os.fspath(where))
             loaded: Callable[..., Any] = torch.jit.load(os.fspath(where))
         return loaded
@@ -133,12 +131,12 @@ def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[An
     """Return the largest difference between the outputs of two models, relative to the largest output of the first.
 
     Args:
-        model: the reference; it is run in the mode that it is in.
-        other: a model, or anything that is called like one.
-        batches: what they take, in the form that ``engine.trace`` takes.
+        model: the reference, in its current mode.
+        other: another model or callable.
+        batches: inputs, as for ``engine.trace``.
 
     Raises:
-        VerificationError: where they output different numbers of tensors, or other shapes.
+        VerificationError: if numbers or shapes of the outputs differ.
 
     Example:
         >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -166,7 +164,7 @@ def difference(model: nn.Module, other: Callable[..., Any], batches: Iterable[An
 
 
 def another_batch(example_input: Any) -> Any:
-    """An example with one sample more: the first one again.
+    """Append the first sample of an example to it, for another batch size.
 
     Example:
         >>> another_batch((torch.ones(2, 3), "flag"))[0].shape
@@ -182,7 +180,7 @@ def another_batch(example_input: Any) -> Any:
 
 
 def another_size(example_input: Any, times: int = 2) -> Any:
-    """An example of twice the size along each dimension from the third on: a multiple of whatever the model divides by.
+    """Repeat an example along each dimension from the third on, so that sizes stay multiples of the model's factors.
 
     Example:
         >>> another_size(torch.ones(2, 3, 4, 5)).shape
@@ -198,9 +196,9 @@ def another_size(example_input: Any, times: int = 2) -> Any:
 
 
 def _elsewhere(example: Any, dynamic: Sequence[str]) -> Any:
-    """The example with other sizes in all that is dynamic, which no comparison runs: one sample, three times as large.
+    """Return the example at dynamic sizes that no comparison uses: one sample, three times as large.
 
-    A batch of one leaves no guard in a program: exporters assume that a dynamic dimension is larger.
+    A batch of one leaves no guard in a program, because exporters assume that dynamic dimensions are larger.
     """
     first = next((t.shape[0] for t in tensors_in(example) if t.ndim), 0)
     if "batch" in dynamic:
@@ -218,24 +216,24 @@ def _exported(
 ) -> float:
     unknown = [name for name in dynamic if name not in DYNAMIC]
     if unknown:
-        raise InputError(f"`dynamic` names 'batch' and 'size', not {unknown[0]!r}.")
-    # A batch of one would become part of the program.
+        raise InputError(f"`dynamic` must contain 'batch' or 'size', got {unknown[0]!r}.")
+    # Exporters specialise a batch size of 1.
     example = another_batch(example_input) if "batch" in dynamic else example_input
     batches = [example, *([another_batch(example)] if "batch" in dynamic else [])]
     batches += [another_size(example)] if "size" in dynamic else []
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Under its own name: a large ONNX file refers to a second one with the weights by name.
+    # The file name must be final, because a large ONNX file refers to a second file with the weights by name.
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         with evaluating(model, arguments=example):
-            # A model may keep what belongs to the shape of its last input (detectors keep a grid). If it fitted the
-            # example it would become part of the program; and the exporter leaves tensors without data in its place.
+            # A model may cache values for the shape of its last input, as detectors cache a grid. A cache that fits the
+            # example would become part of the program, and the exporter replaces it by tensors without data.
             _run(model, _elsewhere(example, dynamic))
             with evaluating(model, arguments=example):
                 run = _written(what, write, Path(folder, target.name), *arguments_of(example))
             error = max(_compared(what, model, run, batch) for batch in batches)
         if not error <= TOLERANCE:
-            raise VerificationError(f"{what} puts out other numbers than the model: they differ by {error:.1e}.")
+            raise VerificationError(f"The outputs of {what} differ from those of the model by {error:.1e}.")
         for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
             os.replace(file, target.with_name(file.name))
     return error
@@ -247,8 +245,8 @@ def _compared(what: str, model: nn.Module, run: Callable[..., Any], batch: Any) 
         return difference(model, run, [batch])
     except EngineError:
         raise
-    except Exception as error:  # of any kind: each runtime has its own
-        raise InputError(f"{what} runs at the size of the example, and not at {shapes}: {error}") from error
+    except Exception as error:  # each runtime has its own exceptions
+        raise InputError(f"{what} runs at the size of the example, but not at {shapes}: {error}") from error
 
 
 def _run(model: nn.Module, batch: Any) -> list[list[int]]:
@@ -257,9 +255,9 @@ def _run(model: nn.Module, batch: Any) -> list[list[int]]:
     try:
         with torch.no_grad():
             call_model(model, *arguments_of(batch))
-    except Exception as error:  # of any kind: it is the model's own code
+    except Exception as error:  # the model may raise anything
         raise InputError(
-            f"The model itself does not take inputs of {shapes}: give `dynamic` what it takes only. {error}"
+            f"The model itself rejects inputs of {shapes}: pass only supported sizes as `dynamic`. {error}"
         ) from error
     return shapes
 
@@ -271,14 +269,14 @@ def _written(
         return write(path, args, kwargs)
     except EngineError:
         raise
-    except Exception as error:  # torch's exporters raise all kinds, deep inside of the model's own code
-        raise InputError(f"{what} does not take the model: {str(error).strip()[:2000]}") from error
+    except Exception as error:  # torch's exporters and the model's own code may raise anything
+        raise InputError(f"{what} cannot export the model: {str(error).strip()[:2000]}") from error
 
 
 def exported_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Sequence[str]
 ) -> torch.export.ExportedProgram:
-    """Record a model with `torch.export`; ``dynamic`` as in `export_program`."""
+    """Export a model with `torch.export`; ``dynamic`` as in `export_program`."""
     batch = next(t.shape[0] for t in tensors_in((args, kwargs)) if t.ndim)
 
     def dims(tensor: Tensor) -> dict[int, Any] | None:
@@ -289,13 +287,13 @@ def exported_program(
             dynamic_dims |= dict.fromkeys(range(2, tensor.ndim), torch.export.Dim.DYNAMIC)  # type: ignore[attr-defined]
         return dynamic_dims or None
 
-    torch.compiler.reset()  # older versions count what they recorded before, and give up after eight
+    torch.compiler.reset()  # older versions give up after eight recompilations
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return torch.export.export(model, args, kwargs, dynamic_shapes=_leaves(arguments, dims))
 
 
 def _leaves(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Containers with each tensor passed through a function, and None for what is not a tensor."""
+    """Map a function over the tensors in containers; other leaves become None."""
     if isinstance(value, Mapping):
         return {name: _leaves(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -304,7 +302,7 @@ def _leaves(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return an example input as positional arguments and keywords."""
+    """Convert an example input to positional and keyword arguments."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
@@ -314,4 +312,4 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise InputError(f"This needs the package {name}: pip install 'lightning-compress[export]'.") from error
+        raise InputError(f"The package {name} is required: pip install 'lightning-compress[export]'.") from error

@@ -1,4 +1,4 @@
-"""Checkpoints that are folders: weights sharded by `torch.distributed.checkpoint`, and the rest in ``meta.pt``."""
+"""Checkpoint folders: weights sharded by `torch.distributed.checkpoint`, and everything else in ``meta.pt``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.files import read_archive, read_folder_index
 
 __all__ = ["read_folder"]
 
-# `FSDPStrategy` keeps the weights under the one name, `ModelParallelStrategy` under the other.
+# Names of the weights, as `FSDPStrategy` and `ModelParallelStrategy` store them.
 _WEIGHTS = ("model", "state_dict")
 
 
@@ -22,7 +22,7 @@ def read_folder(folder: Path, map_location: Any = "cpu") -> dict[str, Any]:
         map_location: as in ``torch.load``.
 
     Raises:
-        CheckpointError: where it is not such a folder, or it is damaged.
+        CheckpointError: if it is not such a folder, or damaged.
     """
     if not (folder / "meta.pt").is_file():
         raise CheckpointError(f"{folder} is not a folder of a sharded checkpoint: it has no `.metadata` and `meta.pt`.")
@@ -31,7 +31,7 @@ def read_folder(folder: Path, map_location: Any = "cpu") -> dict[str, Any]:
     weights = None if key is None else index.state(key, map_location)
     if not isinstance(weights, dict):
         raise CheckpointError(
-            f"{folder} holds no weights of a Lightning module under `model` or `state_dict`, but: "
+            f"{folder} holds no weights of a LightningModule under `model` or `state_dict`, but "
             f"{', '.join(repr(key)[:100] for key in index.keys()[:4])}. Save it with a Trainer."
         )
     return {**read_archive(folder / "meta.pt", map_location), "state_dict": weights}

@@ -1,4 +1,4 @@
-"""Compaction of a checkpoint that lies on disk: trained elsewhere, under FSDP, or without any of our callbacks."""
+"""Offline compaction of checkpoints, also of fits under FSDP or without our callbacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compact_checkpoint", "load_masked"]
 
-# What Lightning stores to train on; of no use to a model of other shapes.
+# Entries that Lightning stores for resuming; they do not fit a model of other shapes.
 _OF_TRAINING = ("optimizer_states", "lr_schedulers", "callbacks", "MixedPrecision", "MixedPrecisionPlugin")
 
 
@@ -39,29 +39,30 @@ def compact_checkpoint(
     map_location: Any = "cpu",
     **init_kwargs: Any,
 ) -> AnyModule:
-    """Remove from a checkpoint what is zero or masked in it, verify the result, and write the compacted checkpoint.
+    """Remove masked and zero channels from a checkpoint, verify the result, and write the compacted checkpoint.
 
     Args:
-        path_in: a checkpoint of Lightning: masked by our callbacks, by `torch.nn.utils.prune` or `ModelPruning`, or
-            with zeros for whatever reason; a compacted one, to remove more; or the folder that FSDP writes when it
-            saves sharded.
+        path_in: a Lightning checkpoint, masked by our callbacks, by `torch.nn.utils.prune` or `ModelPruning`, or with
+            channels that are zero for any other reason; a compacted one, to remove more; or the folder of a sharded
+            FSDP checkpoint.
         LightningModuleClass: the class that was trained.
-        path_out: the compacted checkpoint; written atomically, may be ``path_in``. Without what is needed to train on:
-            states of optimizers, schedulers and callbacks.
-        example_input: what the model takes: a tensor, a tuple of arguments, a mapping of keywords, or a shape; ``None``
-            means the module's ``example_input_array``.
-        masks: ``{module: {parameter: 0/1 tensor}}`` relative to the model, or a file of these; ``None``: zeros count.
-        model: path of the model inside the LightningModule, where it is not clear.
-        confidence: number of random samples to verify with; 0 runs nothing.
+        path_out: the compacted checkpoint, written atomically; may be ``path_in``. It does not contain states of
+            optimizers, schedulers and callbacks.
+        example_input: a tensor, a tuple of arguments, a mapping of keywords, or a shape; ``None``: the module's
+            ``example_input_array``.
+        masks: ``{module: {parameter: 0/1 tensor}}`` relative to the model, or a file of these; ``None`` reads zeros
+            from the weights.
+        model: path of the model inside the LightningModule, if it is ambiguous.
+        confidence: number of random samples to verify with; 0 skips verification.
         map_location: where to compute, as in ``torch.load``.
-        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+        init_kwargs: arguments of the class that are missing in the checkpoint or override it.
 
     Returns:
-        The LightningModule, compacted, in eval mode.
+        The compacted LightningModule in eval mode.
 
     Raises:
         CheckpointError: if ``path_in`` cannot be used, or nothing in it can be removed; nothing is written then.
-        VerificationError: if the compacted model does not compute what the masked one does; nothing is written then.
+        VerificationError: if the compacted model does not match the masked one; nothing is written then.
 
     Example:
         >>> module = compact_checkpoint("masked.ckpt", MyLightningModule, "small.ckpt")  # doctest: +SKIP
@@ -74,7 +75,7 @@ def compact_checkpoint(
     if speedup.plan.is_empty:
         raise CheckpointError(
             f"Nothing in {os.fspath(path_in)} can be removed: no whole channel is zero or masked. Prune whole "
-            "channels, as `ChannelPruning` does, or give `masks`."
+            "channels, as `ChannelPruning` does, or pass `masks`."
         )
     kept = {name: value for name, value in checkpoint.items() if name not in _OF_TRAINING}
     write({**readable(kept), "state_dict": module.state_dict(), KEY: content_of(module)}, Path(path_out))
@@ -84,19 +85,19 @@ def compact_checkpoint(
 def load_masked(
     path: str | os.PathLike[str], LightningModuleClass: type[AnyModule], map_location: Any = "cpu", **init_kwargs: Any
 ) -> tuple[AnyModule, dict[str, Any]]:
-    """Load a checkpoint as it is, masks of `torch.nn.utils.prune` made permanent.
+    """Load a checkpoint, and make masks of `torch.nn.utils.prune` permanent.
 
     Args:
-        path: a file of Lightning, compacted or not, or a folder of shards.
+        path: a Lightning checkpoint, compacted or not, or a folder of shards.
         LightningModuleClass: the class that was trained.
         map_location: as in ``torch.load``.
-        init_kwargs: arguments of the class that the checkpoint does not hold, or that replace those it holds.
+        init_kwargs: arguments of the class that are missing in the checkpoint or override it.
 
     Returns:
         The LightningModule in eval mode, and the content of the checkpoint.
 
     Raises:
-        CheckpointError: if the file cannot be used, or is of another class.
+        CheckpointError: if the file cannot be used, or belongs to another class.
     """
     checkpoint = _read(path, map_location)
     module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
@@ -108,7 +109,7 @@ def load_masked(
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(
             f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "
-            f"built with other arguments. {error}"
+            f"with other arguments. {error}"
         ) from error
     return module.to(next((v.device for v in weights.values()), module.device)).eval(), checkpoint
 
@@ -118,14 +119,14 @@ def _read(path: str | os.PathLike[str], map_location: Any) -> dict[str, Any]:
         return read_folder(Path(path), map_location)
     checkpoint = read_any(path, map_location)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
-        raise CheckpointError(f"{os.fspath(path)} is no Lightning checkpoint: it has no `state_dict`.")
+        raise CheckpointError(f"{os.fspath(path)} is not a Lightning checkpoint: it has no `state_dict`.")
     if stored_content(checkpoint) is None:
         return checkpoint
     return checked(checkpoint, os.fspath(path), os.path.getsize(path))
 
 
 def _without_masks(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights under their own names, where `torch.nn.utils.prune` stores the original and a mask of each."""
+    """Replace the originals and masks that `torch.nn.utils.prune` stores by masked weights under the plain names."""
     plain_weights = OrderedDict((name, value) for name, value in weights.items() if f"{name}_orig" not in weights)
     plain_weights._metadata = getattr(weights, "_metadata", {})  # type: ignore[attr-defined]  # the modules' versions
     for name in [
@@ -137,10 +138,10 @@ def _without_masks(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def example_of(module: LightningModule, example_input: Any) -> Any:
-    """The example input of a LightningModule: what was given, else its ``example_input_array``.
+    """Return the example input of a LightningModule: the argument, or its ``example_input_array``.
 
     Raises:
-        InputError: where there is none.
+        InputError: if there is neither.
     """
     example = module.example_input_array if example_input is None else from_shape(example_input)
     if example is None:

@@ -1,4 +1,4 @@
-"""Write the compacted checkpoint of a fit: room for it before, one clear error on all ranks after."""
+"""Saving of the compacted checkpoint of a fit: a check of the disk before the fit, the same error on all ranks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["bytes_of", "check_room", "save"]
 
 
 def check_room(trainer: Trainer, path: Path, size: int = 0) -> None:
-    """Refuse, on all ranks and before the fit, a file that could not be written after it.
+    """Check before a fit, on all ranks, that a file can be written after it.
 
     Args:
-        trainer: the Trainer; every rank has to come here.
+        trainer: the Trainer; every rank has to call this function.
         path: the file.
-        size: bytes that it may take.
+        size: maximum size of the file in bytes.
 
     Raises:
-        MisconfigurationException: saying why it cannot be written.
+        MisconfigurationException: if it cannot be written.
     """
     failure: str | None = None
     if trainer.is_global_zero:
@@ -44,7 +44,7 @@ def check_room(trainer: Trainer, path: Path, size: int = 0) -> None:
 
 
 def bytes_of(module: nn.Module) -> int:
-    """Return how many bytes the parameters and buffers of a module take; without those that have no shape yet.
+    """Return the size in bytes of the parameters and buffers of a module, without uninitialised ones.
 
     Example:
         >>> bytes_of(nn.Linear(2, 3))
@@ -55,19 +55,19 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def save(trainer: Trainer, checkpoint: Mapping[str, Any], path: Path, alone: bool) -> str | None:
-    """Write a checkpoint on rank 0, under the next name that is free.
+    """Write a checkpoint on rank 0, under the next free name.
 
     Args:
-        trainer: the Trainer; every rank has to come here, unless it is ``alone``.
+        trainer: the Trainer; every rank has to call this function, unless it is ``alone``.
         checkpoint: the content, with plans under its own key.
-        path: the file; where there is one, ``-v1`` goes behind its name, and so on.
+        path: the file; if it exists, ``-v1`` is appended to its name, and so on.
         alone: whether the other ranks may be gone.
 
     Returns:
-        The file; None on another rank that is alone.
+        The path of the file; None on other ranks that are alone.
 
     Raises:
-        CheckpointError: on all ranks alike, if it cannot be written; nothing is left of it then.
+        CheckpointError: on all ranks, if it cannot be written; no partial file remains then.
     """
     target: str | None = None
     reason: str | None = None
@@ -75,10 +75,10 @@ def save(trainer: Trainer, checkpoint: Mapping[str, Any], path: Path, alone: boo
     if trainer.is_global_zero:
         try:
             target = str(files.write_new(checkpoint, path))
-        except Exception as error:  # of any kind, and raised below: the other ranks wait for what is said here
+        except Exception as error:  # raised below, once the other ranks know
             cause, reason = error, str(error)
     if not alone:
         target, reason = trainer.strategy.broadcast((target, reason))
     if reason is not None:
-        raise CheckpointError(f"The model is compacted, and its checkpoint could not be written. {reason}") from cause
+        raise CheckpointError(f"The model is compacted, but its checkpoint could not be written. {reason}") from cause
     return target

@@ -1,4 +1,4 @@
-"""The report in few lines, for a terminal: what it cost and costs, and the ten rows of each table that matter most."""
+"""A short form of the report for a terminal: costs, and the ten most important rows of each table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from lightning_compress.report.content import Report, Section, axes, layers, sections
 
 ROWS = 10
-ON_THE_PAGE = ("Coupled layers", "Certificate", "Plan", "Settings")  # not in the terminal
+PAGE_ONLY = ("Coupled layers", "Certificate", "Plan", "Settings")  # sections that the terminal omits
 
 
 def brief(report: Report) -> list[Section]:
-    """Sections for a terminal, each with ten rows at most; the lead says how many there are.
+    """Return the sections for a terminal, each with at most ten rows; the lead says how many there are.
 
     Args:
         report: the report.
@@ -23,7 +23,7 @@ def brief(report: Report) -> list[Section]:
         >>> [section.title for section in brief(Report("Net", before, before))]
         ['Summary', 'Layers', 'Not prunable, and why']
     """
-    return [_cut(section, report) for section in sections(report) if section.title not in ON_THE_PAGE]
+    return [_cut(section, report) for section in sections(report) if section.title not in PAGE_ONLY]
 
 
 def _cut(section: Section, report: Report) -> Section:
@@ -32,14 +32,14 @@ def _cut(section: Section, report: Report) -> Section:
         return section
     order = _by_weight(section, report)[:ROWS]
     lead = {
-        "Layers": f"The {ROWS} of {count} layers that changed the most.",
+        "Layers": f"The {ROWS} of {count} layers that changed most.",
         "Not prunable, and why": f"The {ROWS} of {count} groups with the most channels.",
     }.get(section.title, f"{section.lead} The first {ROWS} of {count}.")
     return replace(section, lead=lead, rows=tuple(section.rows[row] for row in sorted(order)))
 
 
 def _by_weight(section: Section, report: Report) -> list[int]:
-    """Rows of a section, those that matter most first."""
+    """Return the row indices of a section, the most important first."""
     weights = [0.0] * len(section.rows)
     if section.title == "Layers":
         macs, params = max(report.before.macs, 1), max(report.before.params, 1)
@@ -54,12 +54,12 @@ def _by_weight(section: Section, report: Report) -> list[int]:
 
 
 def _saved(before: int, after: int) -> float:
-    """How much a cost changed; where it did not, a hair of what it is."""
+    """Return the change of a cost, with the cost itself as a tie-breaker."""
     return abs(before - after) + 1e-6 * before
 
 
 def rest(report: Report, where: str) -> str:
-    """A sentence that says where the rest of the report is.
+    """Return a sentence that says where the rest of the report is.
 
     Args:
         report: the report.

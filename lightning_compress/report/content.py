@@ -1,4 +1,4 @@
-"""The report on a compression: its data, and its sections as tables and text, which each form of output renders."""
+"""Content of the compression report: its data, and its sections as tables and text for all output formats."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _METRICS = 6  # columns of the table of accuracy against cost
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a model.
+    """Data of a compression report.
 
     Attributes:
-        model: its class.
-        before: the model as it was before training.
-        after: the model as it is now.
-        plan: what was removed; None: nothing was.
-        certificate: the verdict on it; None: nothing was removed.
-        predicted: multiply-accumulates and parameters that compaction would leave, where none took place.
-        note: why nothing was removed, where that is known.
-        history: what was measured over time, as ``ComplexityMonitor.history``.
-        metrics: what the model logged last, by name.
+        model: class of the model.
+        before: survey of the model before training.
+        after: survey of the current model.
+        plan: what was removed; None if nothing was.
+        certificate: verdict of the verification; None if nothing was removed.
+        predicted: multiply-accumulates and parameters after compaction, if the model was not compacted.
+        note: why nothing was removed, if known.
+        history: measurements over time, as in ``ComplexityMonitor.history``.
+        metrics: the latest logged metrics, by name.
         settings: arguments by callback.
-        latency: forward passes of the masked and the compacted network, where they were timed.
-        not_timed: why they were not, where that was asked for.
+        latency: timed forward passes of the masked and the compacted network, if measured.
+        not_timed: why they were not measured, if a callback needed them.
         stages: accuracy against cost, from the dense network on.
-        facts: when, where and on what the report was made, by name.
-        part: path of the part of the model that plan and certificate speak of; ``""`` is all of it.
+        facts: date, device and folder of the run, by name.
+        part: path of the submodule that plan and certificate refer to; ``""`` is the model itself.
     """
 
     model: str
@@ -56,27 +56,30 @@ class Report:
     def verdict(self) -> tuple[str, str]:
         """``("good" | "fair" | "bad", sentence)``."""
         if self.plan is None:
-            rest = self.note or "Nothing is masked that could be removed, or there is no ModelCompaction."
+            rest = self.note or "There are no masked channels to remove, or there is no ModelCompaction."
             return "bad" if self.note else "fair", f"Not compacted. {rest}"
         if self.certificate is not None and not self.certificate.exact:
-            return "fair", "Compacted with ordinary norms: it does not compute what the masked model computed."
+            return "fair", "Compacted with ordinary norms: it does not compute the same function as the masked model."
         if self.certificate is None or not self.certificate.verified:
-            return "fair", "Compacted; the numbers were not compared, only the shapes."
+            return "fair", "Compacted; only shapes were compared, not numbers."
         error = f"{self.certificate.max_error:.1e}" if self.certificate.max_error else "0"
-        return "good", f"Compacted: it computes what the masked model computed (relative error {error}, verified)."
+        return (
+            "good",
+            f"Compacted: it computes the same function as the masked model (relative error {error}, verified).",
+        )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: a table, or text as it stands, or both.
+    """A section of the report with a table, preformatted text, or both.
 
     Attributes:
-        title: its heading.
-        lead: what it says, in a sentence or two.
-        columns: heads of the table; those after the first are numbers where ``numbers``.
+        title: heading.
+        lead: introductory sentences.
+        columns: headings of the table's columns.
         rows: cells of the table.
-        text: text with line breaks that count.
-        numbers: whether all columns after the first are aligned right.
+        text: preformatted text.
+        numbers: whether all columns after the first contain numbers, which are aligned right.
     """
 
     title: str
@@ -88,7 +91,7 @@ class Section:
 
 
 def human(count: float) -> str:
-    """A number in three digits or so.
+    """Format a number with about three digits.
 
     Example:
         >>> human(950), human(25_557_032), human(4_089_184_256)
@@ -102,7 +105,7 @@ def human(count: float) -> str:
 
 
 def change(before: float, after: float) -> str:
-    """How a cost changed, in percent of what it was.
+    """Format the relative change of a cost in percent.
 
     Example:
         >>> change(200, 50), change(3, 3), change(0, 0)
@@ -115,7 +118,7 @@ def change(before: float, after: float) -> str:
 
 
 def costs(report: Report) -> list[tuple[str, str, str, str]]:
-    """Rows (quantity, before, after, change) of the summary; latency where it was measured."""
+    """Return the rows (quantity, before, after, change) of the summary, with latency if measured."""
     one, two = report.before, report.after
     rows = [
         ("MACs per sample", human(one.macs), human(two.macs), change(one.macs, two.macs)),
@@ -130,7 +133,7 @@ def costs(report: Report) -> list[tuple[str, str, str, str]]:
 
 
 def timed(report: Report) -> str:
-    """How the forward passes were timed, or why they were not; ``""`` where nobody asked."""
+    """Say how the forward passes were timed, or why they were not; ``""`` if no callback needed them."""
     if report.latency is not None:
         return f"Timed right after the compaction: {report.latency}."
     return f"Not timed: {report.not_timed}." if report.not_timed else ""
@@ -145,19 +148,19 @@ def _ms(duration: float) -> str:
 
 
 def layers(report: Report) -> list[tuple[Layer, Layer | None]]:
-    """Each layer before, and after; None where it is gone."""
+    """Return each layer before and after; None if it was removed."""
     after = {layer.name: layer for layer in report.after.layers}
     return [(layer, after.get(layer.name)) for layer in report.before.layers]
 
 
 def axes(report: Report) -> list[tuple[Axis, int]]:
-    """Each axis before, and how many of its channels are left (or would be, under the masks)."""
-    left = {axis.name: axis.kept for axis in report.after.axes}
-    return [(axis, left.get(axis.name, axis.kept)) for axis in report.before.axes]
+    """Return each axis before, with the number of its channels that remain, or would remain under the masks."""
+    kept = {axis.name: axis.kept for axis in report.after.axes}
+    return [(axis, kept.get(axis.name, axis.kept)) for axis in report.before.axes]
 
 
 def kept_channels(report: Report) -> dict[str, tuple[int, int]]:
-    """``{layer: (output channels that are left, or would be under the masks; those before)}``.
+    """Return ``{layer: (output channels that remain, or would remain under the masks; channels before)}``.
 
     Args:
         report: the report.
@@ -165,29 +168,29 @@ def kept_channels(report: Report) -> dict[str, tuple[int, int]]:
     counts = {}
     for old, new in layers(report):
         if old.channels:
-            left = old.channels if new is None else new.channels
-            if report.plan is None:  # nothing is removed: what the masks say
+            remaining = old.channels if new is None else new.channels
+            if report.plan is None:  # nothing was removed, so predict it from the masks
                 mine = [(axis.size, kept) for axis, kept in axes(report) if old.name in axis.layers]
                 size = sum(n for n, _ in mine)
-                left = old.channels * sum(kept for _, kept in mine) // size if size else left
-            counts[old.name] = (left, old.channels)
+                remaining = old.channels * sum(kept for _, kept in mine) // size if size else remaining
+            counts[old.name] = (remaining, old.channels)
     return counts
 
 
 def sections(report: Report) -> list[Section]:
-    """All sections that have something to say.
+    """Return all sections that are not empty.
 
     Args:
         report: the report.
 
     Returns:
-        Summary, metrics, layers, axes, what stays whole, certificate, plan, settings.
+        Summary, metrics, layers, coupled layers, layers that cannot be pruned, certificate, plan, settings.
 
     Example:
         >>> from torch import nn, ones
         >>> from lightning_compress.report.survey import survey
-        >>> found = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), ones(1, 1, 8, 8))
-        >>> [section.title for section in sections(Report("Net", found, found))]
+        >>> before = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), ones(1, 1, 8, 8))
+        >>> [section.title for section in sections(Report("Net", before, before))]
         ['Summary', 'Layers', 'Coupled layers', 'Not prunable, and why']
     """
     all_sections = [
@@ -223,9 +226,9 @@ def _stages(report: Report) -> Section:
     )
     exact = report.certificate is None or report.certificate.exact
     lead = (
-        "What was logged at the end of an epoch: the last one before anything was masked, the first and the last at "
-        "the final sparsity. The compacted network "
-        + ("computes what the recovered one computes." if exact else "computes something else: validate it.")
+        "Metrics at the end of an epoch: the last one before pruning, the first and the last one at final sparsity. "
+        "The compacted network computes "
+        + ("the same function as the recovered one." if exact else "a different function: validate it.")
     )
     return Section(
         "Accuracy against cost", lead, ("network", "MACs", "parameters", *names), rows if names else (), numbers=True
@@ -238,13 +241,13 @@ def _predicted(report: Report) -> Section:
     (macs, params), one = report.predicted, report.before
     pairs = (("MACs per sample", one.macs, macs), ("Parameters", one.params, params))
     rows = tuple((name, human(old), human(new), change(old, new)) for name, old, new in pairs)
-    lead = "The model is masked. This is what removing what is masked would leave."
+    lead = "The model is masked. Compaction would reduce it to this size."
     return Section("After compaction", lead, ("", "before", "predicted", "change"), rows, numbers=True)
 
 
 def _metrics(report: Report) -> Section:
     rows = tuple((name, f"{value:.5g}") for name, value in report.metrics.items())
-    return Section("Metrics", "Logged last, before the compaction.", ("metric", "value"), rows, numbers=True)
+    return Section("Metrics", "Last logged before the compaction.", ("metric", "value"), rows, numbers=True)
 
 
 def _layers(report: Report) -> Section:
@@ -259,7 +262,7 @@ def _layers(report: Report) -> Section:
 
 
 def arrow(before: int, after: int) -> str:
-    """A count before and after.
+    """Format a count before and after.
 
     Example:
         >>> arrow(64, 32), arrow(10, 10), arrow(0, 0)
@@ -272,8 +275,8 @@ def arrow(before: int, after: int) -> str:
 
 def _axes(report: Report) -> Section:
     rows = tuple(
-        (axis.name, ", ".join(axis.layers), f"{left} of {axis.size}")
-        for axis, left in axes(report)
+        (axis.name, ", ".join(axis.layers), f"{kept} of {axis.size}")
+        for axis, kept in axes(report)
         if axis.reason is None
     )
     lead = "The layers of a row produce the same channels (or heads), and lose the same ones."
@@ -284,7 +287,7 @@ def _frozen(report: Report) -> Section:
     rows = tuple(
         (axis.name, ", ".join(axis.layers), str(axis.size), axis.reason) for axis, _ in axes(report) if axis.reason
     )
-    lead = "Channels that cannot be removed, with the reason and, where there is one, the line of the source."
+    lead = "Channels that cannot be removed, with the reason and, if there is one, the source line."
     return Section("Not prunable, and why", lead, ("group", "layers", "channels", "reason"), rows)
 
 
@@ -307,7 +310,8 @@ def _certificate(report: Report) -> Section:
         ]
     rows += [("Note", note) for note in c.notes]
     lead = (
-        f"Masked and compacted model{_of(report)} were run on the same random inputs before the compaction took effect."
+        f"The masked and the compacted model{_of(report)} ran on the same random inputs before the compaction took "
+        "effect."
     )
     return Section("Certificate", lead if c.verified else "", ("", "verdict"), tuple(rows))
 
@@ -318,7 +322,7 @@ def _plan(report: Report) -> Section:
     cuts = report.plan.slices
     rows = tuple((name, _shape(cut.before), _shape(cut.shape)) for name, cut in cuts.items())
     rest = str(report.plan).splitlines()[1 + len(cuts) if cuts else 0 :]
-    lead = f"What was cut from which tensor{_of(report)}, and where constants went."
+    lead = f"Tensors{_of(report)} that were narrowed, and the constants that were folded."
     return Section("Plan", lead, ("tensor", "before", "after"), rows, "\n".join(rest), numbers=True)
 
 
@@ -335,21 +339,21 @@ def _settings(report: Report) -> Section:
         (callback, name, str(value)) for callback, own in report.settings.items() for name, value in own.items()
     )
     return Section(
-        "Settings", "Arguments of the callbacks that are not the default ones.", ("callback", "argument", "value"), rows
+        "Settings", "Arguments of the callbacks that differ from the defaults.", ("callback", "argument", "value"), rows
     )
 
 
 def gains(report: Report) -> dict[str, float]:
-    """What was gained, as numbers for the summary of a run.
+    """Return the gains as numbers for the summary of a run.
 
     Args:
         report: the report.
 
     Returns:
         ``compression/macs_left`` and ``compression/params_left`` (fractions of the dense network),
-        ``compression/macs``, ``compression/params``, ``compression/verified`` (1 or 0) where a model was compacted,
-        ``compression/speedup`` (masked by compacted) where both were timed, and the metrics of the dense and of the
-        small network as ``compression/<metric>_dense`` and ``compression/<metric>``.
+        ``compression/macs``, ``compression/params``, ``compression/verified`` (1 or 0) if the model was compacted,
+        ``compression/speedup`` (masked by compacted) if both were timed, and the metrics of the dense and of the
+        compacted network as ``compression/<metric>_dense`` and ``compression/<metric>``.
     """
     before, after = report.before, report.after
     numbers: dict[str, float] = {

@@ -1,4 +1,4 @@
-"""How long forward passes take: the masked and the compacted network in turns, on one device, at one time."""
+"""Latency of forward passes: the masked and the compacted network, timed in turns on one device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Running = Callable[[nn.Module], AbstractContextManager[Any]]
 
-SLOWER = 1.05  # a forward pass that takes longer by this factor is slower, whatever else the machine does
+SLOWER = 1.05  # factor from which on a forward pass counts as slower
 _WARM_UP = 2
-_ENOUGH = 5  # passes, below which quartiles mean little
+_ENOUGH = 5  # minimum number of passes for meaningful quartiles
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Spread:
     """Times of one network, in milliseconds.
 
     Attributes:
-        median: the middle one.
+        median: the median.
         low: the lower quartile.
         high: the upper quartile.
     """
@@ -45,7 +45,7 @@ class Spread:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Spread:
-        """The spread of times in milliseconds.
+        """Compute the quartiles of times in milliseconds.
 
         Example:
             >>> Spread.of([1.0, 2.0, 3.0, 4.0, 10.0])
@@ -64,10 +64,10 @@ class Comparison:
 
     Attributes:
         masked: times of the masked network.
-        compacted: times of the compacted one.
+        compacted: times of the compacted network.
         runs: number of passes of each.
-        example: shapes of what they took.
-        device: where they ran.
+        example: shapes of the input.
+        device: name of the device.
     """
 
     masked: Spread
@@ -78,13 +78,13 @@ class Comparison:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the compacted network takes longer by more than the times scatter; of few passes nothing is said."""
+        """Whether the compacted network is significantly slower; never with few passes."""
         beyond = self.compacted.low > self.masked.high and self.compacted.median > SLOWER * self.masked.median
         return beyond and self.runs >= _ENOUGH
 
     @property
     def advice(self) -> str:
-        """What to do about a compacted network that is slower."""
+        """Advice for a compacted network that is slower."""
         return (
             f"The compacted network is slower than the masked one ({self}): these widths do not suit this device. "
             "Prune to multiples of 8 (`round_to=8`), or to measured widths (`widths=engine.paying_widths(...)`)."
@@ -97,12 +97,12 @@ class Comparison:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The comparison as primitives."""
+        """Convert the comparison to primitives."""
         return asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Comparison:
-        """What `state_dict` wrote.
+        """Restore a comparison from its `state_dict`.
 
         Example:
             >>> comparison = Comparison(Spread(2.0, 1.9, 2.1), Spread(1.0, 0.9, 1.1), 5, "1×3", "CPU")
@@ -114,16 +114,16 @@ class Comparison:
 
 
 def compare(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) -> Comparison:
-    """Time forward passes of two networks in turns, so that whatever else the machine does slows both.
+    """Time forward passes of two networks in turns, so that other load on the machine affects both equally.
 
     Args:
-        masked: the network as it was.
-        compacted: the network as it is, on the same device.
-        example: what they take, in the form that ``engine.trace`` takes.
-        runs: number of timed passes of each, 1 or more.
+        masked: the masked network.
+        compacted: the compacted network, on the same device.
+        example: their input, as for ``engine.trace``.
+        runs: number of timed passes of each, at least 1.
 
     Raises:
-        TraceError: where one rejects the example.
+        TraceError: if one of them rejects the example.
 
     Example:
         >>> comparison = compare(nn.Linear(512, 512), nn.Linear(512, 2), torch.ones(1, 512), runs=3)
@@ -140,16 +140,16 @@ def compare(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) ->
 
 
 def latency(model: nn.Module, example: Any, runs: int, running: Running = evaluating) -> float:
-    """Median time of a forward pass in eval mode, in milliseconds; passes before it warm up.
+    """Measure the median time of a forward pass in eval mode, in milliseconds, after a warm-up.
 
     Args:
-        model: the model; its mode and the random state stay as they are.
-        example: what it takes, in the form that ``engine.trace`` takes.
-        runs: number of timed passes, 1 or more.
+        model: the model; its mode and the random state are preserved.
+        example: its input, as for ``engine.trace``.
+        runs: number of timed passes, at least 1.
         running: the context in which the model runs in eval mode.
 
     Raises:
-        TraceError: where the model rejects the example.
+        TraceError: if the model rejects the example.
 
     Example:
         >>> latency(nn.Linear(2, 2), torch.ones(1, 2), runs=3) > 0
@@ -174,9 +174,9 @@ class _Timed:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Eval mode, without gradients, warmed up."""
+        """Enter eval mode without gradients, and warm up."""
         with self._running(self.model), torch.no_grad():
-            # off while tracing, but what is timed is what users run
+            # the fast path is off while tracing, but users run it
             torch.backends.mha.set_fastpath_enabled(self._fast_path)
             for _ in range(_WARM_UP):
                 call_model(self.model, self.args, self.kwargs)
@@ -196,7 +196,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def device_name(model: nn.Module) -> str:
-    """The device of a model, as people call it, with the number of threads of a CPU.
+    """Return the common name of a model's device, for a CPU with the number of threads.
 
     Example:
         >>> device_name(nn.Linear(1, 1)).partition(",")[0]
@@ -210,40 +210,40 @@ def device_name(model: nn.Module) -> str:
 
 
 def replica(model: nn.Module) -> tuple[nn.Module | None, str]:
-    """A copy of a model on its device, for the comparison after the model has changed.
+    """Copy a model on its device, to compare it with the compacted model later.
 
     Args:
         model: the model.
 
     Returns:
-        The copy and ``""``; or None and why there is none.
+        The copy and ``""``, or None and the reason why it cannot be copied.
 
     Example:
         >>> replica(nn.Linear(1, 1))
         (Linear(in_features=1, out_features=1, bias=True), '')
     """
     if why_sharded(model) is not None:
-        return None, "its parameters are spread over several processes"
+        return None, "its parameters are sharded"
     device = _device(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
-        return None, "the memory of the device has no room for the masked network beside the compacted one"
+        return None, "the device lacks memory for the masked network beside the compacted one"
     try:
         return copy.deepcopy(model), ""
     except (torch.OutOfMemoryError, MemoryError):
-        return None, "the memory has no room for the masked network beside the compacted one"
+        return None, "there is not enough memory for the masked network beside the compacted one"
     except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
         return None, f"the network cannot be copied ({error})"
 
 
 def check_runs(runs: int) -> None:
-    """Refuse what is not a number of timed runs.
+    """Check a number of timed runs.
 
     Raises:
-        MisconfigurationException: unless it is an integer from 0 on.
+        MisconfigurationException: unless it is an integer >= 0.
 
     Example:
         >>> check_runs(3)
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 0:
-        raise MisconfigurationException(f"`latency_runs` is a number of forward passes from 0 on, got {runs!r}.")
+        raise MisconfigurationException(f"`latency_runs` must be a number of forward passes >= 0, got {runs!r}.")

@@ -1,4 +1,4 @@
-"""Pictures, texts and hyper-parameters for those loggers of Lightning that can show them."""
+"""Figures, texts and hyperparameters for Lightning's loggers, as far as they support them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def log_figure(logger: Logger, tag: str, figure: Any, step: int) -> bool:
-    """Show a matplotlib figure in a logger.
+    """Log a matplotlib figure.
 
     Args:
-        logger: TensorBoard's, or any whose ``experiment`` has ``add_figure``; one with ``log_image``, as W&B's has; or
-            MLflow's, which keeps it as an artifact.
-        tag: its name there.
+        logger: TensorBoard's, or any whose ``experiment`` has ``add_figure``; one with ``log_image``, such as W&B's; or
+            MLflow's, which stores it as an artifact.
+        tag: name of the figure.
         figure: the figure.
-        step: the optimizer step that it belongs to.
+        step: its optimizer step.
 
     Returns:
-        Whether the logger can show figures.
+        Whether the logger supports figures.
 
     Example:
         >>> from pytorch_lightning.loggers import CSVLogger
@@ -41,16 +41,17 @@ def log_figure(logger: Logger, tag: str, figure: Any, step: int) -> bool:
 
 
 def log_text(logger: Logger, tag: str, markdown: str, step: int) -> bool:
-    """Show a text in a logger.
+    """Log a text.
 
     Args:
-        logger: TensorBoard's, or any whose ``experiment`` has ``add_text``; or MLflow's, which keeps it as an artifact.
-        tag: its name there.
+        logger: TensorBoard's, or any whose ``experiment`` has ``add_text``; or MLflow's, which stores it as an
+            artifact.
+        tag: name of the text.
         markdown: the text.
-        step: the optimizer step that it belongs to.
+        step: its optimizer step.
 
     Returns:
-        Whether the logger can show texts.
+        Whether the logger supports texts.
     """
     add = _writer(logger, "add_text")
     if add is not None:
@@ -61,15 +62,15 @@ def log_text(logger: Logger, tag: str, markdown: str, step: int) -> bool:
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-    """Hand hyper-parameters to a logger, for the comparison of runs.
+    """Log hyperparameters, for the comparison of runs.
 
-    TensorBoard shows the first ones that a run writes, with the columns of metrics that they name, so what Lightning
-    logs later from the module has to be among them.
+    TensorBoard shows the first hyperparameters of a run only, with the metrics that they name, so they have to include
+    those of the module that Lightning logs later.
 
     Args:
-        logger: any of Lightning's.
+        logger: any of Lightning's loggers.
         settings: plain values by name.
-        metrics: names of scalars that are logged in the run, to be shown beside, with their first values.
+        metrics: initial values of the metrics to show beside them, by name.
     """
     writer = getattr(_writer(logger, "add_hparams"), "__self__", None)
     if writer is None:
@@ -84,12 +85,12 @@ def log_settings(logger: Logger, settings: Mapping[str, Any], metrics: Mapping[s
 
 
 def log_summary(logger: Logger, numbers: Mapping[str, float]) -> bool:
-    """Put numbers into the summary of a run, by which loggers list and sort runs.
+    """Log numbers to the summary of a run, by which loggers list and sort runs.
 
     Args:
         logger: W&B's, or any whose ``experiment.summary`` has ``update``; or MLflow's, which shows the last value of a
             metric.
-        numbers: by name.
+        numbers: numbers by name.
 
     Returns:
         Whether the logger has a summary.
@@ -110,16 +111,16 @@ def log_summary(logger: Logger, numbers: Mapping[str, float]) -> bool:
 
 
 def log_distribution(logger: Logger, tag: str, values: Sequence[float], step: int) -> bool:
-    """Show how values are distributed, and scalars below the tag's first part in one chart.
+    """Log a histogram of values.
 
     Args:
         logger: TensorBoard's, or any whose ``experiment`` has ``add_histogram``.
-        tag: its name there.
+        tag: name of the histogram.
         values: the values.
-        step: the optimizer step that they belong to.
+        step: their optimizer step.
 
     Returns:
-        Whether the logger can show distributions.
+        Whether the logger supports histograms.
     """
     add = _writer(logger, "add_histogram")
     if add is None or not values:
@@ -129,15 +130,15 @@ def log_distribution(logger: Logger, tag: str, values: Sequence[float], step: in
 
 
 def log_layout(logger: Logger, category: str, charts: Mapping[str, str]) -> bool:
-    """Show several scalars in one chart.
+    """Define charts of several scalars.
 
     Args:
         logger: TensorBoard's, or any whose ``experiment`` has ``add_custom_scalars``.
         category: heading of the charts.
-        charts: title -> regular expression of tags.
+        charts: regular expression of tags by title.
 
     Returns:
-        Whether the logger can do that.
+        Whether the logger supports such charts.
     """
     add = _writer(logger, "add_custom_scalars")
     if add is not None:
@@ -146,7 +147,7 @@ def log_layout(logger: Logger, category: str, charts: Mapping[str, str]) -> bool
 
 
 def _is_mlflow(logger: Logger) -> bool:
-    """By the name of its class, which either namespace of Lightning may define."""
+    """Whether a logger is an `MLFlowLogger` of either Lightning package."""
     return "MLFlowLogger" in [cls.__name__ for cls in type(logger).__mro__]
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no scripts, no network, light and dark, any width."""
+"""The report as a self-contained HTML page: no scripts, no network access, light and dark, any width."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _CHARTS = (
 )
 _FIRST = ("Accuracy against cost", "After compaction")
 _REST = ("Metrics", "Layers", "Not prunable, and why", "Certificate", "Plan", "Settings")
-_MARKS = {"−": "better", "+": "worse"}  # a cost that rose is a loss
-_MANY = 40  # rows, from which on a table is closed until it is asked for
+_MARKS = {"−": "better", "+": "worse"}  # classes of falling and rising costs
+_MANY = 40  # number of rows from which on a table is collapsed
 
 
 def write(report: Report, path: Path) -> Path:
-    """Write the page, under a name that no file has: ``-v1``, ``-v2``, … behind it where there is one.
+    """Write the page; if the file exists, append ``-v1``, ``-v2``, … to its name.
 
     Args:
         report: the report.
-        path: where to; its folder is made.
+        path: path of the file; its folder is created.
 
     Returns:
-        The file.
+        The path of the file that was written.
 
     Raises:
-        CheckpointError: where it cannot be written.
+        CheckpointError: if it cannot be written.
     """
     while True:
         target = next_version(path)
@@ -55,13 +55,13 @@ def write(report: Report, path: Path) -> Path:
 
 
 def html(report: Report) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         report: the report.
 
     Returns:
-        A whole HTML document.
+        A complete HTML document.
 
     Example:
         >>> from torch import nn, ones
@@ -104,7 +104,7 @@ def _charts(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _trade(report: Report) -> dict[str, Any] | None:
-    """The picture of accuracy against cost, where both are there."""
+    """Draw accuracy against cost; None unless both are known."""
     metric, points = against_cost(report.stages)
     if not points:
         return None
@@ -122,7 +122,7 @@ def _trade(report: Report) -> dict[str, Any] | None:
 
 
 def compactions(report: Report) -> list[float]:
-    """Optimizer steps at which the model became smaller.
+    """Return the optimizer steps at which the model was compacted.
 
     Args:
         report: the report.
@@ -146,10 +146,10 @@ def _chart(title: str, series: Mapping[str, svg.Points], events: list[float]) ->
 
 
 def _rows(report: Report) -> Iterator[dict[str, Any]]:
-    """Rows of layers, with the lanes of coupled layers and a bar of what each keeps."""
+    """Yield the rows of layers, with the lanes of coupled layers and a bar of the remaining channels."""
     order = [layer.name for layer in report.before.layers if layer.channels]
     rails = svg.rails([axis.layers for axis in report.before.axes if axis.reason is None], order)
-    for name, (left, size) in reports.kept_channels(report).items():
-        label = f"{left} of {size}" if left < size else f"all {size}"
-        bar = Markup(svg.bar(left / size, label))
+    for name, (kept, size) in reports.kept_channels(report).items():
+        label = f"{kept} of {size}" if kept < size else f"all {size}"
+        bar = Markup(svg.bar(kept / size, label))
         yield {"rail": Markup(rails[name]), "name": name, "bar": bar, "label": label}

@@ -1,4 +1,4 @@
-"""Accuracy against cost: what was logged of the dense, the masked, the recovered and the compacted network."""
+"""Accuracy against cost: logged metrics of the dense, the masked, the recovered and the compacted network."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _HELD_OUT = ("val", "valid", "test", "eval")
 
 @dataclass(frozen=True)
 class Point:
-    """What was logged at the end of an epoch.
+    """Metrics at the end of an epoch.
 
     Attributes:
         step: optimizer step.
-        masked: number of entries of parameters that are masked.
-        compacted: whether a compaction has taken place.
-        metrics: what was logged last, by name.
+        masked: number of masked entries of parameters.
+        compacted: whether the model was compacted before.
+        metrics: the latest metrics, by name.
     """
 
     step: int
@@ -29,7 +29,7 @@ class Point:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """The point as primitives.
+        """Convert the point to primitives.
 
         Example:
             >>> Point(**Point(3, 0, False, {"val_acc": 0.5}).state_dict()).metrics
@@ -40,14 +40,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Stage:
-    """A network on the way from dense to small.
+    """A stage of the network between dense and compacted.
 
     Attributes:
         name: dense, masked, recovered, compacted or fine-tuned.
-        macs: multiply-accumulates per sample; None: not counted at that time.
+        macs: multiply-accumulates per sample; None: not counted.
         params: number of parameters; None: not counted.
-        metrics: by name; empty where nothing was logged at that time.
-        step: optimizer step at which they were logged; None: they were not.
+        metrics: metrics by name; empty if none were logged.
+        step: optimizer step of the metrics; None: none were logged.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Stage:
 def stages(
     points: Sequence[Point], dense: tuple[int, int], small: tuple[int, int] | None, exact: bool = True
 ) -> tuple[Stage, ...]:
-    """Stages of a fit: the dense network before anything was masked, the masked one right after the last pruning and
-    at the end of its recovery, the compacted one, and that one after further training.
+    """Return the stages of a fit: the dense network before pruning, the masked network right after the last pruning and
+    at the end of its recovery, the compacted network, and the compacted network after further training.
 
     Args:
-        points: what was logged over the fit, in order.
-        dense: multiply-accumulates and parameters of the dense network, which a masked one has too.
+        points: metrics of all epochs, in order.
+        dense: multiply-accumulates and parameters of the dense network, which the masked one has, too.
         small: those of the compacted network; None: nothing was compacted.
-        exact: whether the compacted network computes what the masked one computed.
+        exact: whether the compacted network computes the same function as the masked one.
 
     Returns:
-        The stages that took place. An exact network has the metrics of the recovered one; another has none until it is
-        validated.
+        The stages that took place. An exact compacted network has the metrics of the recovered one; otherwise it has
+        none until it is validated.
 
     Example:
         >>> data = ((1, 0, 0.9), (2, 8, 0.7), (3, 8, 0.8))
@@ -104,7 +104,7 @@ def _stage(name: str, costs: tuple[int, int], point: Point | None) -> Stage:
 
 
 def metrics_of(chosen: Sequence[Stage]) -> list[str]:
-    """Names of the metrics that were logged: held-out ones before the others, then scores before losses.
+    """Return the names of the logged metrics, those of held-out data first, and scores before losses.
 
     Args:
         chosen: the stages of a fit.
@@ -114,14 +114,14 @@ def metrics_of(chosen: Sequence[Stage]) -> list[str]:
 
 
 def against_cost(chosen: Sequence[Stage]) -> tuple[str, list[tuple[str, float, float]]]:
-    """Points of a picture of accuracy against cost.
+    """Return the points of a figure of accuracy against cost.
 
     Args:
         chosen: the stages of a fit.
 
     Returns:
-        The metric, and (stage, multiply-accumulates, value) for each stage that has both; ``("", [])`` where fewer than
-        two have.
+        The metric, and (stage, multiply-accumulates, value) for each stage that has both; ``("", [])`` if fewer than
+        two stages do.
 
     Example:
         >>> pair = (Stage("dense", 100, 10, {"val_acc": 0.9}, 1), Stage("compacted", 40, 4, {"val_acc": 0.8}, 3))

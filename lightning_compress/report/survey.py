@@ -1,4 +1,4 @@
-"""What a model is made of at one time: its layers with their costs, and the axes along which it can shrink."""
+"""Survey of a model: its layers with their costs, and the axes along which it can be narrowed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Layer:
     """One layer.
 
     Attributes:
-        name: its path in the model; ``""`` is the model itself.
-        kind: its class.
-        channels: of its output; 0 where it has no weight.
-        params: of its weight and bias.
-        macs: multiply-accumulates per sample, all calls together.
+        name: path in the model; ``""`` is the model itself.
+        kind: name of its class.
+        channels: number of output channels; 0 without a weight.
+        params: number of parameters of its weight and bias.
+        macs: multiply-accumulates per sample, summed over calls.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Axis:
 
     Attributes:
         name: name of the group.
-        layers: layers that put the channels out.
+        layers: layers that produce the channels.
         size: number of channels.
-        kept: how many of them masks keep.
-        reason: why none can go, or None.
+        kept: number of channels that masks keep.
+        reason: why the channels cannot be removed, or None.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Survey:
-    """All of a model.
+    """Survey of a model.
 
     Attributes:
-        layers: by first use.
-        axes: by first use.
+        layers: the layers, by first use.
+        axes: the dependency groups, by first use.
         macs: multiply-accumulates per sample.
         params: number of parameters.
         size: bytes of all parameters and buffers.
@@ -72,18 +72,18 @@ class Survey:
     size: int
 
     def state_dict(self) -> dict[str, Any]:
-        """The survey as primitives."""
+        """Convert the survey to primitives."""
         return asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Survey:
-        """What `state_dict` wrote.
+        """Restore a survey from its `state_dict`.
 
         Example:
             >>> from torch import ones
             >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3))
-            >>> found = survey(model, ones(1, 1, 8, 8))
-            >>> Survey.from_state_dict(found.state_dict()) == found
+            >>> result = survey(model, ones(1, 1, 8, 8))
+            >>> Survey.from_state_dict(result.state_dict()) == result
             True
         """
         layers = tuple(Layer(**layer) for layer in state["layers"])
@@ -92,23 +92,23 @@ class Survey:
 
 
 def survey(model: nn.Module, example: Any, masks: Masks | None = None) -> Survey:
-    """Look at a model.
+    """Survey a model.
 
     Args:
-        model: the model; it is only read.
-        example: what it takes, in the form that ``engine.trace`` takes.
-        masks: masks relative to the model; each axis says how much of it they keep.
+        model: the model, which is not changed.
+        example: its input, as for ``engine.trace``.
+        masks: masks relative to the model, for the channels that each axis keeps.
 
     Returns:
-        Its survey; costs are those of the model as it is, masked or not.
+        The survey, with the costs of the unmasked model.
 
     Raises:
-        TraceError: where the model rejects the example.
+        TraceError: if the model rejects the example.
 
     Example:
         >>> from torch import ones
-        >>> found = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), ones(1, 1, 8, 8))
-        >>> [(layer.name, layer.channels, layer.macs) for layer in found.layers], found.params
+        >>> result = survey(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3)), ones(1, 1, 8, 8))
+        >>> [(layer.name, layer.channels, layer.macs) for layer in result.layers], result.params
         ([('0', 4, 1296), ('1', 2, 1152)], 114)
     """
     graph = engine.trace(model, example)
@@ -125,7 +125,7 @@ def survey(model: nn.Module, example: Any, masks: Masks | None = None) -> Survey
 def _layers(
     model: nn.Module, graph: engine.Graph, channels: Mapping[str, int], table: Mapping[str, Any]
 ) -> Iterator[Layer]:
-    """Layers by first use: those that compute, and embeddings, which have channels and cost nothing."""
+    """Yield the layers by first use: those with a cost, and embeddings, which have channels but no cost."""
     first: dict[str, int] = {}
     for node in graph.nodes:
         first.setdefault(node.module, len(first))

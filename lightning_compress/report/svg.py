@@ -1,7 +1,6 @@
-"""Inline SVG pictures for the report: no scripts, colours from the page, readable at any width.
+"""Inline SVG figures for the report: no scripts, colours from the page, readable at any width.
 
-Lengths across are percentages and heights are pixels, so that a picture fills its place without its letters growing or
-shrinking with it.
+Widths are percentages and heights are pixels, so that figures fill their container without scaling text.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _LANE = 14  # pixels between two lanes
 
 
 def bar(share: float, label: str) -> str:
-    """A bar, filled up to ``share`` of its length.
+    """Draw a bar, filled up to ``share`` of its length.
 
     Args:
-        share: in [0, 1].
-        label: what is read out for it.
+        share: fraction in [0, 1].
+        label: label for screen readers.
 
     Example:
         >>> bar(0.25, "1 of 4").count("<rect")
@@ -36,15 +35,15 @@ def bar(share: float, label: str) -> str:
 
 
 def lines(series: Mapping[str, Points], height: int = 150, events: Sequence[float] = ()) -> str:
-    """Lines over optimizer steps, from zero upwards.
+    """Draw lines over optimizer steps, from zero upwards.
 
     Args:
-        series: name -> points (step, value); the first is drawn in full, the others broken.
-        height: in pixels.
-        events: steps that are marked by a vertical line.
+        series: points (step, value) by name; the first line is solid, the others are dashed.
+        height: height in pixels.
+        events: steps to mark by a vertical line.
 
     Returns:
-        An SVG element; the texts of the axes are the caller's.
+        An SVG element without axis labels.
 
     Example:
         >>> lines({"now": [(0, 1.0), (5, 2.0)]}).count("<polyline")
@@ -68,16 +67,16 @@ def lines(series: Mapping[str, Points], height: int = 150, events: Sequence[floa
 
 
 def scatter(points: Sequence[tuple[str, float, float]], top: float, low: float, height: int = 170) -> str:
-    """Points (name, x, y), joined in their order; x starts at zero.
+    """Draw points (name, x, y), connected in order; x starts at zero.
 
     Args:
-        points: at least one.
-        top: the y at the upper edge.
-        low: the y at the lower edge.
-        height: in pixels.
+        points: at least one point.
+        top: y at the upper edge.
+        low: y at the lower edge.
+        height: height in pixels.
 
     Returns:
-        An SVG element; the texts of the axes and the names are the caller's.
+        An SVG element without axis labels and names.
 
     Example:
         >>> scatter([("dense", 9, 0.9), ("small", 3, 0.8)], 1.0, 0.5).count("<circle")
@@ -101,14 +100,14 @@ def _part(x: float, first: float, last: float) -> float:
 
 
 def rails(sets: Sequence[Sequence[str]], order: Sequence[str]) -> dict[str, str]:
-    """A picture of the coupled layers: per layer the piece of the lanes that pass its row.
+    """Draw the coupled layers as lanes, one piece per row of the table of layers.
 
     Args:
-        sets: names of layers, set by set.
+        sets: names of the layers of each set.
         order: the layers in the order of their rows.
 
     Returns:
-        ``{layer: element}`` as high as what it stands in; put below each other, they join.
+        ``{layer: element}``; the elements fill the height of their rows, so that they join.
 
     Example:
         >>> [piece.count("<circle") for piece in rails([["a", "c"], ["b"]], "abc").values()]

@@ -1,4 +1,4 @@
-"""Rendering of the HTML templates beside this file; whatever is put into them is escaped."""
+"""Rendering of the HTML templates beside this file, with automatic escaping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["breakable", "render"]
 
 
 def breakable(name: str) -> Markup:
-    """A name that may break behind its dots, underscores and slashes.
+    """Allow line breaks after the dots, underscores and slashes of a name.
 
     Example:
         >>> str(breakable("layer1.0<x>"))
@@ -30,7 +30,7 @@ def render(template: str, **values: Any) -> str:
 
     Args:
         template: name of a file in ``templates/``.
-        values: what the template names; a name without a value is an error.
+        values: values of the template's variables; a missing one is an error.
 
     Example:
         >>> "<h3>Net&lt;1&gt;" in render("table.html", title="Net<1>", lead="", columns=("a",), rows=(("b",),))

@@ -1,4 +1,4 @@
-"""The report in the terminal: with `rich`, or as plain text."""
+"""Output of the report in the terminal, with `rich` or as plain text."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red"}
 
 
 def check(kind: str) -> None:
-    """Refuse what cannot be shown.
+    """Check a kind of output.
 
     Raises:
-        MisconfigurationException: for an unknown kind, and for ``"rich"`` where that package is missing.
+        MisconfigurationException: for an unknown kind, and for ``"rich"`` if the package is missing.
 
     Example:
         >>> check("plain")
     """
     if kind not in KINDS:
-        raise MisconfigurationException(f"`terminal` is one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
+        raise MisconfigurationException(f"`terminal` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
     if kind == "rich" and importlib.util.find_spec("rich") is None:
         raise MisconfigurationException(
             "`terminal='rich'` needs the package rich, which is not installed. Install the extra, "
@@ -35,13 +35,13 @@ def check(kind: str) -> None:
 
 
 def show(report: Report, kind: str, console: Any = None, where: str = "") -> None:
-    """Write the report to the terminal: the costs, and the layers that matter most.
+    """Print a short form of the report: the costs and the most important layers.
 
     Args:
         report: the report.
         kind: ``"rich"``, ``"plain"``, or ``"none"``.
         console: a ``rich`` console; None: standard output.
-        where: the page that has the rest.
+        where: path of the page with the full report.
     """
     check(kind)
     last = rest(report, where) if where else ""
@@ -60,10 +60,10 @@ def show(report: Report, kind: str, console: Any = None, where: str = "") -> Non
 
 
 def table(section: Section) -> Any:
-    """A section as a table of `rich`.
+    """Convert a section to a table of `rich`.
 
     Args:
-        section: one with rows.
+        section: a section with rows.
     """
     text = importlib.import_module("rich.text").Text
     rich_table = importlib.import_module("rich.table").Table(

@@ -8,7 +8,7 @@ from lightning_compress.report.content import Report, Section, sections
 
 
 def markdown(section: Section) -> str:
-    """A section as Markdown, for loggers that show text.
+    """Format a section as Markdown, for loggers.
 
     Example:
         >>> print(markdown(Section("Sizes", columns=("layer", "size"), rows=(("a|b", "3"),), numbers=True)))
@@ -28,7 +28,7 @@ def markdown(section: Section) -> str:
 
 
 def plain(report: Report, shown: Sequence[Section] | None = None) -> str:
-    """The report as plain text.
+    """Format the report as plain text.
 
     Args:
         report: the report.
@@ -37,8 +37,8 @@ def plain(report: Report, shown: Sequence[Section] | None = None) -> str:
     Example:
         >>> from torch import nn, ones
         >>> from lightning_compress.report.survey import survey
-        >>> found = survey(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), ones(1, 4))
-        >>> print(plain(Report("Net", found, found)).splitlines()[0])
+        >>> before = survey(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), ones(1, 4))
+        >>> print(plain(Report("Net", before, before)).splitlines()[0])
         Compression of Net
     """
     texts = [plain_section(section) for section in (sections(report) if shown is None else shown)]
@@ -46,7 +46,7 @@ def plain(report: Report, shown: Sequence[Section] | None = None) -> str:
 
 
 def plain_section(section: Section) -> str:
-    """A section as plain text, its table in columns.
+    """Format a section as plain text, with its table in columns.
 
     Example:
         >>> print(plain_section(Section("Sizes", columns=("layer", "size"), rows=(("conv", "3"),), numbers=True)))
@@ -64,5 +64,5 @@ def plain_section(section: Section) -> str:
 
 def _cell(cell: str, column: int, widths: Sequence[int], section: Section) -> str:
     if column + 1 == len(widths) and not section.numbers:
-        return cell  # the last column may be long: nothing comes behind it
+        return cell  # the last column needs no padding
     return cell.rjust(widths[column]) if column and section.numbers else cell.ljust(widths[column])

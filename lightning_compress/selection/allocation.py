@@ -1,7 +1,7 @@
-"""How much of each layer goes: from a sensitivity analysis, or by simulated annealing.
+"""Allocation of pruning amounts to layers, from a sensitivity analysis or by simulated annealing.
 
-Both end in ``ChannelPruning(amount={pattern: amount})``: one fraction per dependency group, named by its first layer,
-such that the compacted model meets a target exactly as predicted.
+Both return amounts for ``ChannelPruning(amount={pattern: amount})``: one fraction per dependency group, named by its
+first layer, such that the compacted model meets a target exactly.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Amounts = dict[str, float]
 
 
 class Allocator:
-    """Amounts of a model's groups, and what they cost.
+    """Pruning amounts of a model's groups, and the cost of the model under them.
 
     Args:
-        model: it is only read.
-        example_input: what it takes.
+        model: the model, which is not changed.
+        example_input: example input of the model.
         amount: fraction of the target to remove, in [0, 1].
         target: what the amount is a fraction of: ``"channels"``, ``"macs"`` or ``"params"``.
-        criterion: which channels of a group go first.
-        limits: how far each group may go.
+        criterion: criterion that ranks the channels of a group.
+        limits: limits of each group.
         layers: name patterns of the layers to prune; all by default.
-        exclude: name patterns of layers to leave alone.
+        exclude: name patterns of layers that are not pruned.
 
     Raises:
-        MisconfigurationException: if an argument is none of these, or the target is out of reach.
+        MisconfigurationException: for an invalid argument, or if the target cannot be reached.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Allocator:
     ) -> None:
         selection.check_amount(amount)
         if target not in ("channels", "macs", "params"):
-            raise MisconfigurationException(f"`target` is 'channels', 'macs' or 'params' here, got {target!r}.")
+            raise MisconfigurationException(f"`target` must be 'channels', 'macs' or 'params' here, got {target!r}.")
         graph = engine.trace(model, example_input)
         groups = engine.dependency_groups(model, example_input, graph=graph)
         chosen = selection.amounts(groups, 1.0, selection.as_patterns(layers), selection.as_patterns(exclude))
@@ -77,45 +77,43 @@ class Allocator:
         lowest = self.cost(dict.fromkeys(self.ladders, 1.0))
         if lowest > self.budget:
             raise MisconfigurationException(
-                f"`amount={amount}` of the {target} is out of reach: with all gone that may go, {lowest:,.0f} are left "
-                f"of the {self.budget:,.0f} that are wanted."
+                f"`amount={amount}` of the {target} cannot be reached: at least {lowest:,.0f} remain, but the target "
+                f"is {self.budget:,.0f}."
             )
 
     def keep(self, amounts: Mapping[str, float]) -> dict[str, Tensor]:
-        """Which units stay of each group under amounts, by group name."""
-        return {name: one.keep(self._stop(name, amounts[name])) for name, one in self.ladders.items()}
-
-    def _stop(self, name: str, amount: float) -> int:
-        one = self.ladders[name]
-        return sum(one.removed(stop) <= amount * one.dense + 1e-9 for stop in range(1, len(one.stops)))
+        """Return the units that each group keeps under amounts, by group name."""
+        return {name: one.keep(one.stop_at(amounts[name])) for name, one in self.ladders.items()}
 
     def cost(self, amounts: Mapping[str, float]) -> float:
-        """What is left of the target under amounts."""
+        """Return the cost of the model under amounts, in units of the target."""
         keep = self.keep(amounts)
         if self._position is None:
-            return float(sum(int(stays.sum()) for stays in keep.values()))
+            return float(sum(int(kept.sum()) for kept in keep.values()))
         return float(self._predict(keep)[self._position])
 
     def meet(self, amounts: Callable[[float], Mapping[str, float]], steps: int = 4000) -> Amounts:
-        """The first of a family of amounts, growing with a number in [0, 1], that meets the target, as whole units."""
+        """Find the smallest amounts that meet the target in a family that grows with a number in [0, 1].
+
+        The amounts returned are those of whole units.
+        """
         step = targets.smallest(lambda n: self.cost(amounts(n / steps)), steps, self.budget)
         return self._exact(amounts(step / steps))
 
     def _exact(self, amounts: Mapping[str, float]) -> Amounts:
-        stops = {name: self._stop(name, amounts[name]) for name in self.ladders}
-        return {name: self.ladders[name].removed(stop) / self.ladders[name].dense for name, stop in stops.items()}
+        return {name: one.removed(one.stop_at(amounts[name])) / one.dense for name, one in self.ladders.items()}
 
     def masks(self, amounts: Mapping[str, float]) -> dict[str, Tensor]:
-        """Masks under amounts, by full parameter name."""
+        """Return the masks under amounts, by full parameter name."""
         masks_by_module = engine.group_masks(self.groups, self.keep(amounts))
         return {f"{m}.{key}" if m else key: mask for m, own in masks_by_module.items() for key, mask in own.items()}
 
 
 def patterns(amounts: Mapping[str, float], groups: Sequence[engine.Group]) -> Amounts:
-    """Amounts by group as amounts by the name pattern of the group's first layer, which `ChannelPruning` takes.
+    """Convert amounts by group to amounts by name pattern of the group's first layer, for `ChannelPruning`.
 
     Raises:
-        MisconfigurationException: where one layer feeds several groups, which a layer's name cannot tell apart.
+        MisconfigurationException: if a layer feeds several groups, which its name cannot distinguish.
     """
     first = {group.name: group.layers[0] for group in groups}
     pattern_amounts: Amounts = {}
@@ -123,8 +121,8 @@ def patterns(amounts: Mapping[str, float], groups: Sequence[engine.Group]) -> Am
         pattern = glob.escape(first[name])
         if pattern in pattern_amounts:
             raise MisconfigurationException(
-                f"The layer `{first[name]}` feeds several groups of channels, which cannot have amounts of their own. "
-                f"Leave it out, as in `exclude={first[name]!r}`."
+                f"The layer `{first[name]}` feeds several groups of channels, which cannot have separate amounts. "
+                f"Exclude it, as in `exclude={first[name]!r}`."
             )
         pattern_amounts[pattern] = amount
     return pattern_amounts
@@ -143,30 +141,30 @@ def allocate_by_sensitivity(
     minimum: int = 1,
     exclude: str | Sequence[str] | None = None,
 ) -> Amounts:
-    r"""Amounts at which each group alone makes the metric worse by the same, as small as the target allows.
+    r"""Allocate amounts at which each group alone degrades the metric equally, as small as the target allows.
 
-    With :math:`l_g(a)` the loss of the metric at amount a, read from the table and linear in between, each group gets
-    :math:`a_g(b) = \max \{a : l_g(a') \le b \; \forall a' \le a\}`, and b is the smallest with which the model meets
-    the target. Beyond the largest sparsity of the table nothing goes.
+    With :math:`l_g(a)` the degradation of the metric at amount a, interpolated linearly in the table, each group gets
+    :math:`a_g(b) = \max \{a : l_g(a') \le b \; \forall a' \le a\}`, where b is the smallest number with which the model
+    meets the target. Amounts never exceed the largest sparsity of the table.
 
     Args:
-        table: what `engine.SensitivityAnalysis(…, group=True)` or `analyze_sensitivity(…, group=True)` found; groups
-            of which it holds no layer stay whole.
+        table: result of `engine.SensitivityAnalysis(…, group=True)` or `analyze_sensitivity(…, group=True)`; groups
+            without a layer in the table are not pruned.
         model: the model.
-        example_input: what it takes.
+        example_input: example input of the model.
         amount: fraction of the target to remove, in [0, 1].
         target: what it is a fraction of: ``"channels"``, ``"macs"`` or ``"params"``.
-        better: ``"higher"`` or ``"lower"`` metrics; None: see `engine.SensitivityTable.suggest`.
-        max_amount: fraction of a group that may go at most.
-        round_to: widths are multiples of it.
-        minimum: width that stays at least.
-        exclude: name patterns of layers to leave alone.
+        better: whether ``"higher"`` or ``"lower"`` metrics are better; None: see `engine.SensitivityTable.suggest`.
+        max_amount: maximum fraction of a group to remove.
+        round_to: widths are multiples of this.
+        minimum: minimum remaining width.
+        exclude: name patterns of layers that are not pruned.
 
     Returns:
         Amounts by layer name pattern, for ``ChannelPruning(amount=…)``.
 
     Raises:
-        MisconfigurationException: if the target is out of reach of the table's sparsities.
+        MisconfigurationException: if the target cannot be reached with the table's sparsities.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -184,16 +182,16 @@ def allocate_by_sensitivity(
     allocator.budget *= 1.0 - amount
 
     def amounts(part: float) -> Amounts:
-        # The square spends half of the steps on the lowest quarter of losses, where most of the layers are.
+        # The square spends half of the steps on the lowest quarter of losses, which most layers have.
         budget = part**2 * most
         return {name: min((_reach(c, budget) for c in several), default=0.0) for name, several in curves.items()}
 
     group_amounts = allocator.meet(amounts)
-    left = allocator.cost(group_amounts)
-    if left > allocator.budget:
+    remaining = allocator.cost(group_amounts)
+    if remaining > allocator.budget:
         raise MisconfigurationException(
-            f"`amount={amount}` of the {target} is out of reach of the table: at its largest sparsities {left:,.0f} "
-            f"are left of the {allocator.budget:,.0f} that are wanted. Analyse more layers, or larger sparsities."
+            f"`amount={amount}` of the {target} cannot be reached with this table: {remaining:,.0f} remain at its "
+            f"largest sparsities, but the target is {allocator.budget:,.0f}. Analyse more layers or larger sparsities."
         )
     return patterns(group_amounts, allocator.groups)
 
@@ -202,7 +200,7 @@ Curve = list[tuple[float, float]]
 
 
 def _curves(group: engine.Group, table: engine.SensitivityTable, sign: float) -> list[Curve]:
-    """Per layer of a group (sparsity, loss), from (0, 0) on, losses that do not fall."""
+    """Return a non-decreasing curve of (sparsity, loss) from (0, 0) for each layer of a group."""
     curves = []
     for layer in group.layers:
         if layer in table:
@@ -225,11 +223,11 @@ def _reach(curve: Curve, budget: float) -> float:
 
 @dataclass(frozen=True)
 class Annealing:
-    """What simulated annealing found.
+    """Result of simulated annealing.
 
     Attributes:
         amounts: the best amounts, by layer name pattern, for ``ChannelPruning(amount=…)``.
-        metric: what they gave.
+        metric: their metric.
         history: the metric of each candidate, and whether it was accepted.
     """
 
@@ -256,35 +254,35 @@ def anneal_amounts(
     exclude: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> Annealing:
-    r"""Amounts per group by simulated annealing: random changes; worse ones are accepted ever more rarely.
+    r"""Allocate amounts by simulated annealing.
 
-    Each candidate is scaled so that the model meets the target. A candidate that is worse by Δ is accepted with
-    probability :math:`e^{-\Delta / T}`. The temperature T starts at what the first candidate costs and cools
-    geometrically to a hundredth of it; the changes shrink with it.
+    Each candidate is a random change of the amounts, scaled so that the model meets the target. A candidate that is
+    worse by Δ is accepted with probability :math:`e^{-\Delta / T}`. The temperature T starts at the degradation of the
+    first candidate and cools geometrically to a hundredth of it; the changes shrink with it.
 
     Args:
-        model: it is masked in place for the length of each evaluation, and as before afterwards.
-        example_input: what it takes.
-        evaluate: gives the metric of the model as it is then, say an accuracy on some validation batches; see
-            `validation_metric` for a Trainer's.
+        model: the model; it is masked in place during each evaluation.
+        example_input: example input of the model.
+        evaluate: returns the metric of the masked model, such as the accuracy on some validation batches; see
+            `validation_metric` for the validation of a Trainer.
         amount: fraction of the target to remove, in [0, 1].
         target: what it is a fraction of: ``"channels"``, ``"macs"`` or ``"params"``.
-        better: ``"higher"`` (accuracy) or ``"lower"`` (loss).
-        criterion: which channels of a group go first.
+        better: whether ``"higher"`` (accuracy) or ``"lower"`` (loss) metrics are better.
+        criterion: criterion that ranks the channels of a group.
         steps: number of candidates.
-        perturbation: largest change of a group's amount, at the start.
-        max_amount: fraction of a group that may go at most.
-        round_to: widths are multiples of it.
-        minimum: width that stays at least.
+        perturbation: maximum change of a group's amount in the first step.
+        max_amount: maximum fraction of a group to remove.
+        round_to: widths are multiples of this.
+        minimum: minimum remaining width.
         layers: name patterns of the layers to prune; all by default.
-        exclude: name patterns of layers to leave alone.
+        exclude: name patterns of layers that are not pruned.
         seed: seed of the changes.
 
     Returns:
         The best amounts, by layer name pattern, their metric, and the history.
 
     Raises:
-        MisconfigurationException: if an argument is none of these, or the target is out of reach.
+        MisconfigurationException: for an invalid argument, or if the target cannot be reached.
 
     Liu et al., "AutoCompress", 2020; NNI: ``SimulatedAnnealingPruner``.
 
@@ -296,9 +294,9 @@ def anneal_amounts(
         ['0', '2']
     """
     if better not in ("higher", "lower"):
-        raise MisconfigurationException(f"`better` is 'higher' or 'lower', got {better!r}.")
+        raise MisconfigurationException(f"`better` must be 'higher' or 'lower', got {better!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise MisconfigurationException(f"`steps` is a number of candidates from 1 on, got {steps!r}.")
+        raise MisconfigurationException(f"`steps` must be a number of candidates >= 1, got {steps!r}.")
     limits = Limits(round_to, minimum, max_amount)
     allocator = Allocator(model, example_input, amount, target, criterion, limits, layers, exclude)
     walk = _Walk(allocator, model, evaluate, 1.0 if better == "higher" else -1.0, random.Random(seed))
@@ -311,7 +309,7 @@ def anneal_amounts(
 
 
 class _Walk:
-    """The state of the annealing: where it is, and the best that it has seen."""
+    """State of the annealing: the current and the best amounts."""
 
     def __init__(
         self,
@@ -325,36 +323,36 @@ class _Walk:
         self._sign, self._random = sign, generator
         self._metrics: dict[tuple[float, ...], float] = {}
         self.history: list[tuple[float, bool]] = []
-        self._at = allocator.meet(lambda part: dict.fromkeys(allocator.ladders, part))
-        self.best = self._at
-        loss = self.metric(dict.fromkeys(allocator.ladders, 0.0)) - self.metric(self._at)
+        self._current = allocator.meet(lambda part: dict.fromkeys(allocator.ladders, part))
+        self.best = self._current
+        loss = self.metric(dict.fromkeys(allocator.ladders, 0.0)) - self.metric(self._current)
         self._scale = max(abs(loss), 1e-12)
 
     def metric(self, amounts: Amounts) -> float:
-        """The metric under amounts; what is known is not evaluated again."""
+        """Return the metric under amounts, evaluating each combination once."""
         key = tuple(amounts.values())
         if key not in self._metrics:
             with masked(self._model, self._allocator.masks(amounts)):
                 self._metrics[key] = float(self._evaluate(self._model))
             if math.isnan(self._metrics[key]):
-                raise MisconfigurationException("`evaluate` returns NaN. Let it return a number also for a bad model.")
+                raise MisconfigurationException("`evaluate` returned NaN. It must return a number for any model.")
         return self._metrics[key]
 
     def step(self, heat: float, perturbation: float) -> None:
-        """Try a change; ``heat`` falls from 1 to 0."""
+        """Try a change; ``heat`` is the relative temperature, which falls from 1 to 0."""
         candidate = self._candidate(heat * perturbation)
-        gain = self._sign * (self.metric(candidate) - self.metric(self._at))
+        gain = self._sign * (self.metric(candidate) - self.metric(self._current))
         accepted = gain >= 0 or self._random.random() < math.exp(gain / (heat * self._scale))
         self.history.append((self.metric(candidate), accepted))
         if accepted:
-            self._at = candidate
+            self._current = candidate
         if self._sign * (self.metric(candidate) - self.metric(self.best)) > 0:
             self.best = candidate
 
     def _candidate(self, size: float) -> Amounts:
-        moved = {name: a + self._random.uniform(-size, size) for name, a in self._at.items()}
+        moved = {name: a + self._random.uniform(-size, size) for name, a in self._current.items()}
         wanted = {name: min(max(a, 0.0), 1.0) + 1e-3 for name, a in moved.items()}
-        # From nothing over the candidate itself to everything: somewhere on the way the target is met.
+        # The family runs from pruning nothing through the candidate to pruning everything, so it meets the target.
         return self._allocator.meet(lambda part: {n: _scaled(a, 2.0 * part) for n, a in wanted.items()})
 
 

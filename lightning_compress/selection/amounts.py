@@ -1,4 +1,4 @@
-"""Which units of each group are pruned: pure functions of groups, scores and amounts."""
+"""Pruning amounts of groups by name pattern, and the units that masks keep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Masks = dict[str, dict[str, Tensor]]
 
 
 def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> None:
-    """Refuse amounts that are not fractions.
+    """Check that amounts are fractions.
 
     Raises:
         MisconfigurationException: if an amount is outside [0, 1].
@@ -26,12 +26,12 @@ def check_amount(amount: float | Mapping[str, float], name: str = "amount") -> N
     for value in amount.values() if isinstance(amount, Mapping) else (amount,):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise MisconfigurationException(
-                f"`{name}` is a fraction in [0, 1], or fractions by pattern, got {value!r}."
+                f"`{name}` must be a fraction in [0, 1], or fractions by pattern, got {value!r}."
             )
 
 
 def as_patterns(patterns: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Patterns as a tuple.
+    """Convert one or several patterns to a tuple.
 
     Example:
         >>> as_patterns("conv*"), as_patterns(None)
@@ -46,22 +46,22 @@ def amounts(
     layers: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> dict[str, float]:
-    """The fraction to remove of each group.
+    """Return the fraction of each group to remove.
 
-    A group counts as chosen where one of its layers matches ``layers``, and as excluded where one matches ``exclude``.
-    Coupled layers lose the same channels, so of several amounts the smallest applies.
+    A group is included if any of its layers matches ``layers``, and excluded if any matches ``exclude``. Coupled layers
+    lose the same channels, so the smallest amount of a group's layers applies.
 
     Args:
-        groups: dependency groups; those with a ``reason`` stay whole.
-        amount: fraction in [0, 1], or fractions by name pattern; the first that matches a layer applies.
-        layers: name patterns (`fnmatch`) of the layers to prune; none means all.
-        exclude: name patterns of layers to leave alone.
+        groups: dependency groups; those with a ``reason`` are not pruned.
+        amount: fraction in [0, 1], or fractions by name pattern; the first pattern that matches a layer applies.
+        layers: name patterns (`fnmatch`) of the layers to prune; all if empty.
+        exclude: name patterns of layers that are not pruned.
 
     Returns:
         ``{group name: fraction}`` of the groups to prune.
 
     Raises:
-        MisconfigurationException: if a pattern matches nothing, or only what must stay whole.
+        MisconfigurationException: if a pattern matches no layer, or only layers that cannot be pruned.
     """
     by_pattern = dict(amount) if isinstance(amount, Mapping) else {"*": amount}
     check_patterns(groups, [*layers, *exclude, *(by_pattern if isinstance(amount, Mapping) else ())])
@@ -80,16 +80,19 @@ def _matches(group: Group, patterns: Iterable[str]) -> bool:
 
 
 def smallest_amount(group: Group, by_pattern: Mapping[str, float]) -> float | None:
-    """The smallest fraction that applies to a layer of a group: of each layer, that of the first pattern it matches."""
+    """Return the smallest fraction over the layers of a group; that of a layer is given by its first matching pattern.
+
+    None if no layer matches a pattern.
+    """
     first = (next((v for p, v in by_pattern.items() if fnmatchcase(layer, p)), None) for layer in group.layers)
     return min((value for value in first if value is not None), default=None)
 
 
 def check_patterns(groups: Sequence[Group], patterns: Iterable[str]) -> None:
-    """Refuse patterns that match no layer.
+    """Check that every pattern matches a layer.
 
     Raises:
-        MisconfigurationException: names the pattern and some layers.
+        MisconfigurationException: naming a pattern that does not, and some layers.
     """
     names = list(dict.fromkeys(layer for group in groups for layer in group.layers))
     for pattern in patterns:
@@ -102,18 +105,18 @@ def check_patterns(groups: Sequence[Group], patterns: Iterable[str]) -> None:
 
 
 def _hint(names: Sequence[str], pattern: str) -> str:
-    """What to write where the pattern begins with the path of the model inside the LightningModule."""
+    """Return the correct pattern if it only has to lose the path of the model inside the LightningModule."""
     rest = pattern.partition(".")[2]
     while rest and not any(fnmatchcase(name, rest) for name in names):
         rest = rest.partition(".")[2]
-    return f" Names are those inside of the model that is pruned: write {rest!r}." if rest else ""
+    return f" Names are relative to the pruned model: use {rest!r}." if rest else ""
 
 
 def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
-    """Refuse a choice in which nothing can be pruned.
+    """Check that at least one of the groups can be pruned.
 
     Raises:
-        MisconfigurationException: gives the reasons.
+        MisconfigurationException: with the reasons, if none can.
     """
     if not any(group.reason is None for group in groups):
         reasons = "; ".join(f"{group.name}: {group.reason}" for group in groups[:4]) or "it has no layers with channels"
@@ -123,7 +126,7 @@ def check_prunable(groups: Sequence[Group], layers: Sequence[str]) -> None:
 
 
 def kept_units(groups: Sequence[Group], masks: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Which units of each group the masks keep: those with at least one weight element that outputs them.
+    """Return the units of each group that masks keep: those for which at least one producing weight is kept.
 
     Args:
         groups: dependency groups.
@@ -153,7 +156,7 @@ def _member_kept(member: Member, size: int, masks: Mapping[str, Mapping[str, Ten
         hit[units.flatten()] = True
         return hit[:size]
     free = [d for d in range(mask.ndim) if units.shape[d] == 1]
-    alive = (mask != 0).cpu()
-    alive = alive.amax(free, keepdim=True) if free else alive
-    hit[units.expand_as(alive)[alive]] = True
+    kept = (mask != 0).cpu()
+    kept = kept.amax(free, keepdim=True) if free else kept
+    hit[units.expand_as(kept)[kept]] = True
     return hit[:size]

@@ -1,8 +1,8 @@
-r"""How important each unit of a dependency group is: plain functions, one score per unit; the lowest are pruned first.
+r"""Criteria: functions that score the units of a dependency group by importance. The lowest scores are pruned first.
 
 A criterion takes a group and the :class:`~lightning_compress.selection.evidence.Evidence`, and returns scores of shape
-``(size,)``, or None for a group that it cannot score, which then stays whole. A further one is a function here and its
-line in ``CRITERIA``; :mod:`~lightning_compress.selection.scoring` composes them.
+``(size,)``, or None for a group that it cannot score, which is then not pruned. To add one, write a function and list
+it in ``CRITERIA``; :mod:`~lightning_compress.selection.scoring` combines them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Criterion(Protocol):
     """A function that scores the units of a group."""
 
     def __call__(self, group: Group, evidence: Evidence, /) -> Tensor | None:
-        """Scores of shape ``(group.size,)``, or None; ``evidence(name)`` gives a parameter."""
+        """Return scores of shape ``(group.size,)``, or None; ``evidence(name)`` returns a parameter."""
 
 
 CriterionSpec = str | Sequence[str] | Mapping[str, float] | Criterion
 
 
 def gathering(*kinds: str) -> Callable[[Any], Any]:
-    """Mark a criterion that needs statistics.
+    """Mark a criterion that needs statistics of training.
 
     Args:
         kinds: ``"loss_change"``, ``"squared_change"``, ``"activity"`` for ``active`` and ``magnitude``, or
@@ -40,9 +40,9 @@ def gathering(*kinds: str) -> Callable[[Any], Any]:
 
     Example:
         >>> @gathering("activity")
-        ... def liveliest(group, evidence):
+        ... def magnitude(group, evidence):
         ...     return evidence.statistic("magnitude", group)
-        >>> sorted(needs(liveliest))
+        >>> sorted(needs(magnitude))
         ['activity']
     """
 
@@ -54,7 +54,7 @@ def gathering(*kinds: str) -> Callable[[Any], Any]:
 
 
 def needs(criterion: Criterion) -> frozenset[str]:
-    """Kinds of statistics that a criterion needs."""
+    """Return the kinds of statistics that a criterion needs."""
     kinds: frozenset[str] = getattr(criterion, "gathers", frozenset())
     return kinds
 
@@ -64,7 +64,7 @@ def l1(group: Group, evidence: Evidence) -> Tensor | None:
 
     Args:
         group: the dependency group.
-        evidence: gives a parameter by its full name.
+        evidence: returns a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
@@ -79,7 +79,7 @@ def l2(group: Group, evidence: Evidence) -> Tensor | None:
 
     Args:
         group: the dependency group.
-        evidence: gives a parameter by its full name.
+        evidence: returns a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
@@ -88,11 +88,11 @@ def l2(group: Group, evidence: Evidence) -> Tensor | None:
 
 
 def fpgm(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Distance to the other units, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`; masked ones are not neighbours.
+    r"""Distance to the other unmasked units, :math:`s_u = \sum_v \lVert w_u - w_v \rVert_2`.
 
     Args:
         group: the dependency group.
-        evidence: gives a parameter by its full name.
+        evidence: returns a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
@@ -108,7 +108,7 @@ def bn_scale(group: Group, evidence: Evidence) -> Tensor | None:
 
     Args:
         group: the dependency group.
-        evidence: gives a parameter by its full name.
+        evidence: returns a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
@@ -131,27 +131,27 @@ def is_shift(parameter: str) -> bool:
 
 
 def lamp(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Share of what would remain, :math:`s_u = w_u^2 / \sum_{v: w_v^2 \ge w_u^2} w_v^2`, comparable among groups.
+    r"""LAMP score, :math:`s_u = w_u^2 / \sum_{v: w_v^2 \ge w_u^2} w_v^2`, which is comparable between groups.
 
     Args:
         group: the dependency group.
-        evidence: gives a parameter by its full name.
+        evidence: returns a parameter by its full name.
 
     Returns:
         Scores of shape ``(group.size,)`` in (0, 1], on the device of the parameters.
 
-    Lee et al., "Layer-adaptive Sparsity for the Magnitude-based Pruning", 2021, for units in place of single weights.
+    Lee et al., "Layer-adaptive Sparsity for the Magnitude-based Pruning", 2021, for units instead of single weights.
     """
     return lamp_scores(sensitivity.l2(_rows(group, evidence)).square())
 
 
 @gathering("loss_change")
 def taylor(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""First-order estimate of what zeroing a unit does to the loss, :math:`s_u = E (\sum_{p \in u} g_p w_p)^2`.
+    r"""First-order estimate of the loss change of zeroing a unit, :math:`s_u = E (\sum_{p \in u} g_p w_p)^2`.
 
     Args:
         group: the dependency group.
-        evidence: holds what was gathered over the training steps.
+        evidence: holds statistics of the training steps.
 
     Returns:
         Scores of shape ``(group.size,)``, or None for a group without gradients.
@@ -163,11 +163,11 @@ def taylor(group: Group, evidence: Evidence) -> Tensor | None:
 
 @gathering("activity")
 def apoz(group: Group, evidence: Evidence) -> Tensor | None:
-    """Fraction of values above 0 where a unit is read: one minus its average percentage of zeros.
+    """Fraction of a unit's activations above 0, which is one minus its average percentage of zeros.
 
     Args:
         group: the dependency group.
-        evidence: holds what was gathered over the training steps.
+        evidence: holds statistics of the training steps.
 
     Returns:
         Scores of shape ``(group.size,)`` up to a common factor, or None for a group that no layer reads.
@@ -179,11 +179,11 @@ def apoz(group: Group, evidence: Evidence) -> Tensor | None:
 
 @gathering("activity")
 def mean_activation(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Mean of :math:`|x_u|` where a unit is read.
+    r"""Mean of :math:`|x_u|` over the activations of a unit.
 
     Args:
         group: the dependency group.
-        evidence: holds what was gathered over the training steps.
+        evidence: holds statistics of the training steps.
 
     Returns:
         Scores of shape ``(group.size,)`` up to a common factor, or None for a group that no layer reads.
@@ -195,11 +195,11 @@ def mean_activation(group: Group, evidence: Evidence) -> Tensor | None:
 
 @gathering("squared_change")
 def fisher(group: Group, evidence: Evidence) -> Tensor | None:
-    r"""Second-order estimate of what zeroing a unit does to the loss, :math:`s_u = E \sum_{p \in u} (g_p w_p)^2`.
+    r"""Second-order estimate of the loss change of zeroing a unit, :math:`s_u = E \sum_{p \in u} (g_p w_p)^2`.
 
     Args:
         group: the dependency group.
-        evidence: holds what was gathered over the training steps.
+        evidence: holds statistics of the training steps.
 
     Returns:
         Scores of shape ``(group.size,)``, or None for a group without gradients.
@@ -211,17 +211,17 @@ def fisher(group: Group, evidence: Evidence) -> Tensor | None:
 
 @gathering("reconstruction")
 def reconstruction(group: Group, evidence: Evidence) -> Tensor | None:
-    """Loss that remains when other units compensate for a unit: `engine.reconstruction_losses`; None where unknown."""
+    """Loss that remains when other units compensate for a unit (`engine.reconstruction_losses`); None if unknown."""
     return evidence.statistic("reconstruction", group)
 
 
 def random(group: Group, evidence: Evidence, *, seed: int = 0) -> Tensor | None:
-    """Uniform scores, the same for each call with the same seed and unit, whatever the global random state.
+    """Uniform random scores that depend on the seed and the unit only, not on the global random state.
 
     Args:
         group: the dependency group.
-        evidence: gives a parameter by its full name.
-        seed: number from which, with the group's name and the unit's place in the unpruned model, a score follows.
+        evidence: returns a parameter by its full name.
+        seed: seed; the score also depends on the group's name and the unit's index in the unpruned model.
 
     Returns:
         Scores of shape ``(group.size,)``, on the device of the parameters.
@@ -234,7 +234,7 @@ def random(group: Group, evidence: Evidence, *, seed: int = 0) -> Tensor | None:
 def _rows(group: Group, evidence: Evidence) -> Tensor:
     rows = unit_rows(group, evidence)
     if not rows.shape[1]:
-        raise MisconfigurationException(f"Group `{group.name}` has no weight that puts its channels out.")
+        raise MisconfigurationException(f"Group `{group.name}` has no weight that produces its channels.")
     return rows
 
 
@@ -252,5 +252,5 @@ CRITERIA: dict[str, Criterion] = {
     "taylor": taylor,
 }
 
-# Sums over weights or activations grow with the layer: between groups they are compared relative to the group's mean.
+# Sums over weights or activations grow with the layer, so groups are compared relative to their mean.
 RELATIVE = (fpgm, l1, l2, mean_activation, reconstruction)

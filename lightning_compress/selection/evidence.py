@@ -1,4 +1,4 @@
-"""What criteria see of a model: its parameters, what is masked already, and what was gathered while it trained."""
+"""Inputs of criteria: the model's parameters, its masks, and statistics collected during training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import engine
 from engine.program import tensors_in
 from engine.recording import evaluating
 from engine.sensitivity import ActivityMeter, unit_sums
-from lightning_compress.selection.alive import Living
+from lightning_compress.selection.active import Active
 from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 Gathered = dict[str, dict[str, Tensor]]
 
-# What was gathered longer ago counts less: by this factor each time.
+# Decay of earlier statistics at each update.
 DECAY = 0.95
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a criterion is given beside the group.
+    """Inputs of a criterion beside the group.
 
     Attributes:
-        parameter: gives a parameter by its full name.
-        kept: which units of a group are not masked yet, bool ``(size,)`` by group name; all where it is missing.
+        parameter: returns a parameter by its full name.
+        kept: units that are not masked, bool ``(size,)`` by group name; all if missing.
         gathered: statistics of shape ``(size,)`` by kind and group name: ``"loss_change"``, ``"squared_change"``,
             ``"active"``, ``"magnitude"`` and ``"reconstruction"``.
-        reads: which entries of a weight do not read masked channels only, by its full name; all where it is missing.
-        present: which units of the unpruned model a group still has, bool of its first size by group name; all where it
-            is missing.
+        reads: entries of a weight that read an unmasked channel, by the weight's full name; all if missing.
+        present: units of the unpruned model that a group still has, bool of its original size by group name; all if
+            missing.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -53,16 +53,16 @@ class Evidence:
     present: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Tensor:
-        """A parameter by its full name; entries that read masked channels only are zero, and so is their gradient."""
-        parameter, live = self.parameter(name), self.reads.get(name)
-        if live is None:
+        """Return a parameter by its full name, with inactive entries and their gradients set to zero."""
+        parameter, reads = self.parameter(name), self.reads.get(name)
+        if reads is None:
             return parameter
-        values = parameter.detach() * live.to(parameter.device)
-        values.grad = None if parameter.grad is None else parameter.grad * live.to(parameter.device)
+        values = parameter.detach() * reads.to(parameter.device)
+        values.grad = None if parameter.grad is None else parameter.grad * reads.to(parameter.device)
         return values
 
     def statistic(self, kind: str, group: engine.Group) -> Tensor | None:
-        """What was gathered of a group, or None: nothing, or of other channels than it has now."""
+        """Return a statistic of a group; None if there is none, or only of a different number of channels."""
         statistic = self.gathered.get(kind, {}).get(group.name)
         return statistic if statistic is not None and len(statistic) == group.size else None
 
@@ -71,70 +71,60 @@ def loss_changes(
     groups: Iterable[engine.Group],
     model: nn.Module,
     parameters: Iterable[nn.Parameter] | None = None,
-    alive: Living | None = None,
+    active: Active | None = None,
 ) -> dict[str, Tensor]:
-    r"""First-order estimate of what zeroing each unit does to the loss, :math:`(\sum_{p \in u} g_p \, w_p)^2`.
+    r"""Estimate to first order the loss change of zeroing each unit, :math:`(\sum_{p \in u} g_p \, w_p)^2`.
 
-    The sum runs over all that zeroing the unit sets to zero, the norm's scale and shift included: in front of a batch
-    norm the weights alone sum to nothing, as the loss does not depend on their scale.
+    The sum runs over all parameters of the unit, including the norm's scale and shift: in front of a batch norm, the
+    sum over the weights alone vanishes, because the loss does not depend on their scale.
 
     Args:
         groups: dependency groups.
-        model: gives weights and gradients.
+        model: the model with weights and gradients.
         parameters: the parameters whose gradients are up to date; all by default.
-        alive: what is not masked; all by default.
+        active: active units and weights; all by default.
 
     Returns:
-        Shape ``(size,)`` by group name; groups without a gradient are left out.
+        Shape ``(size,)`` by group name; groups without a gradient are omitted.
 
     Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019.
     """
-    parameter_ids, alive = None if parameters is None else set(map(id, parameters)), alive or Living()
-    changes = {}
-    for group in groups:
-        sums = [part for member in group.members for part in _products(group, member, model, parameter_ids, alive)]
-        if sums:
-            changes[group.name] = torch.stack(sums).sum(0).square().double()
-    return changes
+    sums = _sums_of_products(groups, model, parameters, active)
+    return {name: total.square().double() for name, total in sums.items()}
 
 
 def squared_changes(
     groups: Iterable[engine.Group],
     model: nn.Module,
     parameters: Iterable[nn.Parameter] | None = None,
-    alive: Living | None = None,
+    active: Active | None = None,
 ) -> dict[str, Tensor]:
-    r"""Squared gradients times squared weights, :math:`\sum_{p \in u} (g_p \, w_p)^2`, over all that goes with a unit.
+    r"""Sum the squared products of weights and gradients of each unit, :math:`\sum_{p \in u} (g_p \, w_p)^2`.
 
     Args:
         groups: dependency groups.
-        model: gives weights and gradients.
+        model: the model with weights and gradients.
         parameters: the parameters whose gradients are up to date; all by default.
-        alive: what is not masked; all by default.
+        active: active units and weights; all by default.
 
     Returns:
-        Shape ``(size,)`` by group name; groups without a gradient are left out.
+        Shape ``(size,)`` by group name; groups without a gradient are omitted.
     """
-    current, alive = None if parameters is None else set(map(id, parameters)), alive or Living()
-    changes = {}
-    for group in groups:
-        sums = [s for member in group.members for s in _products(group, member, model, current, alive, power=2)]
-        if sums:
-            changes[group.name] = torch.stack(sums).sum(0).double()
-    return changes
+    sums = _sums_of_products(groups, model, parameters, active, power=2)
+    return {name: total.double() for name, total in sums.items()}
 
 
 def squared_output_changes(
     groups: Sequence[engine.Group], model: nn.Module, inputs: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]
 ) -> dict[str, Tensor]:
-    """`squared_changes` without a loss: of the outputs, each weighed by a random sign, in eval mode.
+    """Compute `squared_changes` without a loss, for the sum of the outputs with random signs in eval mode.
 
-    Their mean over signs is the diagonal of the Fisher information of outputs with Gaussian noise.
+    The expectation over the signs is the diagonal of the Fisher information of outputs with Gaussian noise.
 
     Args:
         groups: dependency groups.
-        model: its gradients are as before afterwards.
-        inputs: positional and keyword arguments.
+        model: the model, whose gradients are restored afterwards.
+        inputs: positional and keyword arguments of each call.
 
     Returns:
         Shape ``(size,)`` by group name.
@@ -160,33 +150,51 @@ def squared_output_changes(
     return total
 
 
+def _sums_of_products(
+    groups: Iterable[engine.Group],
+    model: nn.Module,
+    parameters: Iterable[nn.Parameter] | None,
+    active: Active | None,
+    power: int = 1,
+) -> dict[str, Tensor]:
+    current, active = None if parameters is None else set(map(id, parameters)), active or Active()
+    sums = {}
+    for group in groups:
+        parts = [p for member in group.members for p in _products(group, member, model, current, active, power)]
+        if parts:
+            sums[group.name] = torch.stack(parts).sum(0)
+    return sums
+
+
 def _products(
     group: engine.Group,
     member: engine.Member,
     model: nn.Module,
     parameter_ids: set[int] | None,
-    alive: Living,
-    power: int = 1,
+    active: Active,
+    power: int,
 ) -> Iterator[Tensor]:
     weight = model.get_parameter(member.parameter)
     if member.role != "in" and weight.grad is not None and (parameter_ids is None or id(weight) in parameter_ids):
-        products = alive.part(member.parameter, weight.detach().float() * weight.grad.float())
+        products = active.part(member.parameter, weight.detach().float() * weight.grad.float())
         yield unit_sums(products**power if power > 1 else products, member.units, group.size)
 
 
+_CHANGES = {"loss_change": loss_changes, "squared_change": squared_changes}
+
+
 class Gatherer:
-    """Statistics over the steps of a training, as a callback's hooks hand them in; their sums are its state.
+    """Collector of statistics of training steps, called by a callback's hooks.
 
     Args:
-        kinds: ``"loss_change"`` and ``"squared_change"`` (of gradients), ``"activity"`` (of what the layers read); none
-            gathers nothing.
-        every: batches from one look to the next; the first of each epoch is looked at.
+        kinds: ``"loss_change"`` and ``"squared_change"`` (of gradients), ``"activity"`` (of activations); may be empty.
+        every: interval in batches; each epoch starts with its first batch.
     """
 
     def __init__(self, kinds: Iterable[str], every: int) -> None:
         self.kinds, self.every = frozenset(kinds), every
         self.gathered: Gathered = {}
-        self.alive = Living()
+        self.active = Active()
         self._meter: ActivityMeter | None = None
         self._groups: Sequence[engine.Group] = ()
         self._inputs: tuple[Any, Any] | None = None
@@ -194,7 +202,7 @@ class Gatherer:
         self._batch_due = self._step_due = False
 
     def watch(self, model: nn.Module, graph: engine.Graph, groups: Sequence[engine.Group]) -> None:
-        """Look at a model from now on, until `close`."""
+        """Start collecting statistics of a model, until `close`."""
         self.close()
         self._groups = groups
         if "activity" in self.kinds:
@@ -202,7 +210,7 @@ class Gatherer:
             self._hook = model.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     def close(self) -> None:
-        """Look no more; what was gathered stays."""
+        """Stop collecting; the statistics remain available."""
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._meter = self._inputs = None
@@ -214,30 +222,27 @@ class Gatherer:
 
     @property
     def watching(self) -> bool:
-        """Whether there is a model to look at."""
+        """Whether statistics of a model are being collected."""
         return bool(self._groups)
 
     def _remember(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._batch_due and torch.is_grad_enabled():  # a training step's, not the validation's
+        if self._batch_due and torch.is_grad_enabled():  # in a training step, not in validation
             self._inputs = args, kwargs
 
     def on_batch_start(self, trainer: Trainer, batch_idx: int) -> None:
-        """Whether to look at this batch, and at the step that it takes, follows from its number: no state."""
+        """Determine from the batch index, without state, whether to use this batch and its optimizer step."""
         span = trainer.accumulate_grad_batches
         self._batch_due = batch_idx % self.every == 0
         self._step_due = batch_idx // self.every != (batch_idx - span) // self.every
 
     def on_step(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Look at the gradients, unscaled and reduced over the ranks as they are before the optimizer's step."""
-        if self._step_due and "loss_change" in self.kinds:
-            trained = [p for group in optimizer.param_groups for p in group["params"]]
-            self._add("loss_change", loss_changes(self._groups, model, trained, self.alive))
-        if self._step_due and "squared_change" in self.kinds:
-            trained = [p for group in optimizer.param_groups for p in group["params"]]
-            self._add("squared_change", squared_changes(self._groups, model, trained, self.alive))
+        """Collect statistics of gradients before the optimizer's step, unscaled and reduced over the ranks."""
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        for kind in _CHANGES.keys() & self.kinds if self._step_due else ():
+            self._add(kind, _CHANGES[kind](self._groups, model, trained, self.active))
 
     def on_batch_end(self, trainer: Trainer, model: nn.Module) -> None:
-        """Look at what the layers read of the last batch, on all ranks together."""
+        """Collect statistics of the activations of the last batch, on all ranks together."""
         if self._meter is None or self._inputs is None:
             return
         (args, kwargs), self._inputs = self._inputs, None
@@ -259,18 +264,18 @@ class Gatherer:
             gathered[name] = value + DECAY * before.to(value.device) if fits and before is not None else value
 
     def cut(self, kept: Mapping[str, Tensor]) -> None:
-        """Keep the statistics of the units that a compaction leaves; the model has to be watched again."""
+        """Keep the statistics of the units that remain after a compaction; call `watch` again afterwards."""
         for kind, statistics in self.gathered.items():
             fits = {name: value for name, value in statistics.items() if len(kept.get(name, value)) == len(value)}
             self.gathered[kind] = {n: v[kept[n].to(v.device)] if n in kept else v for n, v in fits.items()}
 
     def state_dict(self) -> Gathered:
-        """What was gathered, on the CPU."""
+        """Return the statistics on the CPU."""
         state: Gathered = to_device(self.gathered, "cpu")
         return state
 
     def load_state_dict(self, state: Gathered) -> None:
-        """Go on with what another run gathered."""
+        """Load the statistics of another run."""
         self.gathered = {kind: dict(statistics) for kind, statistics in state.items()}
 
 
@@ -281,20 +286,20 @@ def _reduced(trainer: Trainer, sums: list[Tensor]) -> list[Tensor]:
 
 
 def unscored_layers(names: Sequence[str], gathers: bool) -> str:
-    """What to say where a criterion has no score for any layer.
+    """Return the error message for a criterion that cannot score any layer.
 
     Args:
         names: the layers.
-        gathers: whether it needs statistics of the training.
+        gathers: whether the criterion needs statistics of training.
 
     Example:
         >>> unscored_layers(["fc"], gathers=False)
-        'The criterion has no score for any layer (fc). Choose another criterion, or other layers.'
+        'The criterion cannot score any layer (fc). Choose another criterion, or other layers.'
     """
-    what = f"The criterion has no score for any layer ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})."
+    what = f"The criterion cannot score any layer ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})."
     if not gathers:
         return f"{what} Choose another criterion, or other layers."
     return (
-        f"{what} It needs statistics gathered during training, and there are none: let pruning start later, and let "
-        "`training_step` call the model itself, with gradients."
+        f"{what} It needs statistics collected during training, but there are none: start pruning later, and call the "
+        "model itself with gradients in `training_step`."
     )

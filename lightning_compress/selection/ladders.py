@@ -1,7 +1,7 @@
-"""In which order units go, and where one may stop: one ladder per group, pools of ladders that compete.
+"""Removal order of units: a ladder per group with its allowed widths, and pools of ladders that compete.
 
-Each step down a ladder takes one unit of each row, as rows (groups of a convolution, pieces of a chunk) lose equally
-many. One may stop where the width is allowed: a multiple of ``round_to``, not below ``minimum``.
+Each step of a ladder removes one unit of each row, because all rows (groups of a convolution, pieces of a chunk) lose
+equally many. Stops are the steps at which the width is allowed: a multiple of ``round_to``, not below ``minimum``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lightning_compress.trainer.packages import MisconfigurationException
 
 @dataclass(frozen=True, eq=False)
 class Limits:
-    """How far each group may go.
+    """Limits of the width of a group.
 
     Attributes:
-        round_to: widths are multiples of it, where the unpruned one is not.
-        minimum: width that stays at least.
-        most: fraction of a group that may go at most.
-        widths: units that may stay, where not all numbers may; the unpruned width always does.
+        round_to: widths are multiples of this, except for the unpruned width.
+        minimum: minimum remaining width.
+        most: maximum fraction of the group to remove.
+        widths: allowed numbers of remaining units; None: all. The unpruned width is always allowed.
 
     Example:
         >>> Limits(round_to=8).round_to
@@ -41,15 +41,15 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """The order in which the units of one group go.
+    """Removal order of the units of one group.
 
     Attributes:
         group: the group.
         rows: units of each row, the least important first.
-        stops: numbers of steps after which one may stop, ascending, from 0 on.
-        scores: mean score of what goes between a stop and the one before, shape ``(len(stops) - 1,)``, ascending.
-        dense: number of units before anything was removed from the model.
-        bundle: ladders of the same bundle stop at the same stop; None: by itself.
+        stops: numbers of steps at which the width is allowed, ascending from 0.
+        scores: mean score of the units removed between two stops, shape ``(len(stops) - 1,)``, ascending.
+        dense: number of units in the unpruned model.
+        bundle: ladders of the same bundle use the same stop; None: no bundle.
     """
 
     group: Group
@@ -60,19 +60,23 @@ class Ladder:
     bundle: Hashable = None
 
     def keep(self, stop: int) -> Tensor:
-        """Which units stay at a stop, bool ``(size,)``."""
-        stays = torch.ones(self.group.size, dtype=torch.bool)
-        for row, gone in zip(self.rows, _gone(self.rows, self.stops[stop]), strict=True):
-            stays[row[:gone]] = False
-        return stays
+        """Return the units that remain at a stop, bool ``(size,)``."""
+        kept = torch.ones(self.group.size, dtype=torch.bool)
+        for row, removed in zip(self.rows, _removed(self.rows, self.stops[stop]), strict=True):
+            kept[row[:removed]] = False
+        return kept
+
+    def stop_at(self, fraction: float) -> int:
+        """Return the last stop at which at most a fraction of the group is removed."""
+        return sum(self.removed(stop) <= fraction * self.dense + 1e-9 for stop in range(1, len(self.stops)))
 
     def removed(self, stop: int) -> int:
-        """Units that are gone at a stop, those included that the model has lost already."""
-        return self.dense - self.group.size + sum(_gone(self.rows, self.stops[stop]))
+        """Return the number of units removed at a stop, including those that earlier compactions removed."""
+        return self.dense - self.group.size + sum(_removed(self.rows, self.stops[stop]))
 
 
-def _gone(rows: Sequence[Tensor], steps: int) -> list[int]:
-    # Rows of unequal length lose in proportion; one unit of each stays.
+def _removed(rows: Sequence[Tensor], steps: int) -> list[int]:
+    # Rows of unequal length lose units in proportion; each keeps at least one.
     longest = max(map(len, rows))
     return [min(steps * len(row) // longest, len(row) - 1) for row in rows]
 
@@ -80,16 +84,16 @@ def _gone(rows: Sequence[Tensor], steps: int) -> list[int]:
 def ladder(
     group: Group, scores: Tensor, previous: Tensor | None = None, limits: Limits | None = None, dense: int | None = None
 ) -> Ladder:
-    """The ladder of a group.
+    """Build the ladder of a group.
 
-    Ties go by position, the lowest first. What is gone already goes first, whatever its score.
+    Ties are broken by index. Masked units come first, whatever their scores.
 
     Args:
         group: the group.
         scores: finite scores, shape ``(size,)``.
-        previous: which units are not masked yet, bool of shape ``(size,)``.
-        limits: how far it may go.
-        dense: number of units that the group had before any compaction.
+        previous: units that are not masked, bool of shape ``(size,)``.
+        limits: limits of the group's width.
+        dense: number of units of the group in the unpruned model.
 
     Example:
         >>> from types import SimpleNamespace
@@ -114,32 +118,33 @@ def _rows(labels: Tensor) -> Iterable[Tensor]:
 def _stops(group: Group, rows: Sequence[Tensor], limits: Limits, dense: int) -> Iterable[int]:
     span, before = channels_per_unit(group), -1
     most = math.floor(limits.most * dense + 1e-9) - (dense - group.size)
-    # Pieces that are multiples to begin with (halves of a gated unit) stay so, each by itself.
+    # If each piece (such as a half of a gated unit) is a multiple to begin with, each piece remains one.
     is_aligned = all(len(row) * span % limits.round_to == 0 for row in rows)
     for steps in range(max(map(len, rows))):
-        left = [(len(row) - gone) * span for row, gone in zip(rows, _gone(rows, steps), strict=True)]
-        gone = group.size - sum(left) // span
-        rounded = not any(width % limits.round_to for width in (left if is_aligned else [sum(left)]))
-        fits = rounded and sum(left) >= limits.minimum and gone <= most
-        fits = fits and (limits.widths is None or sum(left) // span in limits.widths)
-        if gone > before and (steps == 0 or fits):
-            before = gone
+        widths = [(len(row) - removed) * span for row, removed in zip(rows, _removed(rows, steps), strict=True)]
+        total = sum(widths)
+        removed = group.size - total // span
+        rounded = not any(width % limits.round_to for width in (widths if is_aligned else [total]))
+        fits = rounded and total >= limits.minimum and removed <= most
+        fits = fits and (limits.widths is None or total // span in limits.widths)
+        if removed > before and (steps == 0 or fits):
+            before = removed
             yield steps
 
 
 def _block_scores(rows: Sequence[Tensor], stops: Sequence[int], scores: Tensor) -> Tensor:
     means = []
     for start, end in zip(stops[:-1], stops[1:], strict=True):
-        spans = zip(rows, _gone(rows, start), _gone(rows, end), strict=True)
+        spans = zip(rows, _removed(rows, start), _removed(rows, end), strict=True)
         block = torch.cat([scores[row[a:b]] for row, a, b in spans])
-        alive = block[block > -torch.inf]
-        means.append(alive.mean() if len(alive) else block.new_tensor(-torch.inf))
-    # Rows of unequal length mix what is high in one with what is low in another: a later stop is never cheaper.
+        unmasked = block[block > -torch.inf]
+        means.append(unmasked.mean() if len(unmasked) else block.new_tensor(-torch.inf))
+    # Rows of unequal length mix high scores of one with low scores of another, so enforce ascending means.
     return torch.stack(means).cummax(0)[0] if means else scores[:0]
 
 
 def channels_per_unit(group: Group) -> int:
-    """Channels that a unit has in each layer that puts it out: 1, or those of a head.
+    """Return the number of channels of a unit in each layer that produces it: 1, or the size of a head.
 
     Example:
         >>> import engine
@@ -152,9 +157,9 @@ def channels_per_unit(group: Group) -> int:
 
 
 def bundled(ladders: Sequence[Ladder]) -> list[Ladder]:
-    """Tie groups of the same structure and size together: all keep the same number of units, each its own.
+    """Bundle ladders of groups of the same structure and size, so that all keep the same number of units.
 
-    A step of a bundle takes as many units of each group, and scores what it takes on average.
+    Each step of a bundle removes equally many units of each group, with their mean score.
 
     Example:
         >>> bundled([])
@@ -176,10 +181,10 @@ Scope = Callable[[Group], Hashable]
 
 
 def isomorphism(group: Group) -> Hashable:
-    """What two groups have in common whose structure is the same, whatever their width and depth.
+    """Return a key of a group's structure, which is independent of width and depth.
 
-    Groups are alike if the same kinds of parameters hold their units, in the same roles and along the same dimensions
-    (Fang et al., "Isomorphic Pruning for Vision Models", 2024, compare such groups only with each other).
+    Groups have the same structure if the same kinds of parameters hold their units, in the same roles and along the
+    same dimensions (Fang et al., "Isomorphic Pruning for Vision Models", 2024, rank units only within such groups).
 
     Example:
         >>> import engine
@@ -202,7 +207,7 @@ SCOPES: dict[str, Scope] = {
 
 
 class Pool:
-    """Ladders whose units compete: those with the lowest scores go first, from whichever group.
+    """Ladders whose units compete: units with the lowest scores are removed first, whatever their group.
 
     Args:
         ladders: at least one.
@@ -213,22 +218,22 @@ class Pool:
 
     @cached_property
     def events(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What goes, one after the other: ladder, stop that it reaches, and fraction of the pool that is gone then."""
+        """Removals in order: index of the ladder, the stop that it reaches, and the fraction of the pool removed."""
         ladder = torch.cat([torch.full((len(one.scores),), i) for i, one in enumerate(self.ladders)])
         stop = torch.cat([torch.arange(1, len(one.stops)) for one in self.ladders])
         order = torch.cat([one.scores for one in self.ladders]).argsort(stable=True)
         sizes = [torch.tensor([one.removed(s) for s in range(len(one.stops))]).diff() for one in self.ladders]
         start = sum(one.removed(0) for one in self.ladders)
-        gone = torch.cat(sizes)[order].cumsum(0) + start
-        return ladder[order], stop[order], gone / sum(one.dense for one in self.ladders)
+        removed = torch.cat(sizes)[order].cumsum(0) + start
+        return ladder[order], stop[order], removed / sum(one.dense for one in self.ladders)
 
     def count(self, fraction: float) -> int:
-        """How many events fit into a fraction of the units: at most that many are gone after them."""
+        """Return the number of events after which at most a fraction of the units is removed."""
         return int((self.events[2] <= fraction + 1e-9).sum())
 
 
 class Descent:
-    """All pools merged into one order of events: each pool has lost the same fraction at any time.
+    """All pools merged into one order of events, in which all pools lose the same fraction at any time.
 
     Args:
         pools: the pools.
@@ -251,13 +256,13 @@ class Descent:
         return len(self._pool)
 
     def keep(self, count: int) -> dict[str, Tensor]:
-        """Which units of each group stay after the first ``count`` events, by group name."""
+        """Return the units of each group that remain after the first ``count`` events, by group name."""
         counts = torch.bincount(self._pool[:count], minlength=len(self.pools)).tolist()
         return {n: k for pool, c in zip(self.pools, counts, strict=True) for n, k in kept_after(pool, c).items()}
 
 
 def kept_after(pool: Pool, count: int) -> dict[str, Tensor]:
-    """Which units of each group of a pool stay after its first ``count`` events, by group name."""
+    """Return the units of each group of a pool that remain after its first ``count`` events, by group name."""
     reached = torch.zeros(len(pool.ladders), dtype=torch.long)
     reached.scatter_reduce_(0, pool.events[0][:count], pool.events[1][:count], "amax")
     stops = dict(zip(pool.ladders, reached.tolist(), strict=True))
@@ -268,13 +273,16 @@ def kept_after(pool: Pool, count: int) -> dict[str, Tensor]:
 
 
 def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope) -> list[tuple[float, Pool]]:
-    """Ladders that compete, and the amount of each pool: groups of other amounts are in other pools.
+    """Divide ladders into pools by scope and amount.
 
     Args:
         ladders: the ladders of the groups to prune.
         amounts: fraction by group name.
-        scope: gives a key; groups of the same key compete. A bundle has that of its first group, and the smallest
-            amount of its groups.
+        scope: returns a key of a group; groups of the same key compete. A bundle has the key of its first group, and
+            the smallest amount of its groups.
+
+    Returns:
+        The amount and the ladders of each pool.
     """
     ladders = tuple(ladders)
     bundles: dict[Hashable, tuple[float, Hashable]] = {}
@@ -289,14 +297,14 @@ def pools(ladders: Iterable[Ladder], amounts: Mapping[str, float], scope: Scope)
 
 
 def check_limits(round_to: int, minimum: int, widths: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Refuse widths that are not numbers from 1 on.
+    """Check that widths are positive integers.
 
     Raises:
-        MisconfigurationException: names the argument.
+        MisconfigurationException: naming an argument that is not.
     """
     for name, allowed in (widths or {}).items():
         if not allowed or not all(type(width) is int and width >= 1 for width in allowed):
-            raise MisconfigurationException(f"`widths` of {name!r} are numbers from 1 on, got {allowed!r}.")
+            raise MisconfigurationException(f"`widths` of {name!r} must be positive integers, got {allowed!r}.")
     for name, value in (("round_to", round_to), ("minimum", minimum)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise MisconfigurationException(f"`{name}` is a number of channels from 1 on, got {value!r}.")
+            raise MisconfigurationException(f"`{name}` must be a positive integer, got {value!r}.")

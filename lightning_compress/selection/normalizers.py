@@ -1,4 +1,4 @@
-"""Scores made comparable between groups of different sizes."""
+"""Normalisation of scores, to compare groups of different sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Normalizer = Callable[[Tensor], Tensor]
 
 
 def among_kept(values: Tensor, group: Group, evidence: Evidence, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function to what is not masked yet; the rest is 0."""
+    """Apply a function to the values of unmasked units; those of masked units become 0."""
     kept = getattr(evidence, "kept", {}).get(group.name)
     if kept is None or bool(kept.all()):
         return function(values)
@@ -28,11 +28,11 @@ def among_kept(values: Tensor, group: Group, evidence: Evidence, function: Calla
 
 
 def lamp_scores(scores: Tensor) -> Tensor:
-    """Each score as a share of all that are not lower."""
+    """Divide each score by the sum of all scores that are not lower."""
     ranked, order = scores.sort(stable=True)
-    left = ranked.flip(0).cumsum(0).flip(0)
+    sums = ranked.flip(0).cumsum(0).flip(0)
     shares = torch.empty_like(scores)
-    shares[order] = ranked / left.clamp(min=torch.finfo(left.dtype).tiny)
+    shares[order] = ranked / sums.clamp(min=torch.finfo(sums.dtype).tiny)
     return shares
 
 
@@ -48,7 +48,7 @@ def _ranks(scores: Tensor) -> Tensor:
     return scores.argsort(stable=True).argsort().to(scores.dtype) / len(scores)
 
 
-# No closures: strategies that spawn processes pickle them.
+# No closures, because strategies that spawn processes pickle them.
 NORMALIZERS: dict[str, Normalizer] = {
     "lamp": lamp_scores,
     "max": partial(_scaled, size=Tensor.max),

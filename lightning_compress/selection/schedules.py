@@ -1,7 +1,7 @@
-r"""Which part of the final amount is pruned at which progress: functions :math:`s(t)`, t and s in [0, 1].
+r"""Schedules: functions :math:`s(t)` from the progress t to the fraction s of the final amount, both in [0, 1].
 
-Each is a plain function, a factory of one (:func:`exponential`), or a combinator that takes another one
-(:func:`warm_up`). In YAML a schedule is a name, a list of fractions, ``{name: {argument: value}}``, or an import path.
+Each is a plain function, a factory (:func:`exponential`), or a combinator of other schedules (:func:`warm_up`). In YAML
+a schedule is a name, a list of fractions, ``{name: {argument: value}}``, or an import path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ScheduleSpec = str | Sequence[float] | Mapping[str, Mapping[str, Any] | None] | 
 
 
 def one_shot(progress: float) -> float:
-    """Everything at the start, :math:`s(t) = 1`.
+    """Prune the full amount at the start, :math:`s(t) = 1`.
 
     Example:
         >>> one_shot(0.0)
@@ -29,7 +29,7 @@ def one_shot(progress: float) -> float:
 
 
 def linear(progress: float) -> float:
-    """The same amount each time, :math:`s(t) = t`.
+    """Prune at a constant rate, :math:`s(t) = t`.
 
     Example:
         >>> linear(0.25)
@@ -39,7 +39,7 @@ def linear(progress: float) -> float:
 
 
 def cubic(progress: float) -> float:
-    """Quickly at first, ever slower towards the end, :math:`s(t) = 1 - (1 - t)^3` (Zhu and Gupta, 2017, "AGP").
+    """Prune at a falling rate, :math:`s(t) = 1 - (1 - t)^3` (Zhu and Gupta, 2017, "AGP").
 
     Example:
         >>> cubic(0.5)
@@ -49,17 +49,17 @@ def cubic(progress: float) -> float:
 
 
 def exponential(rate: float = 5.0) -> Schedule:
-    r"""What is still to go shrinks by the same factor each time, :math:`s(t) = (1 - e^{-rt}) / (1 - e^{-r})`.
+    r"""Prune at an exponentially falling rate, :math:`s(t) = (1 - e^{-rt}) / (1 - e^{-r})`.
 
     Args:
-        rate: r > 0; the larger, the more goes early.
+        rate: r > 0; larger values prune earlier.
 
     Example:
         >>> round(exponential(5.0)(0.5), 3)
         0.924
     """
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
-        raise MisconfigurationException(f"`rate` of the exponential schedule is a number above 0, got {rate!r}.")
+        raise MisconfigurationException(f"`rate` of the exponential schedule must be a number > 0, got {rate!r}.")
     return _Exponential(rate=rate)
 
 
@@ -72,18 +72,18 @@ class _Exponential:
 
 
 def iterative(rounds: int = 5, schedule: ScheduleSpec = "linear") -> Schedule:
-    """A few prunings, with training in between: n of them, the first at the start, the last at the end.
+    """Prune n times, from the start to the end, with training in between.
 
     Args:
-        rounds: n, from 1 on.
-        schedule: how much each of them takes, read at t = 1/n, 2/n, …, 1.
+        rounds: n, at least 1.
+        schedule: amounts of the prunings, evaluated at t = 1/n, 2/n, …, 1.
 
     Example:
         >>> [iterative(2)(t) for t in (0.0, 0.5, 1.0)]
         [0.5, 0.5, 1.0]
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise MisconfigurationException(f"`rounds` of the iterative schedule is a number from 1 on, got {rounds!r}.")
+        raise MisconfigurationException(f"`rounds` of the iterative schedule must be an integer >= 1, got {rounds!r}.")
     return _Iterative(rounds=rounds, schedule=resolve(schedule))
 
 
@@ -97,10 +97,10 @@ class _Iterative:
 
 
 def listed(values: Sequence[float]) -> Schedule:
-    """Given fractions, one after the other, at equal distances; the first at the start, the last at the end.
+    """Prune the listed fractions at equal intervals, from the start to the end.
 
     Args:
-        values: fractions of the amount in [0, 1] that do not fall.
+        values: non-decreasing fractions of the amount, in [0, 1].
 
     Example:
         >>> [listed([0.1, 0.6, 1.0])(t) for t in (0.0, 0.4, 0.5, 1.0)]
@@ -110,7 +110,7 @@ def listed(values: Sequence[float]) -> Schedule:
         isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values
     )
     if not fits or not values or list(values) != sorted(values):
-        raise MisconfigurationException(f"A list as `schedule` holds rising fractions in [0, 1], got {values!r}.")
+        raise MisconfigurationException(f"A list as `schedule` must hold rising fractions in [0, 1], got {values!r}.")
     return _Listed(values=tuple(float(v) for v in values))
 
 
@@ -123,11 +123,11 @@ class _Listed:
 
 
 def warm_up(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
-    """Nothing in the first part of the time, then a schedule.
+    """Prune nothing in the first part of the time, then follow a schedule.
 
     Args:
         part: fraction of the time, in [0, 1).
-        schedule: what comes after.
+        schedule: schedule of the rest of the time.
 
     Example:
         >>> [warm_up(0.5, "linear")(t) for t in (0.0, 0.5, 0.75, 1.0)]
@@ -148,11 +148,11 @@ class _WarmUp:
 
 
 def cool_down(part: float, schedule: ScheduleSpec = "cubic") -> Schedule:
-    """A schedule that is done early: nothing more goes in the last part of the time.
+    """Follow a schedule, but prune nothing in the last part of the time.
 
     Args:
         part: fraction of the time, in [0, 1).
-        schedule: what comes before.
+        schedule: schedule of the rest of the time.
 
     Example:
         >>> [cool_down(0.5, "linear")(t) for t in (0.0, 0.25, 0.5, 1.0)]
@@ -171,12 +171,12 @@ class _CoolDown:
 
 
 def joined(first: ScheduleSpec, second: ScheduleSpec, at: float = 0.5, level: float = 0.5) -> Schedule:
-    """One schedule up to a level, then another one for the rest.
+    """Follow one schedule up to a level, then another one.
 
     Args:
-        first: goes from 0 to ``level`` until ``at``.
-        second: goes from ``level`` to 1 from then on.
-        at: when, in (0, 1).
+        first: schedule from 0 to ``level``, until ``at``.
+        second: schedule from ``level`` to 1, after ``at``.
+        at: fraction of the time, in (0, 1).
         level: fraction of the amount, in [0, 1].
 
     Example:
@@ -184,7 +184,7 @@ def joined(first: ScheduleSpec, second: ScheduleSpec, at: float = 0.5, level: fl
         [0.25, 0.25, 0.625, 1.0]
     """
     if not 0 < at < 1 or not 0 <= level <= 1:
-        raise MisconfigurationException(f"`at` is in (0, 1) and `level` in [0, 1], got at={at!r}, level={level!r}.")
+        raise MisconfigurationException(f"`at` must be in (0, 1), `level` in [0, 1]; got at={at!r}, level={level!r}.")
     return _Joined(first=resolve(first), second=resolve(second), at=at, level=level)
 
 
@@ -203,7 +203,7 @@ class _Joined:
 
 def _part(name: str, part: float) -> float:
     if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 <= part < 1:
-        raise MisconfigurationException(f"`part` of {name} is a fraction of the time in [0, 1), got {part!r}.")
+        raise MisconfigurationException(f"`part` of {name} must be a fraction of the time in [0, 1), got {part!r}.")
     return float(part)
 
 
@@ -219,17 +219,17 @@ FACTORIES: dict[str, Callable[..., Schedule]] = {
 
 
 def resolve(schedule: ScheduleSpec) -> Schedule:
-    """The function behind a specification.
+    """Resolve a specification to a function.
 
     Args:
-        schedule: a name, a list of fractions, ``{name: {argument: value}}`` for those that take arguments, an import
-            path, or a function of the progress.
+        schedule: a name, a list of fractions, ``{name: {argument: value}}``, an import path, or a function of the
+            progress.
 
     Returns:
         A function from [0, 1] to [0, 1].
 
     Raises:
-        MisconfigurationException: if there is none, or its arguments do not fit.
+        MisconfigurationException: for an unknown schedule or invalid arguments.
 
     Example:
         >>> resolve("cubic") is cubic, resolve([0.5, 1.0])(0.2), resolve({"exponential": {"rate": 3}})(1.0)
@@ -252,16 +252,16 @@ def resolve(schedule: ScheduleSpec) -> Schedule:
 def _schedule_from(schedule: Mapping[str, Mapping[str, Any] | None]) -> Schedule:
     choices = ", ".join(sorted(FACTORIES))
     if len(schedule) != 1 or not set(schedule) <= set(FACTORIES):
-        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` does not name one of {choices}.")
+        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` must name one of {choices}.")
     (name, arguments), *_ = schedule.items()
     try:
         return FACTORIES[name](**(arguments or {}))
     except TypeError as error:
-        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` does not fit: {error}.") from error
+        raise MisconfigurationException(f"`schedule={dict(schedule)!r}` is invalid: {error}.") from error
 
 
 def progress(position: int, start: int, end: int) -> float:
-    """How far ``position`` is on the way from ``start`` to ``end``, in [0, 1].
+    """Return the progress of ``position`` from ``start`` to ``end``, in [0, 1].
 
     Example:
         >>> progress(3, 2, 6), progress(9, 2, 6), progress(2, 2, 2), progress(0, 2, 2)

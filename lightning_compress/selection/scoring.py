@@ -1,4 +1,4 @@
-"""Scores of groups: criteria found by name, made comparable between groups, summed and multiplied."""
+"""Combination of criteria: lookup by name, normalisation between groups, sums and products."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_compress.trainer.packages import MisconfigurationException
 
 
 def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
-    """A criterion whose scores are made comparable between groups; what is masked already does not count.
+    """Normalise the scores of a criterion to compare groups, ignoring masked units.
 
     Args:
         criterion: the criterion.
@@ -35,7 +35,7 @@ def normalized(criterion: Criterion, by: str | Normalizer) -> Criterion:
             ``"lamp"``, ``"none"``, an import path, or a function of the scores.
 
     Raises:
-        MisconfigurationException: if there is no such normalisation.
+        MisconfigurationException: for an unknown normalisation.
     """
     function = by if callable(by) else NORMALIZERS.get(by) or imported(by, "normalize", NORMALIZERS)
     marked: Criterion = gathering(*needs(criterion))(partial(_normalized, criterion=criterion, function=function))
@@ -48,7 +48,7 @@ def _normalized(group: Group, evidence: Evidence, criterion: Criterion, function
 
 
 def weighted(parts: Iterable[tuple[float, Criterion]]) -> Criterion:
-    r"""The sum :math:`\sum_i a_i s_i` of criteria; None where one of them is None.
+    r"""Sum criteria to :math:`\sum_i a_i s_i`; the sum is None if one of them is None.
 
     Args:
         parts: factors and criteria.
@@ -70,11 +70,11 @@ def _sum(scores: Sequence[Tensor], factors: Sequence[float]) -> Any:
 
 
 def product(*criteria: Criterion) -> Criterion:
-    r"""The product :math:`\prod_i s_i` of criteria; None where one of them is None."""
+    r"""Multiply criteria to :math:`\prod_i s_i`; the product is None if one of them is None."""
     return _combined(criteria, math.prod)
 
 
-# What puts criteria together is not a closure: strategies that spawn processes pickle it.
+# Not a closure, because strategies that spawn processes pickle combined criteria.
 def _combined(criteria: Sequence[Criterion], combine: Callable[[list[Tensor]], Any]) -> Criterion:
     marked: Criterion = gathering(*frozenset().union(*map(needs, criteria)))(
         partial(_together, criteria=tuple(criteria), combine=combine)
@@ -95,20 +95,20 @@ def _together(
 
 
 def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer | None = None) -> Criterion:
-    """The function behind a specification.
+    """Resolve a specification to a function.
 
     Args:
-        criterion: a name, an import path such as ``"package.module:function"``, a function, several names that count
-            alike, or names with factors. Several are each normalised, then summed.
+        criterion: a name, an import path such as ``"package.module:function"``, a function, several names, or names
+            with factors. Several criteria are normalised and summed.
         seed: seed of ``"random"``.
-        normalize: see :func:`normalized`; by default ``"mean"`` for what grows with the size of a layer and for each
-            of several, else none.
+        normalize: see :func:`normalized`; by default ``"mean"`` for each of several criteria and for criteria that grow
+            with the size of a layer, else none.
 
     Returns:
         A function of a group and the evidence.
 
     Raises:
-        MisconfigurationException: if there is no such function or normalisation.
+        MisconfigurationException: for an unknown criterion or normalisation.
 
     Example:
         >>> resolve("lamp") is CRITERIA["lamp"], sorted(needs(resolve(["l1", "taylor"])))
@@ -125,7 +125,7 @@ def resolve(criterion: CriterionSpec, seed: int = 0, normalize: str | Normalizer
 def _factors(criterion: Any) -> dict[str, float]:
     factors = dict(criterion) if isinstance(criterion, Mapping) else dict.fromkeys(criterion, 1.0)
     if not factors or any(isinstance(f, bool) or not isinstance(f, (int, float)) for f in factors.values()):
-        raise MisconfigurationException(f"`criterion` holds names, or names with factors; got {criterion!r}.")
+        raise MisconfigurationException(f"`criterion` must hold names, or names with factors; got {criterion!r}.")
     return factors
 
 
@@ -139,15 +139,15 @@ def _named(criterion: Any, seed: int) -> Criterion:
 
 
 def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | None:
-    """Scores of a group, checked.
+    """Score a group and check the result.
 
     Args:
-        criterion: function that scores.
+        criterion: the criterion.
         group: the dependency group.
-        evidence: what is known of the model.
+        evidence: inputs of the criterion.
 
     Returns:
-        Finite scores of shape ``(group.size,)``, or None where the criterion has none for the group.
+        Finite scores of shape ``(group.size,)``, or None if the criterion cannot score the group.
 
     Raises:
         MisconfigurationException: if the criterion returns another shape, or NaN or infinite scores.
@@ -157,10 +157,10 @@ def score(criterion: Criterion, group: Group, evidence: Evidence) -> Tensor | No
         return None
     if tuple(scores.shape) != (group.size,):
         raise MisconfigurationException(
-            f"The criterion gives scores of shape {tuple(scores.shape)} for group `{group.name}`, not ({group.size},)."
+            f"The criterion returned shape {tuple(scores.shape)} for group `{group.name}`, not ({group.size},)."
         )
     if not torch.isfinite(scores).all():
         raise MisconfigurationException(
-            f"The criterion gives NaN or infinite scores for group `{group.name}`. Has the training diverged?"
+            f"The criterion returned NaN or infinite scores for group `{group.name}`. Did training diverge?"
         )
     return scores

@@ -1,4 +1,4 @@
-"""Which units go at which fraction of the way: scope, target and limits put together."""
+"""Selection of the units to prune, by scope, target and limits."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ ScopeSpec = str | Callable[[Group], Hashable]
 
 @dataclass(frozen=True)
 class Selector:
-    """What is to go in the end.
+    """Settings of the selection. The arguments are those of `ChannelPruning`.
 
     Attributes:
-        amount: fraction of the target that goes, in [0, 1], by pattern for channels.
-        scope: among which groups units compete.
+        amount: fraction of the target to remove, in [0, 1]; for channels also fractions by pattern.
+        scope: groups among which units compete.
         target: what the amount is a fraction of.
-        budget: what is to be left of the target, in its own unit, in place of the amount.
-        max_amount: fraction of its units that a group may lose at most, or fractions by pattern.
-        round_to: widths are multiples of it.
-        minimum: width that stays at least.
+        budget: remaining amount of the target in its own unit, instead of ``amount``.
+        max_amount: maximum fraction of its units that a group may lose, or fractions by pattern.
+        round_to: widths are multiples of this.
+        minimum: minimum remaining width.
         layers: name patterns of the layers to prune.
-        exclude: name patterns of the layers to leave alone.
-        widths: by group name, the widths that may stay, where not all may.
+        exclude: name patterns of layers that are not pruned.
+        widths: allowed widths by group name; groups without an entry may have any.
         uniform: whether groups of the same structure and size keep the same number of units.
 
     Raises:
-        MisconfigurationException: names the argument that is wrong.
+        MisconfigurationException: naming an invalid argument.
     """
 
     amount: Amount = 0.5
@@ -75,7 +75,7 @@ class Selector:
 
     @property
     def key(self) -> Scope:
-        """The scope as a function: groups of the same key compete."""
+        """The scope as a function of a group; groups of the same key compete."""
         if callable(self.scope):
             return self.scope
         scope: Scope | None = SCOPES.get(self.scope)
@@ -83,12 +83,12 @@ class Selector:
 
     @property
     def prunes(self) -> bool:
-        """Whether anything is to go at all."""
+        """Whether the settings ask to remove anything."""
         amounts = self.amount.values() if isinstance(self.amount, Mapping) else [self.amount]
         return self.budget is not None or any(amounts)
 
     def amounts(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Fractions by name of the groups to prune, of 1 where the target is not channels.
+        """Return the fraction of each group to prune; 1 unless the target is channels.
 
         Raises:
             MisconfigurationException: if a pattern matches nothing, or nothing can be pruned.
@@ -98,15 +98,15 @@ class Selector:
         return {name: value for name, value in fractions.items() if value and self.prunes}
 
     def final(self, reference: float) -> float:
-        """What is to be left of the target, in its unit."""
+        """Return the final value of the target, in its unit."""
         assert not isinstance(self.amount, Mapping)
         return (1.0 - self.amount) * reference if self.budget is None else self.budget
 
     def check_reachable(self, subject: targets.Subject, reference: float) -> None:
-        """Refuse a budget of parameters or multiply-accumulates that stays out of reach with all that may go gone.
+        """Check that a target of parameters or multiply-accumulates can be reached.
 
         Raises:
-            MisconfigurationException: with the lowest number that can be reached.
+            MisconfigurationException: with the lowest value that can be reached.
         """
         if self.target not in ("macs", "params") or not self.prunes:
             return
@@ -114,20 +114,20 @@ class Selector:
         lowest, wanted = subject.counted(self.target, descent.keep(len(descent))), self.final(reference)
         if lowest > wanted:
             raise MisconfigurationException(
-                f"The target of {wanted:,.0f} {targets.UNITS[self.target]} cannot be reached: of {reference:,.0f}, "
-                f"{lowest:,.0f} are left when all goes that may. Prune more layers, or raise `max_amount`."
+                f"The target of {wanted:,.0f} {targets.UNITS[self.target]} cannot be reached: at least {lowest:,.0f} "
+                f"of {reference:,.0f} remain. Prune more layers, or raise `max_amount`."
             )
 
     def check_effective(self, subject: targets.Subject, fraction: float, reference: float) -> None:
-        """Refuse settings under which nothing goes, whatever the scores are.
+        """Check that the settings mask at least one channel, whatever the scores are.
 
         Args:
             subject: the model.
-            fraction: how far the schedule goes, in [0, 1].
-            reference: what the unpruned model costs; unused where the target is channels.
+            fraction: final fraction of the schedule, in [0, 1].
+            reference: cost of the unpruned model; unused if the target is channels.
 
         Raises:
-            MisconfigurationException: naming the settings.
+            MisconfigurationException: naming the settings, if they do not.
         """
         amounts = self.amounts(subject.groups)
         chosen = [group for group in subject.groups if group.name in amounts]
@@ -135,10 +135,9 @@ class Selector:
             patterns = {"amount": self.amount, "layers": self.layers, "exclude": self.exclude}
             settings = ", ".join(f"{name}={value!r}" for name, value in patterns.items() if value)
             raise MisconfigurationException(
-                f"Under {settings} no layer is left whose channels may be masked. Choose other patterns, or leave the "
-                "callback out."
+                f"With {settings}, no layer remains to prune. Choose other patterns, or remove the callback."
             )
-        if not chosen or not fraction or self._lets_go(subject, chosen, fraction, reference):
+        if not chosen or not fraction or self._has_effect(subject, chosen, fraction, reference):
             return
         sizes = [group.size for group in chosen]
         options: dict[str, object] = {"amount": self.amount, "budget": self.budget, "max_amount": self.max_amount}
@@ -146,18 +145,18 @@ class Selector:
         usual = {"budget": None, "max_amount": 1.0, "round_to": 1, "minimum": 1, "widths": None}
         settings = ", ".join(f"{name}={value!r}" for name, value in options.items() if value != usual.get(name, ...))
         raise MisconfigurationException(
-            f"Under {settings} no channel is ever masked: the groups have {min(sizes)} to {max(sizes)} units. Choose "
-            "settings that let some go, or leave the callback out."
+            f"With {settings}, no channel is ever masked: the groups have {min(sizes)} to {max(sizes)} units. Relax "
+            "the settings, or remove the callback."
         )
 
-    def _lets_go(self, subject: targets.Subject, chosen: Sequence[Group], fraction: float, reference: float) -> bool:
-        """Whether a channel goes in the end, if all are equally important."""
+    def _has_effect(self, subject: targets.Subject, chosen: Sequence[Group], fraction: float, reference: float) -> bool:
+        """Whether any channel is masked if all are equally important."""
         if self.target != "channels":
-            at_all = len(self._descent(self._ladders(subject, None, {}, {}))) > 0
-            return at_all and (self.target == "latency" or self.final(reference) < reference)
+            has_events = len(self._descent(self._ladders(subject, None, {}, {}))) > 0
+            return has_events and (self.target == "latency" or self.final(reference) < reference)
         scores = {group.name: torch.zeros(group.size) for group in chosen}
         keep = self.choose(subject, scores, {}, fraction, reference, {})
-        return not all(stays.all() for stays in keep.values())
+        return not all(kept.all() for kept in keep.values())
 
     def choose(
         self,
@@ -168,15 +167,15 @@ class Selector:
         reference: float,
         dense: Mapping[str, int],
     ) -> dict[str, Tensor]:
-        """Which units stay.
+        """Choose the units to keep.
 
         Args:
             subject: the model.
-            scores: by group name; groups without scores stay whole.
-            previous: which units are not masked yet, by group name.
-            fraction: how far the schedule is, in [0, 1].
-            reference: what the unpruned model costs; unused where the target is channels.
-            dense: units of each group before anything was removed.
+            scores: scores by group name; groups without scores are not pruned.
+            previous: units that are not masked, by group name.
+            fraction: current fraction of the schedule, in [0, 1].
+            reference: cost of the unpruned model; unused if the target is channels.
+            dense: number of units of each group in the unpruned model.
 
         Returns:
             Bool of shape ``(size,)`` by group name.
@@ -192,7 +191,7 @@ class Selector:
                 keep = targets.hit_latency(subject, descent, budget, reference)
             else:
                 keep = targets.hit_count(subject, descent, self.target, budget)
-        return {name: stays & previous[name].cpu() if name in previous else stays for name, stays in keep.items()}
+        return {name: kept & previous[name].cpu() if name in previous else kept for name, kept in keep.items()}
 
     def _descent(self, ladders: Sequence[Ladder]) -> Descent:
         return Descent([pool for _, pool in pools(ladders, {one.group.name: 1.0 for one in ladders}, self.key)])
@@ -214,7 +213,7 @@ class Selector:
         if unknown:
             group_names = ", ".join(group.name for group in groups)
             raise MisconfigurationException(
-                f"`widths` names no group of the model: {sorted(unknown)}; it has {group_names}."
+                f"`widths` names groups that the model does not have: {sorted(unknown)}. It has {group_names}."
             )
         for group in groups:
             own = torch.zeros(group.size) if scores is None else scores.get(group.name)

@@ -1,4 +1,4 @@
-"""Sensitivity analysis with a Trainer's validation as the metric, divided among the ranks of a run."""
+"""Sensitivity analysis with the validation metric of a Trainer, distributed over its ranks."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ def analyze_sensitivity(
     example_input: Any = None,
     results_path: str | Path | None = None,
 ) -> engine.SensitivityTable:
-    """How the validation metric suffers when one layer is pruned, layer by layer.
+    """Measure how the validation metric changes when layers are pruned one by one.
 
-    Each evaluation is a run of ``validate`` on a copy of the module, by a Trainer of its own on the same device and in
-    the same precision; ``module`` and ``trainer`` stay as they are. Under DDP the layers are divided among the ranks,
-    and every rank returns the table that one process would: each validates on all of the data, with rank 0's weights.
+    Each evaluation runs ``validate`` on a copy of the module, with a separate Trainer on the same device and in the
+    same precision; ``module`` and ``trainer`` are not changed. Under DDP the layers are divided among the ranks. Every
+    rank validates on all of the data with the weights of rank 0, and returns the complete table.
 
     Args:
-        trainer: the Trainer that trains the module; where it has not launched its processes yet, it does so now.
+        trainer: the Trainer of the module; it launches its processes if it has not done so yet.
         module: the LightningModule; its validation step has to log the metric.
-        datamodule: where the validation data come from; by default the Trainer's, or the module itself.
-        dataloaders: validation dataloaders, in place of a datamodule.
+        datamodule: source of the validation data; by default that of the Trainer, or the module itself.
+        dataloaders: validation dataloaders, instead of a datamodule.
         metric: name of the logged metric.
         sparsities: fractions of each layer, in [0, 1); 0.1, 0.2 … 0.9 by default.
         prune_type: ``"l1"``, ``"l2"``, ``"fpgm"``, or ``"level"`` for single weights.
         early_stop_mode: ``"minimize"``, ``"maximize"``, ``"dropped"`` or ``"raised"``; see
             `engine.SensitivityAnalysis`.
-        early_stop_value: the value that goes with it.
+        early_stop_value: threshold of ``early_stop_mode``.
         specified_layers: names of layers inside the model; all by default.
-        group: prune coupled layers together.
+        group: whether to prune coupled layers together.
         model: path of the model inside the LightningModule; ``None``: as for the callbacks.
-        example_input: what the model takes, for ``group``; by default the module's ``example_input_array``, else the
-            first batch of the data.
-        results_path: file that keeps the results as they come, so that an analysis that was interrupted goes on; rank r
-            above 0 has ``<name>.rank<r>.<ending>`` beside it.
+        example_input: example input of the model, for ``group``; by default the module's ``example_input_array``, else
+            the first batch of the data.
+        results_path: file for intermediate results, from which an interrupted analysis resumes; rank r > 0 writes to
+            ``<name>.rank<r>.<ending>`` beside it.
 
     Returns:
         Layer -> sparsity -> metric, with ``export``, ``plot`` and ``suggest``.
 
     Raises:
-        MisconfigurationException: for a metric that is not logged, a strategy that shards parameters, or where another
-            rank failed.
-        InputError: for the other arguments.
+        MisconfigurationException: for a metric that is not logged, a strategy that shards parameters, or a failure on
+            another rank.
+        InputError: for other invalid arguments.
 
     Example:
         >>> from pytorch_lightning import Trainer
@@ -108,7 +108,7 @@ def analyze_sensitivity(
         results_path=None if results_path is None else Path(results_path),
     )
     launcher = trainer.strategy.launcher
-    # Within a process that the Trainer has launched already, launching again would start more of them.
+    # In a process that the Trainer has launched, launching again would start more processes.
     rows, columns, baseline, better = task() if launcher is None or grouped() else launcher.launch(task)
     return engine.SensitivityTable(rows, columns, baseline, better)
 
@@ -123,27 +123,27 @@ def validation_metric(
     model: str | None = None,
     example_input: Any = None,
 ) -> tuple[nn.Module, Any, Callable[[nn.Module], float]]:
-    """A copy of a module's network, what it takes, and a function that validates it as it is then.
+    """Copy a module's network, and return it with an example input and a function that validates it.
 
-    Made for `anneal_amounts(*validation_metric(trainer, module), amount=0.5)`. The validation is a Trainer's of its
-    own, on the same device and in the same precision; ``module`` and ``trainer`` stay as they are.
+    Use it as `anneal_amounts(*validation_metric(trainer, module), amount=0.5)`. Validation runs in a separate Trainer
+    on the same device and in the same precision; ``module`` and ``trainer`` are not changed.
 
     Args:
-        trainer: the Trainer that trains the module.
+        trainer: the Trainer of the module.
         module: the LightningModule; its validation step has to log the metric.
-        datamodule: where the validation data come from; by default the Trainer's, or the module itself.
-        dataloaders: validation dataloaders, in place of a datamodule.
+        datamodule: source of the validation data; by default that of the Trainer, or the module itself.
+        dataloaders: validation dataloaders, instead of a datamodule.
         metric: name of the logged metric.
         model: path of the model inside the LightningModule; ``None``: as for the callbacks.
-        example_input: what the model takes; by default the module's ``example_input_array``, else the first batch of
-            the data.
+        example_input: example input of the model; by default the module's ``example_input_array``, else the first batch
+            of the data.
 
     Returns:
         ``(network, example input, evaluate)``.
 
     Raises:
-        MisconfigurationException: for a strategy that shards parameters, or without an example input; when it is
-            called, for a metric that is not logged.
+        MisconfigurationException: for a strategy that shards parameters, or without an example input; by ``evaluate``,
+            for a metric that is not logged.
 
     Example:
         >>> from lightning_compress import anneal_amounts
@@ -161,7 +161,7 @@ def validation_metric(
 
 def _data(trainer: Trainer, datamodule: LightningDataModule | None, dataloaders: Any) -> dict[str, Any]:
     if dataloaders is not None:
-        return {"dataloaders": dataloaders, "datamodule": datamodule}  # Lightning says that it wants one of them
+        return {"dataloaders": dataloaders, "datamodule": datamodule}  # Lightning raises an error if both are given
     return {"datamodule": getattr(trainer, "datamodule", None) if datamodule is None else datamodule}
 
 
@@ -171,7 +171,7 @@ def _not_distributed() -> bool:
 
 @dataclass
 class _Task:
-    """What every process does."""
+    """The analysis, as every process runs it."""
 
     trainer: Trainer
     module: LightningModule
@@ -184,7 +184,7 @@ class _Task:
     results_path: Path | None
 
     def __call__(self) -> tuple[dict[str, dict[float, float]], list[float], float, str | None]:
-        """Analyse this rank's share and put all shares together; plain data, as it may travel between processes."""
+        """Analyse this rank's share and gather all shares, as plain data that can be sent between processes."""
         self.trainer.strategy.setup_environment()
         table: engine.SensitivityTable | None = None
         order: list[str] = []
@@ -193,7 +193,7 @@ class _Task:
             analyzer = self._analyzer()
             order = list(analyzer.target_layer)
             table = analyzer.analysis(specified_layers=self.layers, shard=self._shard())
-        except Exception as error:  # raised again below, once no other rank waits for this one
+        except Exception as error:  # re-raised below, once the other ranks know
             failure = error
         shares: list[Any] = gathered((table, None if failure is None else f"{type(failure).__name__}: {failure}"))
         if failure is not None:
@@ -223,7 +223,7 @@ class _Task:
             results_path=_of_rank(self.results_path, rank),
             progress=rank == 0,
         )
-        if self.results_path is not None:  # what other ranks found before an interruption, maybe with other shares
+        if self.results_path is not None:  # of all ranks before an interruption, maybe with another division
             pattern = f"{self.results_path.stem}.rank*{self.results_path.suffix}"
             paths = [self.results_path, *sorted(self.results_path.parent.glob(pattern))]
             analyzer.load_results(*(path for path in paths if path.is_file()), required=False)
@@ -233,10 +233,10 @@ class _Task:
 def _example(
     trainer: Trainer, replica: LightningModule, model: nn.Module, data: dict[str, Any], example_input: Any
 ) -> Any:
-    """What the model takes: as asked for, else the first validation batch."""
+    """Return the example input: the argument, `example_input_array`, or the first validation batch."""
     own, loader = _own_trainer(trainer, limit_val_batches=1), None
     if example_input is None and replica.example_input_array is None:
-        _run_validation(own, replica, data)  # which sets the data up, and says so where there are none
+        _run_validation(own, replica, data)  # sets up the data, or raises if there are none
         loader = own.val_dataloaders
         loader = loader[0] if isinstance(loader, (list, tuple)) else loader
     return find_example(own, replica, model, example_input, loader)
@@ -244,10 +244,10 @@ def _example(
 
 def _replica(trainer: Trainer, module: LightningModule) -> LightningModule:
     replica = copy.deepcopy(module)
-    # Lightning remembers metrics by their identity once one is logged, and the copy's are other objects.
+    # Lightning caches metrics by identity once one is logged, but those of the copy are different objects.
     replica._metric_attributes = None
     for part in replica.modules():
-        if isinstance(part, Metric):  # ranks validate unequally often: waiting for each other, they would hang
+        if isinstance(part, Metric):  # ranks validate unequally often, so synchronisation would hang
             part.distributed_available_fn = _not_distributed
     if grouped():
         replica.load_state_dict(trainer.strategy.broadcast(replica.state_dict()))
@@ -259,7 +259,7 @@ def _of_rank(path: Path | None, rank: int) -> Path | None:
 
 
 def _own_trainer(trainer: Trainer, limit_val_batches: int | None = None) -> Trainer:
-    """A Trainer on this process's device alone: that of the run would hand rank 0's weights to all."""
+    """Create a Trainer on this process's device only; that of the run would broadcast the weights of rank 0."""
     origins = [cls.__module__ for cls in type(trainer).__mro__]
     tree = importlib.import_module(next(t for t, _ in reversed(TREES) if any(o.startswith(f"{t}.") for o in origins)))
     device = trainer.strategy.root_device
@@ -271,7 +271,7 @@ def _own_trainer(trainer: Trainer, limit_val_batches: int | None = None) -> Trai
         limit_val_batches=trainer.limit_val_batches if limit_val_batches is None else limit_val_batches,
         default_root_dir=trainer.default_root_dir,
         use_distributed_sampler=False,
-        inference_mode=False,  # tensors that are made there could not be restored
+        inference_mode=False,  # tensors created in inference mode could not be restored
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -295,7 +295,7 @@ def _validate(own: Trainer, replica: LightningModule, data: dict[str, Any], metr
     if metric not in own.callback_metrics:
         logged = ", ".join(own.callback_metrics) or "nothing"
         raise MisconfigurationException(
-            f"`metric={metric!r}` is not logged in validation, where `{type(replica).__name__}` logs {logged}. Log it "
-            f"in `validation_step`, as in `self.log({metric!r}, value)`."
+            f"`metric={metric!r}` is not logged in validation; `{type(replica).__name__}` logs {logged}. Log it in "
+            f"`validation_step`, as in `self.log({metric!r}, value)`."
         )
     return float(own.callback_metrics[metric])

@@ -1,4 +1,4 @@
-"""What an amount is a fraction of: channels, parameters, multiply-accumulates, or measured time; and how it is hit."""
+"""Pruning targets (channels, parameters, multiply-accumulates, measured latency), and the search that meets them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ UNITS = {"latency": "s", "macs": "multiply-accumulates", "params": "parameters"}
 Keep = Mapping[str, Tensor]
 Cost = Callable[[Keep], float]
 
-# A measured time is near enough once it differs from the wanted one by this part of it.
+# Relative tolerance of a measured latency.
 TOLERANCE = 0.04
-# Times are measured again until the standard error of their median is this part of it, or so many times.
+# Latency is measured until the relative standard error of the median is this small, or so many times.
 PRECISION, REPEATS = 0.01, 4
 
 
 def smallest(cost: Callable[[int], float], count: int, budget: float, tolerance: float = 0.0) -> int:
-    """The smallest n in [0, count] with ``cost(n) <= budget``, or ``count``, found by interpolation and bisection.
+    """Find the smallest n in [0, count] with ``cost(n) <= budget``, or ``count``, by interpolation and bisection.
 
     Args:
-        cost: does not grow with n.
+        cost: non-increasing function of n.
         count: the largest n.
-        budget: what it may cost.
-        tolerance: an n whose cost is that near the budget is good enough.
+        budget: maximum cost.
+        tolerance: accept an n whose cost differs from the budget by at most this.
 
     Example:
         >>> smallest(lambda n: 100 - n, 100, 37.5)
@@ -65,16 +65,16 @@ def smallest(cost: Callable[[int], float], count: int, budget: float, tolerance:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The model whose cost is asked.
+    """The model to prune, with its analysis.
 
     Attributes:
         model: the model.
-        example: what it takes.
+        example: example input of the model.
         graph: its graph.
         groups: its groups.
-        context: context to run it in, as the trainer does.
-        shared: what is not copied along with the model.
-        widths: by group name the numbers of units that may stay, where not all may.
+        context: context to run it in, as the Trainer does.
+        shared: objects that are not copied with the model.
+        widths: allowed numbers of units by group name; groups without an entry may have any.
     """
 
     model: nn.Module
@@ -86,20 +86,20 @@ class Subject:
     widths: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def counted(self, target: str, keep: Keep) -> float:
-        """Exactly what the compacted model will have."""
+        """Count the exact cost of the compacted model."""
         masks = engine.group_masks(self.groups, keep)
         counts = engine.count_flops_params(self.model, self.example, verbose=False, masks=masks, graph=self.graph)
         return float(counts[0] if target == "macs" else counts[1])
 
     def compacted(self, keep: Keep) -> nn.Module:
-        """A compacted copy; the model stays as it is."""
+        """Return a compacted copy of the model."""
         model = copy.deepcopy(self.model, {id(part): part for part in self.shared})
         masks = engine.group_masks(self.groups, keep)
         small: nn.Module = engine.ModelSpeedup(model, self.example, masks, confidence=0).speedup_model()
         return small
 
     def seconds(self, models: Sequence[nn.Module], rounds: int = 15) -> list[list[float]]:
-        """Time of one evaluation of each model, in turns, so that a change of load hits all alike."""
+        """Measure the time of one forward pass of each model, in turns, so that changes of load affect all equally."""
         args, kwargs = resolve_inputs(self.example)
         times_by_model: list[list[float]] = [[] for _ in models]
         with torch.inference_mode(), self.context():
@@ -107,11 +107,11 @@ class Subject:
                 for times, model in zip(times_by_model, models, strict=True):
                     with _eval_mode(model):
                         times.append(_timed(functools.partial(model, *args, **kwargs), self.device))
-        return [times[2:] for times in times_by_model]  # the first two are slower
+        return [times[2:] for times in times_by_model]  # the first two are warm-up
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
 
@@ -136,17 +136,17 @@ def _timed(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def reference(subject: Subject, target: str) -> float:
-    """What the model costs as it is: multiply-accumulates per sample, parameters, or seconds of one evaluation."""
+    """Return the model's current cost: multiply-accumulates per sample, parameters, or seconds per forward pass."""
     if target == "latency":
         return steady(lambda: subject.seconds([subject.model])[0])
     return subject.counted(target, {})
 
 
 def steady(measure: Callable[[], Sequence[float]]) -> float:
-    """Median of measurements, of ever more of them as long as they scatter.
+    """Return the median of measurements, repeating them until it is precise.
 
     Args:
-        measure: gives some more, each time it is called.
+        measure: returns more measurements at each call.
 
     Example:
         >>> steady(lambda: [2.0, 2.0, 3.0])
@@ -156,17 +156,17 @@ def steady(measure: Callable[[], Sequence[float]]) -> float:
     for _turn in range(REPEATS):
         measurements += measure()
         low, middle, high = quantiles(measurements, n=4)
-        # Of a median, where the spread is taken from the quartiles, as single outliers say nothing.
+        # Standard error of a median, estimated from the quartiles, which are robust to outliers.
         if 0.93 * (high - low) / math.sqrt(len(measurements)) <= PRECISION * middle:
             break
     return median(measurements)
 
 
 def hit_count(subject: Subject, descent: Descent, target: str, budget: float) -> dict[str, Tensor]:
-    """Go down until a budget of parameters or multiply-accumulates is met, exactly.
+    """Choose the units to keep for an exact budget of parameters or multiply-accumulates.
 
-    Each step of the search is predicted without looking at a weight. Only what is found is counted in full; where
-    constants of the removed channels cost something more, the search goes on with a budget that is smaller by as much.
+    The search uses predictions that do not read weights. The result is counted exactly; if constants of removed
+    channels add to its cost, the search is repeated with a budget that is smaller by the difference.
     """
     predict, position = Predictor(subject.model, subject.graph, subject.groups), 0 if target == "macs" else 1
     steps, margin = 0, 0.0
@@ -180,13 +180,13 @@ def hit_count(subject: Subject, descent: Descent, target: str, budget: float) ->
 
 
 def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float) -> dict[str, Tensor]:
-    """Go down until the compacted model, measured beside the unpruned one, is as fast as the budget asks for.
+    """Choose the units to keep such that the latency of the compacted model meets a budget.
 
     Args:
         subject: the model.
-        descent: what goes, in order.
+        descent: order in which units are removed.
         budget: seconds.
-        dense: seconds of the unpruned model, when it was measured.
+        dense: measured seconds of the unpruned model.
     """
     lost = any(one.dense > one.group.size for pool in descent.pools for one in pool.ladders)
     now = reference(subject, "latency") if lost else dense  # the load may have changed, so prefer ratios
@@ -205,7 +205,7 @@ def hit_latency(subject: Subject, descent: Descent, budget: float, dense: float)
 
 
 def hit_channels(parts: Sequence[tuple[float, Pool]], fraction: float) -> dict[str, Tensor]:
-    """Remove of each pool its amount times a fraction, rounded down."""
+    """Choose the units to keep when each pool loses its amount times a fraction, rounded down."""
     kept: dict[str, Tensor] = {}
     for amount, pool in parts:
         kept |= kept_after(pool, pool.count(amount * fraction))
@@ -213,21 +213,21 @@ def hit_channels(parts: Sequence[tuple[float, Pool]], fraction: float) -> dict[s
 
 
 def check_target(target: str, amount: Any, budget: float | None) -> None:
-    """Refuse targets that are none.
+    """Check the target and its amount or budget.
 
     Raises:
-        MisconfigurationException: names the argument.
+        MisconfigurationException: naming an invalid argument.
     """
     if target not in TARGETS:
-        raise MisconfigurationException(f"`target` is one of {', '.join(TARGETS)}, got {target!r}.")
+        raise MisconfigurationException(f"`target` must be one of {', '.join(TARGETS)}, got {target!r}.")
     if target != "channels" and isinstance(amount, Mapping):
         raise MisconfigurationException(
-            f"`amount` by pattern goes with `target='channels'` only. With `target={target!r}` it is one fraction of "
-            "the whole model; `max_amount` takes patterns, and limits what each layer loses."
+            f"`amount` by pattern requires `target='channels'`. With `target={target!r}` it is one fraction of the "
+            "whole model; use `max_amount`, which accepts patterns, to limit what each layer loses."
         )
     if budget is None:
         return
     if target == "channels":
-        raise MisconfigurationException("`budget` goes with `target` 'latency', 'macs' or 'params'; give `amount`.")
+        raise MisconfigurationException("`budget` requires `target` 'latency', 'macs' or 'params'; pass `amount`.")
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
-        raise MisconfigurationException(f"`budget` is a number of {UNITS[target]} above 0, got {budget!r}.")
+        raise MisconfigurationException(f"`budget` must be a positive number of {UNITS[target]}, got {budget!r}.")

@@ -1,7 +1,7 @@
-"""Whether a class, built from a configuration, computes what the model in memory does.
+"""Comparison of a class that is built from a configuration with the model in memory.
 
-Outputs are compared on random inputs in the model's own precision. Where rounding alone may be what differs, they are
-compared once more in float64, with weights that are not rounded; and where norms share an eps, once more with theirs.
+Outputs are compared on random inputs in the model's precision. If rounding may explain the difference, they are
+compared again in float64 with unrounded weights, and, if norms share an eps, again with their own eps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["TOLERANCE", "Fit", "agree", "check_reached", "evaluating", "fitted",
 
 TOLERANCE = 1e-6
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Errors that rounding the new weights may cause; more is something else, whatever holds in float64."""
+"""Largest errors that may be due to rounding of the new weights."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Fit:
     Attributes:
         stock: the instance.
         error: largest difference of the outputs, relative to the largest, in the model's precision.
-        exact: whether the two compute the same but for rounding, and but for the shared eps.
-        shared: by name, the eps of norms that have another one in memory.
-        failure: what the instance raised instead of running: the error is infinite then.
+        exact: whether the two compute the same up to rounding and the shared eps.
+        shared: eps of the norms whose eps differs from that in memory, by name.
+        failure: error that the instance raised, in which case ``error`` is infinite.
     """
 
     stock: nn.Module
@@ -63,23 +63,23 @@ def fitted(
     differing: Differing,
     example: Any,
 ) -> Fit:
-    """Return an instance of the class under a configuration, and how far it is from the model.
+    """Build the class from a configuration, and compare it with the model.
 
     Args:
         model: the narrowed network.
         form: how its class is built.
         values: the numbers of the configuration that change.
-        norms: what ordinary norms need in place of the narrowed ones.
-        differing: the numbers of modules that differ under the configuration, as in memory and as under it.
-        example: what the model takes.
+        norms: tensors and numbers of the ordinary norms that replace the narrowed ones.
+        differing: numbers of modules that differ: in memory, and under the configuration.
+        example: example input of the model.
     """
     weights = _weights(model, norms, _scales(model, norms, differing))
     stock = _loaded(model, form, values, weights)
     try:
         error = measured(model, stock, example)
-    except TraceError:  # the model itself does not take the example
+    except TraceError:  # the model itself rejects the example
         raise
-    except Exception as problem:  # of any kind: it is the class's own code, whose numbers may not go together
+    except Exception as problem:  # the class may raise anything for inconsistent numbers
         return Fit(stock, math.inf, False, failure=f"{type(problem).__name__}: {problem}")
     if error <= TOLERANCE:
         return Fit(stock, error, True)
@@ -97,12 +97,12 @@ def fitted(
 
 
 def agree(one: nn.Module, other: nn.Module, error: float, example: Any) -> bool:
-    """Whether two models of one class compute the same but for rounding.
+    """Whether two models of one class compute the same up to rounding.
 
     Args:
         one, other: the models.
-        error: largest difference of their outputs, relative to the largest.
-        example: what they take.
+        error: largest difference of their outputs, relative to the largest output.
+        example: their example input.
     """
     if error <= TOLERANCE:
         return True
@@ -127,9 +127,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _scales(model: nn.Module, norms: Mapping[str, Rescaled], differing: Differing) -> dict[str, float]:
-    """Return factors of the weights of modules whose outputs another number scales, as that of scaled embeddings.
+    """Return factors for the weights of modules whose outputs are scaled by a number, such as scaled embeddings.
 
-    Such a number follows the width of the network in the class, while the narrowed network has the old one.
+    In the class, the number follows the width of the network, while the narrowed network keeps the old number.
     """
     modules = distinct_modules(model)
     kinds = {original(type(modules[name])) for name in norms}
@@ -144,7 +144,7 @@ def _scales(model: nn.Module, norms: Mapping[str, Rescaled], differing: Differin
 
 
 def _is_eps(module: nn.Module, key: str, other: Number) -> bool:
-    """Whether a number of a module matters for small inputs alone, as the eps of a norm does that is ordinary by now.
+    """Whether a number of a module only matters for small inputs, like the eps of a norm.
 
     Example:
         >>> _is_eps(nn.RMSNorm(2, eps=1e-5), "eps", 1e-6)
@@ -160,12 +160,12 @@ def _is_eps(module: nn.Module, key: str, other: Number) -> bool:
     with torch.no_grad(), Unrounded():  # type: ignore[no-untyped-call]
         try:
             return torch.allclose(one(x), two(x), rtol=1e-9, atol=0)
-        except (RuntimeError, TypeError):  # it does not take numbers
+        except (RuntimeError, TypeError):  # the module does not accept floating-point inputs
             return False
 
 
 def _weights(model: nn.Module, norms: Mapping[str, Rescaled], scales: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return the weights, not rounded where they are new."""
+    """Return the weights, with new ones unrounded."""
     weights: dict[str, Tensor] = weights_of(model)
     for name, norm in norms.items():
         for key, value in norm.tensors.items():
@@ -192,7 +192,7 @@ def _wide(stock: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _with_own_eps(wide: nn.Module, norms: Mapping[str, Rescaled], differing: Differing) -> dict[str, float]:
-    """Give norms the eps that they have in memory; returns those that they had."""
+    """Set the eps of norms to that in memory, and return the replaced values."""
     keys = {key for norm in norms.values() for key in norm.numbers}
     shared: dict[str, float] = {}
     for (name, key), (own, other) in differing.items():
@@ -203,7 +203,7 @@ def _with_own_eps(wide: nn.Module, norms: Mapping[str, Rescaled], differing: Dif
 
 
 def _in_float64(model: nn.Module, stock: nn.Module, example: Any) -> float:
-    """Return the error in float64; infinite where the class does not run in it."""
+    """Return the error in float64; infinite if the class does not run in float64."""
     with Unrounded():  # type: ignore[no-untyped-call]
         try:
             return measured(model, stock, _doubled(example))
@@ -234,7 +234,7 @@ def _accepts(model: nn.Module, batch: Any) -> bool:
     try:
         with torch.no_grad():
             call_model(model, args, kwargs)
-    except Exception:  # of any kind: it is the model's own code, for which integers may be sizes
+    except Exception:  # the model may raise anything, as integers may be sizes
         return False
     return True
 
@@ -253,7 +253,7 @@ class _Seeded(nn.Module):
 
 
 class _Reached(TorchFunctionMode):
-    """Notes which tensors are passed to a function of torch."""
+    """Record which tensors are passed to functions of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,10 +265,10 @@ class _Reached(TorchFunctionMode):
 
 
 def check_reached(stock: nn.Module, search: Search, values: Values, example: Any) -> None:
-    """Refuse a comparison that did not run what was narrowed.
+    """Check that the comparison used all narrowed parameters.
 
     Raises:
-        InputError: naming a parameter.
+        InputError: naming a parameter that it did not use.
     """
     args, kwargs = resolve_inputs(example)
     with torch.no_grad(), _Reached() as reached:
@@ -278,6 +278,6 @@ def check_reached(stock: nn.Module, search: Search, values: Values, example: Any
     for name, parameter in stock.named_parameters():
         if tuple(parameter.shape) != base.shapes[name] and id(parameter) not in reached.seen:
             raise InputError(
-                f"The inputs do not reach {name!r}, which was narrowed, so nothing shows that it computes the same. "
-                "Pass an `example_input` that runs it."
+                f"The inputs do not use {name!r}, which was narrowed, so the comparison does not cover it. Pass an "
+                "`example_input` that does."
             )

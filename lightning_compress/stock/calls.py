@@ -1,4 +1,4 @@
-"""Calls of constructors as trees of arguments: recorded while a network is built, changed, built again, written out."""
+"""Constructor calls as trees of arguments: recorded while a network is built, modified, repeated, and written out."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PRIMITIVES = (bool, int, float, str, type(None))
 
 
 class Call(dict[str, Any]):
-    """A call by its arguments.
+    """A call with its arguments.
 
     Attributes:
-        function: what is called, as a class; `functools.partial` of a function stands for a function with arguments.
-        is_partial: whether the function is only bound to the arguments.
+        function: the function or class.
+        is_partial: whether the result is a `functools.partial` instead of a call.
 
     Example:
         >>> Call(complex, real=1.0, imag=2.0).result()
@@ -64,7 +64,7 @@ def with_values(call: Call, values: Values) -> Call:
 
 
 def fields_of(call: Call) -> dict[Path, int | float | None]:
-    """Return the numbers among the arguments of a call, and the arguments that are None, which may take one.
+    """Return the numbers among the arguments of a call, and the arguments that are None, which may accept one.
 
     Example:
         >>> fields_of(Call(dict, width=8, blocks=[[1, 2]], bias=True, rate=None))
@@ -86,13 +86,13 @@ def _fields(value: Any, path: Path) -> Iterator[tuple[Path, int | float | None]]
 
 
 def recorded(build: Callable[[], Any], cls: type) -> Call | None:
-    """Return the call of a class's constructor that a function makes; None where it cannot be made again.
+    """Record the call of a class's constructor by a function; None if it cannot be repeated.
 
-    Plain objects among its arguments, as the settings of blocks, become calls, too.
+    Plain objects among its arguments, such as the settings of blocks, become calls, too.
 
     Args:
-        build: returns an instance of the class.
-        cls: the class itself, not one that it inherits from.
+        build: function that returns an instance of the class.
+        cls: the exact class.
     """
     calls = _calls(build, {cls})
     kinds = {type(value) for call in calls.values() for value in _objects(call)}
@@ -103,9 +103,9 @@ def recorded(build: Callable[[], Any], cls: type) -> Call | None:
 
 
 def _calls(build: Callable[[], Any], classes: Iterable[type]) -> dict[int, Call]:
-    """Return the constructors' calls by the instance that they make; the instances stay alive meanwhile."""
+    """Record the constructors' calls by the id of the instance."""
     calls: dict[int, Call] = {}
-    instances: list[Any] = []
+    instances: list[Any] = []  # keeps the instances alive, so that ids are unique
     with contextlib.ExitStack() as stack:
         for cls in classes:
             stack.enter_context(_noting(cls, calls, instances))
@@ -115,7 +115,7 @@ def _calls(build: Callable[[], Any], classes: Iterable[type]) -> dict[int, Call]
 
 @contextlib.contextmanager
 def _noting(cls: Any, calls: dict[int, Call], instances: list[Any]) -> Iterator[None]:
-    """Note the arguments of a class's constructor inside the context."""
+    """Record the arguments of a class's constructor inside the context."""
     own, init = "__init__" in vars(cls), cls.__init__
 
     @functools.wraps(init)
@@ -138,7 +138,7 @@ def _noting(cls: Any, calls: dict[int, Call], instances: list[Any]) -> Iterator[
 
 
 def _bound(init: Any, self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments by name, those with defaults too; None where some have no name."""
+    """Return the arguments by name, including defaults; None if some have no name."""
     signature = inspect.signature(init)
     bound = signature.bind(self, *args, **kwargs)
     bound.apply_defaults()
@@ -164,7 +164,7 @@ def _objects(value: Any) -> Iterator[Any]:
 
 
 def _tree(value: Any, calls: Mapping[int, Call]) -> Any:
-    """Return arguments with calls in the place of objects."""
+    """Replace objects among arguments by calls."""
     if isinstance(value, Call):
         return Call(value.function, value.is_partial, **{name: _tree(item, calls) for name, item in value.items()})
     if isinstance(value, functools.partial) and not value.args:
@@ -180,9 +180,9 @@ def _tree(value: Any, calls: Mapping[int, Call]) -> Any:
 
 
 def source_of_call(call: Call) -> tuple[list[str], str] | None:
-    """Return the imports that a call needs, and the call as source; None where an argument has no name to import.
+    """Return the imports of a call, and the call as source; None if an argument cannot be imported by name.
 
-    Arguments that have their default are left out; each of the others has a line.
+    Arguments with their default value are omitted; each of the others has its own line.
 
     Example:
         >>> from torch import nn
@@ -205,7 +205,7 @@ def source_of_call(call: Call) -> tuple[list[str], str] | None:
 
 
 class _NoName(Exception):
-    """A value that no expression makes."""
+    """Raised for a value that cannot be written as an expression."""
 
 
 def _text(value: Any, modules: set[str]) -> str:
@@ -227,7 +227,7 @@ def _text(value: Any, modules: set[str]) -> str:
 
 
 def _changed(call: Call) -> dict[str, Any]:
-    """Return the arguments without those that have their default."""
+    """Return the arguments that differ from their defaults."""
     try:
         parameters = inspect.signature(call.function).parameters
     except (TypeError, ValueError):  # a class written in C
@@ -241,7 +241,7 @@ def _equal(value: Any, default: Any) -> bool:
 
 
 def _name(value: Any, modules: set[str]) -> str:
-    """Return a class or function as its module has it."""
+    """Return the qualified name of a class or function."""
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not isinstance(module, str) or "<" in path or module == "__main__":
         raise _NoName

@@ -1,8 +1,8 @@
-"""Networks of installed packages by the arguments of their class's constructor, as those of timm and torchvision.
+"""Constructor arguments of networks of installed packages, such as timm and torchvision.
 
-Nothing is known of a package. The functions in the module of a class that build one without arguments, as
-``resnet50``, are run on the meta device, and the constructor's arguments are recorded. The one whose network is nearest
-is where the search for the arguments of the small network starts.
+This works for any package. The functions in the module of a class that build it without arguments, such as
+``resnet50``, run on the meta device, and the constructor's arguments are recorded. The search for the arguments of the
+small network starts from those of the most similar network.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from lightning_compress.stock.formats import silent
 
 __all__ = ["Constructor", "constructor_of"]
 
-_MOST = 40  # functions that are run
+_MOST = 40  # functions to try
 
 
 @dataclass(frozen=True)
 class Constructor:
-    """How a class is built from arguments.
+    """Construction of a class from arguments.
 
     Attributes:
-        cls: the class as its package has it.
-        call: a call of it.
+        cls: the original class.
+        call: a call of its constructor.
     """
 
     cls: Any
     call: Call
 
     def build(self, values: Values, device: str = "meta") -> nn.Module:
-        """Return a new instance under the arguments with other numbers."""
+        """Return a new instance, with the given numbers among the arguments replaced."""
         with silent(), torch.random.fork_rng(devices=[]), torch.device(device):
             model: nn.Module = with_values(self.call, values).result()
         return model
@@ -52,14 +52,14 @@ class Constructor:
         return fields_of(self.call)
 
     def source(self, values: Values) -> tuple[list[str], str] | None:
-        """Return imports and an expression that builds the network; None where an argument cannot be written."""
+        """Return imports and an expression that builds the network; None if an argument cannot be written."""
         return source_of_call(with_values(self.call, values))
 
 
 def constructor_of(model: nn.Module) -> Constructor | None:
-    """Return the constructor of a network's class with the arguments of the nearest network that its module builds.
+    """Return the constructor of a network's class, with the arguments of the most similar network of its module.
 
-    None where the class is of no installed package, or no function without arguments builds one of the same layers.
+    None if the class does not belong to an installed package, or no function without arguments builds the same layers.
     """
     cls = original(type(model))
     look, nearest = look_at(model), None
@@ -85,9 +85,9 @@ def _is_installed(cls: type) -> bool:
 
 
 def _builders(model: nn.Module, cls: type) -> Iterator[Callable[[], Any]]:
-    """Yield the functions of a class's module that are said to return it, need no arguments and load no weights.
+    """Yield the functions of a class's module that are annotated to return it, need no arguments and load no weights.
 
-    Only the one that built the model, if it says so: timm notes the name in ``pretrained_cfg``.
+    Only the function that built the model, if known: timm stores its name in ``pretrained_cfg``.
     """
     module = sys.modules[cls.__module__]
     functions = {
@@ -110,14 +110,14 @@ def _call(build: Callable[[], Any], cls: type) -> Call | None:
     try:
         with silent(), torch.random.fork_rng(devices=[]), torch.device("meta"):
             return recorded(build, cls)
-    except Exception:  # of any kind: it is a package's own code, and may build anything
+    except Exception:  # the package may raise anything
         return None
 
 
 def _distance(look: Look, constructor: Constructor) -> int | None:
-    """Return how many tensors have another shape; None where the layers are others."""
+    """Return the number of tensors with different shapes; None if the layers differ."""
     try:
         other = look_at(constructor.build({}))
-    except Exception:  # of any kind, as above
+    except Exception:  # as above
         return None
     return len(look.misfits(other)) if look.shapes.keys() == other.shapes.keys() else None

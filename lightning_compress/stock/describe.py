@@ -1,10 +1,9 @@
-"""The configuration that describes a narrowed network, found by building its class and looking at the sizes.
+"""Search for the configuration that describes a narrowed network, by building its class and comparing sizes.
 
-No table says which field is which size. The class is built from changed configurations on the meta device; a change of
-one field shows which dimensions of which parameters, and which numbers of which modules, follow it. The search goes
-from the old configuration to one under which all names and shapes are those of the narrowed network. Where several are,
-those come first whose modules have the numbers of the narrowed ones: four heads of 8 channels have the shapes of two
-heads of 16.
+No table maps fields to sizes. The class is built from modified configurations on the meta device; changing a field
+shows which dimensions of which parameters, and which numbers of which modules, depend on it. The search starts from the
+old configuration and ends at one under which all names and shapes match the narrowed network. If several match, those
+whose modules have the same numbers come first: four heads of 8 channels have the same shapes as two heads of 16.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from lightning_compress.stock.fields import Path, Values
 __all__ = ["Build", "Differing", "Look", "Misfit", "Number", "Search", "differing", "look_at"]
 
 Build = Callable[[Values], nn.Module]
-"""Builds the class from the old configuration with other numbers; raises whatever the class raises."""
+"""Builds the class from the old configuration with some numbers replaced; raises whatever the class raises."""
 
 Number = int | float
 Move = tuple[Path, Number]
 Differing = Mapping[tuple[str, str], tuple[Number, Number]]
-"""By module and name, numbers of modules in two networks."""
+"""Numbers of modules in two networks, by module and attribute."""
 
 Misfit = tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]
-"""A tensor by its name, and its shapes in two networks."""
+"""Name of a tensor and its shapes in two networks."""
 
 _MOST = 2_000  # builds
-_WIDTH = 6  # configurations from which the search goes on
+_WIDTH = 6  # configurations kept in each round of the beam search
 _ROUNDS = 3
-_PATIENCE = 2  # changes that bring nothing nearer
+_PATIENCE = 2  # changes without an improvement
 _DETOURS = 4
 _MANY = 20  # fields
 
@@ -45,8 +44,8 @@ class Look:
     """The sizes of a network.
 
     Attributes:
-        shapes: of its parameters and buffers, by name.
-        numbers: attributes of its modules that are numbers, by module and name.
+        shapes: shapes of its parameters and buffers, by name.
+        numbers: numeric attributes of its modules, by module and attribute.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -59,7 +58,7 @@ class Look:
         return [pair for pair in pairs if pair[1] != pair[2]]
 
     def strays(self, other: Look) -> int:
-        """Return how many numbers of modules differ from those of another network."""
+        """Return the number of module attributes that differ from those of another network."""
         return sum(1 for key, value in self.numbers.items() if not _close(value, other.numbers.get(key)))
 
 
@@ -84,7 +83,7 @@ def look_at(model: nn.Module, numbers: Mapping[tuple[str, str], Number] | None =
 
     Args:
         model: the network.
-        numbers: attributes that count as others than the modules have.
+        numbers: values that replace those of the modules' attributes.
 
     Example:
         >>> look = look_at(nn.Linear(2, 3))
@@ -116,10 +115,10 @@ class Search:
 
     Args:
         build: builds the class on the meta device.
-        fields: the numbers of the old configuration; None where a field has no value.
-        target: the narrowed network.
+        fields: the numbers of the old configuration; None for a field without a value.
+        target: sizes of the narrowed network.
         looks: sizes by configuration; searches of one class may share them.
-        most: how many configurations are built.
+        most: maximum number of builds.
     """
 
     build: Build
@@ -131,7 +130,7 @@ class Search:
     _builds: int = 0
 
     def look(self, values: Values) -> Look | None:
-        """Return the sizes under a configuration; None where the class refuses it."""
+        """Return the sizes under a configuration; None if the class rejects it."""
         key = tuple(sorted(values.items(), key=str))
         if key not in self.looks:
             if self._builds > self.most:
@@ -139,15 +138,15 @@ class Search:
             self._builds += 1
             try:
                 self.looks[key] = look_at(self.build(values))
-            except Exception:  # whatever a class raises for numbers that do not go together
+            except Exception:  # the class may raise anything for inconsistent numbers
                 self.looks[key] = None
         return self.looks[key]
 
     def solve(self) -> list[dict[Path, Number]]:
-        """Return the configurations that come nearest, best first: those with all shapes right, or the best one."""
+        """Return the configurations whose shapes all match, best first, or else the single best one."""
         values = self._together({})
         right: list[dict[Path, Number]] = []
-        for _ in range(_ROUNDS):  # what a field changes may show only after another has changed
+        for _ in range(_ROUNDS):  # the effect of a field may only show after another has changed
             score = self.score(values)
             right = self._searched(values)
             values = right[0]
@@ -156,9 +155,9 @@ class Search:
         return self._detoured(values) if self.score(values)[0] else right
 
     def _together(self, start: dict[Path, Number]) -> dict[Path, Number]:
-        """Return all changes of one field at once that each bring the network nearer, where they are many.
+        """Combine all changes of single fields that improve the score, if there are many.
 
-        A list of blocks has fields for each of them, more than can be changed one after another.
+        A list of blocks has fields for each block, too many to change one after another.
         """
         base = self.look(start)
         assert base is not None
@@ -171,10 +170,10 @@ class Search:
         return changed if self.score(changed) < before else start
 
     def _detoured(self, nearest: dict[Path, Number]) -> list[dict[Path, Number]]:
-        """Return the best configurations behind changes that set one tensor right and others wrong.
+        """Return the best configurations after a change that fixes one tensor and breaks others.
 
-        With half of the width, four heads have half of the size that they had: two heads have the right one, and then
-        there are too many heads for keys and values.
+        At half of the width, four heads have half of their size. Two heads have the right size, but then there are too
+        many heads for keys and values.
         """
         results = [[nearest]]
         for move in self._detours(nearest):
@@ -184,7 +183,7 @@ class Search:
         return min(results, key=lambda candidates: self.score(candidates[0]))
 
     def _detours(self, values: dict[Path, Number]) -> list[dict[Path, Number]]:
-        """Return the changes of one field after which a tensor is right that is not, best first."""
+        """Return the changes of one field that fix a wrong tensor, best first."""
         base = self.look(values)
         assert base is not None
         wrong = {name for name, _, _ in self.target.misfits(base)}
@@ -194,18 +193,18 @@ class Search:
         return sorted(useful, key=lambda move: self.score({**values, **move}))[:_DETOURS]
 
     def _moves(self, start: dict[Path, Number], base: Look) -> list[Move]:
-        """Return the changes of one field that may bring a configuration nearer."""
+        """Return the changes of one field that may improve a configuration."""
         self._start = start
         choices = {path: self._choices(path, base, look) for path in self.fields if (look := self._effect(path, base))}
         return [(path, value) for path, values in choices.items() for value in values]
 
     def others(self, values: Values) -> list[dict[Path, Number]]:
-        """Return further configurations with all shapes right, without a field that gives modules other numbers.
+        """Return further configurations whose shapes match, without a field that changes numbers of modules.
 
-        Heads of half the size have the shapes of half as many heads, and take one change where those take several.
+        Heads of half the size have the same shapes as half as many heads, but need one change instead of several.
 
         Args:
-            values: a configuration with all shapes right.
+            values: a configuration whose shapes match.
         """
         results: list[dict[Path, Number]] = []
         for path in values:
@@ -219,7 +218,7 @@ class Search:
         return set() if look is None else set(differing(self.target, look))
 
     def _searched(self, start: dict[Path, Number], without: Path | None = None) -> list[dict[Path, Number]]:
-        """Return the best configurations that come from one by changing some fields, but for one."""
+        """Return the best configurations reachable by changing some fields other than ``without``."""
         base = self.look(start)
         if base is None:
             return []
@@ -238,14 +237,14 @@ class Search:
         return [{**start, **dict(values)} for values in sorted(right, key=lambda v: (seen[v], len(v)))]
 
     def score(self, values: Values) -> Score:
-        """Return how far a configuration is from the target."""
+        """Return the distance of a configuration from the target."""
         look = self.look(values)
         if look is None:
             return (10**9, 0)
         return sum(_distance(*pair[1:]) for pair in self.target.misfits(look)), self.target.strays(look)
 
     def _effect(self, path: Path, base: Look) -> Look | None:
-        """Return the sizes with another number in a field; None where the field is not a size."""
+        """Return the sizes with another number in a field; None if the field is not a size."""
         for number in _others(self._value(path)):
             look = self.look({**self._start, path: number})
             if look is None:
@@ -254,7 +253,7 @@ class Search:
         return None
 
     def _choices(self, path: Path, base: Look, changed: Look) -> list[Number]:
-        """Return the values that a field may have to take, by what follows it."""
+        """Return candidate values of a field, derived from the sizes that depend on it."""
         old, new = self._value(path), self._tried_number(path, changed)
         if isinstance(old, float):
             follows = [key for key, value in base.numbers.items() if value == old and changed.numbers.get(key) != value]
@@ -281,19 +280,19 @@ class Search:
         return sorted(value for value in values if value != old and value > 0)
 
     def _fractions(self, old: int, new: Number, base: Look, changed: Look) -> Iterator[float]:
-        """Yield the values of a whole number that stands for a ratio at which a size is the wanted one."""
+        """Yield the values of an integer field that is a ratio for which a size matches."""
         for a, b, c in _dimensions(base, self.target, changed):
             if a and b and a != b and a * new == c * old and old * b % a:
                 yield old * b / a
 
     def _ratios(self, old: float, new: float, base: Look, changed: Look) -> Iterator[float]:
-        """Yield the values of a ratio at which a size is the wanted one, also where classes round it down."""
+        """Yield the values of a ratio for which a size matches, also if the class rounds it down."""
         for a, b, c in _dimensions(base, self.target, changed):
             if a != b and b:
                 yield from (old + (b - a + rest) * (new - old) / (c - a) for rest in (0, 0.5))
 
     def _matters(self, base: Look, changed: Look) -> bool:
-        """Whether a dimension that follows a field differs from the target, or nothing but numbers of modules do."""
+        """Whether a dimension that depends on a field differs from the target, or no dimension depends on it."""
         return changed.shapes == base.shapes or any(a != b for a, b, _ in _dimensions(base, self.target, changed))
 
     def _tried_number(self, path: Path, changed: Look) -> Number:
@@ -305,7 +304,7 @@ class Search:
 
 
 def _others(value: Number | None) -> list[Number]:
-    """Return other numbers for a field, of which a class accepts one, or it is not a size."""
+    """Return other numbers for a field; if the class accepts none of them, the field is not a size."""
     if isinstance(value, float):
         return [value * 1.25 if value else 0.5]
     if value is None or value <= 0:
@@ -320,7 +319,7 @@ def _distance(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> int
 
 
 def _dimensions(base: Look, target: Look, changed: Look | None) -> Iterator[tuple[int, int, int]]:
-    """Yield the size of each dimension in three networks, of those that differ between the first and the last."""
+    """Yield the sizes in three networks of each dimension that differs between the first and the last."""
     for name, shape in base.shapes.items():
         wanted, new = target.shapes.get(name), None if changed is None else changed.shapes.get(name)
         if wanted is None or len(wanted) != len(shape) or new is not None and len(new) != len(shape):
@@ -331,7 +330,7 @@ def _dimensions(base: Look, target: Look, changed: Look | None) -> Iterator[tupl
 
 
 def _linear(old: Any, new: Any, size: int, changed: int, wanted: int) -> set[int]:
-    """Return the value at which a size that depends on a field linearly is the wanted one."""
+    """Return the value of a field for which a size that depends on it linearly matches."""
     if old is None and isinstance(new, int) and changed:
         return {new * wanted // changed} if new * wanted % changed == 0 else set()
     if not isinstance(old, int) or not isinstance(new, int) or size == changed:

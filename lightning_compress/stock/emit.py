@@ -17,7 +17,7 @@ from engine.errors import InputError
 __all__ = ["source_of"]
 
 _WIDTH = 100
-_CHECKS = ("_assert", "sym_constrain", "_guards")  # of what was true when it was recorded
+_CHECKS = ("_assert", "sym_constrain", "_guards")  # checks of conditions at export time
 _OPERATORS = {
     operator.add: "+",
     operator.sub: "-",
@@ -27,7 +27,7 @@ _OPERATORS = {
     operator.mod: "%",
 }
 
-_HEAD = '''"""{kind}, written out by lightning-compress; the weights are in the file of safetensors beside it.
+_HEAD = '''"""{kind}, exported by lightning-compress; the weights are in the safetensors file beside this file.
 
     from safetensors.torch import load_file
 
@@ -58,7 +58,7 @@ class Network(nn.Module):
             owner.register_buffer(key, torch.empty(shape, dtype=dtype))
 
     def _place(self, name):
-        """Return the module that holds a tensor, and its name there."""
+        """Return the module that owns a tensor, and the tensor's name in that module."""
         *path, key = name.split(".")
         owner = self
         for part in path:
@@ -68,7 +68,7 @@ class Network(nn.Module):
         return owner, key
 
     def forward(self, {arguments}):
-        """Return what the network computes."""
+        """Return the output of the network."""
 {body}'''
 
 
@@ -76,11 +76,11 @@ def source_of(program: torch.export.ExportedProgram, kind: str) -> tuple[str, di
     """Return a Python file with a class ``Network``, and the tensors that it loads.
 
     Args:
-        program: recorded in eval mode.
+        program: program exported in eval mode.
         kind: name of the network's class.
 
     Raises:
-        InputError: where the program calls anything but ops of torch, or returns anything but tensors.
+        InputError: if the program calls anything but ops of torch, or returns anything but collections of tensors.
 
     Example:
         >>> program = torch.export.export(torch.nn.Linear(2, 3), (torch.zeros(4, 2),))
@@ -134,7 +134,7 @@ def _table(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _body(program: torch.export.ExportedProgram, names: Mapping[fx.Node, str], device: str) -> Iterator[str]:
-    """Yield the lines of the forward; what is not needed any more is deleted."""
+    """Yield the lines of the forward, with ``del`` statements after the last use of each value."""
     live = _live(program.graph)
     last = _last_uses(live)
     for node in live:
@@ -143,7 +143,7 @@ def _body(program: torch.export.ExportedProgram, names: Mapping[fx.Node, str], d
         elif node.op == "output":
             yield f"return {_output(program, node, names)}"
         elif node.op != "placeholder" and node.op != "call_function":
-            raise InputError(f"The program reads {node.target!r}, a part of it: it cannot be written as plain source.")
+            raise InputError(f"The program reads its part {node.target!r}, which cannot be written as plain source.")
         gone = [used.name for used in last.get(node, ()) if used.op == "call_function" and node.op == "call_function"]
         if gone:
             yield f"del {', '.join(gone)}"
@@ -161,7 +161,7 @@ def _live(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _last_uses(nodes: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Return what each node uses for the last time; what nothing uses is gone at once."""
+    """Return the values that each node uses for the last time; an unused value counts as used by its own node."""
     last: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         for used in (node, *node.all_input_nodes):
@@ -173,7 +173,7 @@ def _last_uses(nodes: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _call(node: fx.Node, names: Mapping[fx.Node, str], device: str) -> tuple[str, list[str], str]:
-    """Return what stands before the arguments of a call, the arguments, and what stands behind them."""
+    """Return the text before the arguments of a call, the arguments, and the text after them."""
     args = [_text(value, names, device) for value in node.args]
     args += [f"{name}={_text(value, names, device)}" for name, value in node.kwargs.items()]
     if node.target in _OPERATORS:
@@ -188,7 +188,7 @@ def _call(node: fx.Node, names: Mapping[fx.Node, str], device: str) -> tuple[str
 
 
 def _broken(start: str, call: tuple[str, list[str], str]) -> Iterator[str]:
-    """Yield a call on one line, or with an argument on each."""
+    """Yield a call on one line, or with one argument per line."""
     before, args, after = call
     line = f"{start}{before}{', '.join(args)}{after}"
     if len(line) <= _WIDTH or not after:

@@ -1,4 +1,4 @@
-"""Why a plain configuration does not describe a network, and what to change."""
+"""Errors that explain why no configuration describes a network, and what to change."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from engine.errors import InputError, VerificationError
 from engine.verification import Rescaled
 from lightning_compress.stock.agreement import Fit
 from lightning_compress.stock.describe import Search
-from lightning_compress.stock.fields import Path, Shape, Values, changed_dims, shown
+from lightning_compress.stock.fields import Path, Shape, Values, changed_dims, generic, shown
 from lightning_compress.stock.formats import Form
 
 __all__ = ["check_norms", "refuse", "refuse_numbers", "refuse_shared"]
 
 
 def check_norms(norms: Mapping[str, Rescaled]) -> None:
-    """Refuse norms that an ordinary one does not replace.
+    """Check that ordinary norms can replace all narrowed norms.
 
     Raises:
-        InputError: naming the first.
+        InputError: naming the first that cannot be replaced.
     """
     for name, norm in norms.items():
         if not norm.is_plain:
             raise InputError(
                 f"{name!r} ({norm.kind}) keeps the statistics of {norm.size} channels {_lost(norm)}. Compact with "
-                "`plain_norms=True`, which computes another function than the masked model, or leave the channels that "
-                "it normalizes whole: `exclude=` one of the layers that produce them."
+                "`plain_norms=True`, which computes a different function than the masked model, or do not prune the "
+                "channels that it normalizes: `exclude=` one of the layers that produce them."
             )
 
 
 def _lost(norm: Rescaled) -> str:
     if not norm.kept:
         return "of which some were removed, and has no weight per channel that could be rescaled"
-    return f"while {norm.kept} are left, which no weights of an ordinary norm express"
+    return f"of which {norm.kept} remain, which no weights of an ordinary norm can express"
 
 
 def refuse(search: Search, values: Values, form: Form) -> NoReturn:
-    """Say which parameter has a shape that no configuration gives it.
+    """Raise an error that names a parameter whose shape no configuration produces.
 
     Raises:
         InputError: always.
@@ -49,9 +49,9 @@ def refuse(search: Search, values: Values, form: Form) -> NoReturn:
     misfits = search.target.misfits(look)
     name, wanted, shape = misfits[0]
     layers = [
-        layer for layer in dict.fromkeys(_generic(parameter.rpartition(".")[0]) for parameter, _, _ in misfits) if layer
+        layer for layer in dict.fromkeys(generic(parameter.rpartition(".")[0]) for parameter, _, _ in misfits) if layer
     ]
-    whole = f"leave the layers that do not fit whole (`exclude={layers}`)" if layers else "leave what it meets whole"
+    whole = f"exclude the layers that do not fit (`exclude={layers}`)" if layers else "exclude the layers coupled to it"
     fields = _fields_of(search, name, wanted, shape)
     governed = f" They follow {_listed(fields)} of the configuration" if fields else " No field of it sets them"
     others = _others(search, name, fields)
@@ -64,7 +64,7 @@ def refuse(search: Search, values: Values, form: Form) -> NoReturn:
 
 
 def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str, Rescaled], form: Form) -> NoReturn:
-    """Say how far the class is from the model under the nearest configuration.
+    """Raise an error with the distance of the class from the model under the nearest configuration.
 
     Raises:
         VerificationError: always.
@@ -73,7 +73,7 @@ def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str,
     if fit.failure:
         raise VerificationError(
             f"{shapes} does not run: {fit.failure.rstrip('.')}. Other numbers of the configuration depend on these "
-            "sizes; leave the layers that follow them whole (`exclude=`), or save `model.state_dict()`, which holds "
+            "sizes; exclude the layers that depend on them (`exclude=`), or save `model.state_dict()`, which holds "
             "the plan."
         )
     look = search.look(values)
@@ -85,14 +85,14 @@ def refuse_numbers(search: Search, values: Values, fit: Fit, norms: Mapping[str,
     ]
     which = f" ({'; '.join(strays[:2])})" if strays else ""
     raise VerificationError(
-        f"{shapes} computes something else: outputs differ by {fit.error:.1e} of the largest{which}. Sizes that were "
-        "pinned or heads whose dimensions were pruned are in no configuration; save `model.state_dict()`, which holds "
+        f"{shapes} computes a different function: outputs differ by {fit.error:.1e} of the largest{which}. No "
+        "configuration describes pinned sizes or heads with pruned dimensions; save `model.state_dict()`, which holds "
         "the plan."
     )
 
 
 def refuse_shared(shared: Mapping[str, float], error: float, norms: Mapping[str, Rescaled], form: Form) -> NoReturn:
-    """Say which norms share an eps, and how large the error is.
+    """Raise an error that names the norms that share an eps, with the resulting error.
 
     Raises:
         VerificationError: always.
@@ -102,9 +102,9 @@ def refuse_shared(shared: Mapping[str, float], error: float, norms: Mapping[str,
     narrow = f", as {next(iter(norms))!r}" if norms else ""
     raise VerificationError(
         f"One field of {form.cls.__name__}'s configuration is the eps of norms that lost channels{narrow}, "
-        f"and of norms that need another one. Under the best value {names} get {eps:g}, and "
-        f"outputs differ by {error:.1e} of the largest. Pass `tolerance={_above(error):g}` to save it like that, leave "
-        "the stream unmasked, or save `model.state_dict()`, which holds the plan."
+        f"and of norms that need a different one. With the best value, {names} get {eps:g}, and "
+        f"outputs differ by {error:.1e} of the largest. Pass `tolerance={_above(error):g}` to accept this, do not "
+        "prune the stream, or save `model.state_dict()`, which holds the plan."
     )
 
 
@@ -119,7 +119,7 @@ def _above(error: float) -> float:
 
 
 def _fields_of(search: Search, name: str, wanted: Shape | None, shape: Shape | None) -> list[Path]:
-    """Return the fields that a tensor follows in the dimensions in which one shape differs from another."""
+    """Return the fields that determine a tensor's dimensions in which two shapes differ."""
     base = search.look({})
     assert base is not None
     own = base.shapes.get(name)
@@ -134,19 +134,15 @@ def _fields_of(search: Search, name: str, wanted: Shape | None, shape: Shape | N
 
 
 def _others(search: Search, name: str, fields: list[Path]) -> str:
-    """Return what the same parameter of other layers has, where layers differ."""
+    """Describe the shapes of the same parameter in other layers, if they differ."""
     if not fields:
         return ""
-    generic = _generic(name)
-    shapes = Counter(shape for other, shape in search.target.shapes.items() if _generic(other) == generic)
+    kind = generic(name)
+    shapes = Counter(shape for other, shape in search.target.shapes.items() if generic(other) == kind)
     if len(shapes) < 2:
         return ""
     listed = ", ".join(f"{_shape(shape)} ({count}×)" for shape, count in shapes.most_common(4))
     return f", which has one value for all layers, while they have {listed}"
-
-
-def _generic(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _shape(shape: Shape | None) -> str:

@@ -1,7 +1,7 @@
-"""The numbers of a configuration by their path, whatever package the configuration is of.
+"""Numbers of a configuration by their path, independent of the package.
 
-A configuration is a mapping of primitives, as it is written to ``config.json``: nested mappings are configurations of
-parts, and lists hold a number for each stage.
+A configuration is a mapping of primitives, as in ``config.json``: nested mappings are configurations of parts, and
+lists hold one number per stage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Mapping[Path, int | float]
 
 
 def numbers(config: Mapping[str, Any]) -> dict[Path, int | float | None]:
-    """Return the numbers of a configuration, and the fields without a value, which may take one.
+    """Return the numbers of a configuration, and the fields without a value, which may accept one.
 
     Example:
         >>> numbers({"width": 8, "sizes": [1, 2], "part": {"eps": 1e-5}, "name": "a", "inner": None})
@@ -44,7 +44,7 @@ def _numbers(value: Any, path: Path) -> Iterator[tuple[Path, int | float | None]
 
 
 def set_numbers(config: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """Return a configuration with other numbers.
+    """Return a configuration with some numbers replaced.
 
     Example:
         >>> set_numbers({"width": 8, "sizes": [1, 2]}, {("width",): 4, ("sizes", 1): 3})
@@ -62,7 +62,7 @@ def set_numbers(config: Mapping[str, Any], values: Values) -> dict[str, Any]:
 
 
 def shown(path: Path) -> str:
-    """Return a field as people write it.
+    """Format the path of a field.
 
     Example:
         >>> shown(("text_config", "hidden_sizes", 2))
@@ -75,7 +75,7 @@ def shown(path: Path) -> str:
 
 
 def generic(name: str) -> str:
-    """Return the name of a parameter without the numbers of layers.
+    """Return the name of a parameter with the indices of layers replaced by ``*``.
 
     Example:
         >>> generic("layers.0.weight")
@@ -85,7 +85,7 @@ def generic(name: str) -> str:
 
 
 def changed_dims(one: Shape | None, other: Shape | None) -> frozenset[int] | None:
-    """Return the dimensions in which two shapes differ; None where one has more, or is not there: all of them.
+    """Return the dimensions in which two shapes differ; None if they differ in length or one is None.
 
     Example:
         >>> changed_dims((4, 8), (4, 6)), changed_dims((4, 8), None)

@@ -1,8 +1,8 @@
-"""Whether a package could load what pruning would leave of a network, and which groups stand in the way.
+"""Forecast of whether a package could load a pruned network, and which groups prevent it.
 
-Nothing is predicted by rules: a copy of the network is compacted, and the configuration of the result is searched as
-`save_pretrained` does. Where there is none, the groups behind the tensors that no field describes stay whole, and the
-rest is tried again; what is left of the groups in the end can be saved.
+Nothing is predicted by rules: a copy of the network is compacted, and `save_pretrained`'s search looks for a
+configuration of the result. If there is none, the groups behind tensors that no field describes are excluded, and the
+rest is tried again, until the remaining groups can be saved.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Place:
     Attributes:
         name: its name.
         reason: why.
-        dims: the dimensions of the parameter that are meant; None: all of it.
-        kind: what is the same in all layers of a kind, among what stands in the way.
+        dims: the affected dimensions of the parameter; None: all.
+        kind: key that equivalent places in other layers share.
     """
 
     name: str
@@ -51,11 +51,11 @@ class _Place:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Groups that have to stay whole, for one reason.
+    """Groups that cannot be pruned, for one reason.
 
     Attributes:
         groups: their names.
-        reason: what no configuration says.
+        reason: what no configuration can describe.
     """
 
     groups: tuple[str, ...]
@@ -64,14 +64,14 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Whether `save_pretrained` could write what is left without a part of the channels of each group.
+    """Forecast of `save_pretrained` after removing a fraction of each group.
 
     Attributes:
         amount: fraction of each group that is removed.
-        plain_norms: whether norms become ordinary ones, as with ``plain_norms=True``; else it is exact.
-        obstacles: groups that have to stay whole for that; none where all can be pruned.
-        config: the fields that change; None where nothing can be removed.
-        params: number of parameters that are left.
+        plain_norms: whether norms become ordinary ones, as with ``plain_norms=True``; else the result is exact.
+        obstacles: groups that cannot be pruned; empty if all can.
+        config: the fields that change; None if nothing can be removed.
+        params: number of remaining parameters.
     """
 
     amount: float
@@ -91,10 +91,10 @@ class Part:
     """The part of a network that a package loads.
 
     Attributes:
-        name: path inside of the network; ``""`` is all of it.
+        name: path inside the network; ``""`` is the network itself.
         form: how its class is built.
-        example: what it takes.
-        looks: sizes by configuration that were seen already.
+        example: its example input.
+        looks: cached sizes by configuration.
     """
 
     name: str
@@ -103,18 +103,18 @@ class Part:
     looks: dict[Any, Any] = field(default_factory=dict)
 
     def full(self, name: str) -> str:
-        """Return the name in the network of a module or parameter of the part."""
+        """Return the full name in the network of a module or parameter of the part."""
         return f"{self.name}.{name}".strip(".")
 
 
 def part_of(network: nn.Module, example: Any) -> Part | None:
-    """Return the outermost part of a network that a package loads by a configuration, or builds from arguments.
+    """Return the outermost part of a network that a package builds from a configuration or from arguments.
 
-    None where there is neither.
+    None if there is no such part.
 
     Args:
-        network: a model, or one that holds a model.
-        example: what it takes.
+        network: a model, or a module that contains one.
+        example: its example input.
 
     Example:
         >>> part_of(nn.Linear(1, 1), torch.zeros(1, 1)) is None
@@ -132,7 +132,7 @@ def part_of(network: nn.Module, example: Any) -> Part | None:
 
 
 def _passed(network: nn.Module, part: nn.Module, example: Any) -> Any:
-    """Return what a network passes to a part at the first call, as a mapping; None where it does not call it."""
+    """Return the arguments of a network's first call of a part, as a mapping; None if it does not call it."""
     calls: list[Mapping[str, Any]] = []
     names = list(inspect.signature(part.forward).parameters)
 
@@ -153,7 +153,7 @@ def _passed(network: nn.Module, part: nn.Module, example: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What came of a compaction: the fields that change, or tensors that no configuration describes."""
+    """Result of a trial compaction: the fields that change, or tensors that no configuration describes."""
 
     params: int
     config: Mapping[str, int | float] | None = None
@@ -162,13 +162,13 @@ class _Trial:
 
     @property
     def names(self) -> set[str]:
-        """What no configuration describes."""
+        """Names of the tensors that no configuration describes."""
         return {place.name for place in self.places}
 
 
 @dataclass(frozen=True)
 class _Network:
-    """A network to compact copies of."""
+    """A network whose copies are compacted."""
 
     model: nn.Module
     graph: engine.Graph
@@ -178,7 +178,7 @@ class _Network:
     plain_norms: bool
 
     def trial(self, whole: frozenset[str]) -> _Trial:
-        """Compact a copy, but for the groups that stay whole, and look for its configuration."""
+        """Compact a copy, except for the groups ``whole``, and search its configuration."""
         keep = {name: units for name, units in self.keep.items() if name not in whole}
         small, inputs = copy.deepcopy(self.model), self.graph.kwargs or self.graph.args
         masks = engine.group_masks(self.groups, keep)
@@ -190,12 +190,12 @@ class _Network:
         params = sum(parameter.numel() for parameter in small.parameters())
         with evaluating(small):
             norms = rescaled_norms(small)
-            return _norms_in_the_way(norms, params) or _searched(small, norms, self.part, params)
+            return _blocking_norms(norms, params) or _searched(small, norms, self.part, params)
 
-    def in_the_way(self, trial: _Trial, whole: frozenset[str]) -> list[Obstacle]:
-        """Return the groups behind the places of a trial: those with parameters there, or without which all is right.
+    def obstacles(self, trial: _Trial, whole: frozenset[str]) -> list[Obstacle]:
+        """Return the groups behind the places of a failed trial: those with parameters there.
 
-        Norms without weights belong to no group.
+        If there are none, as for norms without weights, return a group without which the trial succeeds.
         """
         groups = [group for group in self.groups if group.name in self.keep and group.name not in whole]
         by_kind: dict[object, list[tuple[str, _Place]]] = {}
@@ -218,15 +218,15 @@ def _concerns(group: engine.Group, name: str, place: _Place) -> bool:
     return any(place.dims is None or any(member.units.shape[dim] > 1 for dim in place.dims) for member in members)
 
 
-def _norms_in_the_way(norms: Mapping[str, Rescaled], params: int) -> _Trial | None:
+def _blocking_norms(norms: Mapping[str, Rescaled], params: int) -> _Trial | None:
     wide = {name: norm for name, norm in norms.items() if not norm.is_plain}
     if not wide:
         return None
     kinds = ", ".join(dict.fromkeys(norm.kind for norm in wide.values()))
     name, norm = next(iter(wide.items()))
     rest = f" and {len(wide) - 1} more" if len(wide) > 1 else ""
-    left = f"with {norm.kept} left" if norm.kept else "of which some are removed"
-    reason = f"{kinds} {name!r}{rest} would keep the statistics of {norm.size} channels {left}"
+    remaining = f"of which {norm.kept} remain" if norm.kept else "of which some are removed"
+    reason = f"{kinds} {name!r}{rest} would keep the statistics of {norm.size} channels {remaining}"
     return _Trial(params, places=tuple(_Place(name, reason) for name in wide))
 
 
@@ -248,9 +248,9 @@ def _searched(small: nn.Module, norms: Mapping[str, Rescaled], part: Part, param
 
 
 def _unfit(search: Search, values: Values) -> Iterator[_Place]:
-    """Yield the tensors that have another shape under the nearest configuration.
+    """Yield the tensors whose shapes differ under the nearest configuration.
 
-    Where that would narrow a tensor that stays whole, what else follows the same fields stands in the way.
+    If that would narrow a tensor that is not pruned, yield the tensors that depend on the same fields instead.
     """
     base, look = search.look({}), search.look(values)
     if base is None or look is None:
@@ -281,7 +281,7 @@ def _behind(search: Search, values: Values, misfit: Misfit) -> Values:
 
 
 def _listed(shape: Shape | None) -> str:
-    return "of nothing" if shape is None else str(list(shape))
+    return "of nothing" if shape is None else str(list(shape))  # the tensor does not exist
 
 
 def forecast(
@@ -294,15 +294,15 @@ def forecast(
     amount: float,
     plain_norms: bool,
 ) -> Forecast:
-    """Return whether what is left of a network could be saved for the package that it comes from.
+    """Forecast whether a pruned network could be saved for the package that it comes from.
 
     Args:
-        model: the network; it stays as it is.
+        model: the network, which is not changed.
         graph: its graph.
-        groups: from the same graph.
-        keep: by name of a group, bool ``(size,)``, which units stay.
-        part: what is saved.
-        amount: fraction of each group that is removed, to note it.
+        groups: groups of the same graph.
+        keep: remaining units of each group, bool ``(size,)`` by name.
+        part: the part to save.
+        amount: fraction of each group that is removed, for the forecast's record.
         plain_norms: whether norms become ordinary ones.
     """
     network = _Network(model, graph, groups, keep, part, plain_norms)
@@ -313,6 +313,6 @@ def forecast(
         if trial.config is not None or whole >= set(keep):
             config = trial.config if not whole >= set(keep) else None
             return Forecast(amount, plain_norms, tuple(obstacles), config, trial.params)
-        blocking = network.in_the_way(trial, whole)
+        blocking = network.obstacles(trial, whole)
         obstacles += blocking
         whole |= {name for obstacle in blocking for name in obstacle.groups}

@@ -1,7 +1,7 @@
 """The two protocols by which packages save networks: those of transformers and of diffusers.
 
-Neither package is imported. A model of transformers has a configuration object (``to_dict``, ``from_dict``) that its
-class takes; one of diffusers a mapping that its class takes as ``from_config``.
+Neither package is imported. Models of transformers are built from a configuration object (``to_dict``, ``from_dict``),
+those of diffusers from a mapping by ``from_config``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Form", "Format", "format_of", "silent"]
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Suppress what classes say about configurations that are only tried."""
+    """Suppress warnings of classes about trial configurations."""
     level = logging.root.manager.disable
     try:
         logging.disable(logging.WARNING)
@@ -38,27 +38,27 @@ def silent() -> Iterator[None]:
 
 
 class Form(Protocol):
-    """How a class is built from numbers."""
+    """Construction of a class from numbers."""
 
     @property
     def cls(self) -> Any:
         """The class."""
 
     def build(self, values: Values, device: str = "meta") -> nn.Module:
-        """Return a new instance under other numbers."""
+        """Return a new instance, with the given numbers replaced."""
 
     def fields(self) -> dict[Path, int | float | None]:
-        """Return the numbers that it is built from."""
+        """Return the numbers that the class is built from."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a class is built from a configuration, saved and loaded.
+    """Construction of a class from a configuration, and loading of saved networks.
 
     Attributes:
-        cls: the class as its package has it.
+        cls: the original class.
         config: the old configuration, as primitives.
-        kind: class of the configuration object, where it is one.
+        kind: class of the configuration object; None if it is a mapping.
     """
 
     cls: Any
@@ -66,7 +66,7 @@ class Format:
     kind: Any = None
 
     def build(self, values: Values, device: str = "meta") -> nn.Module:
-        """Return a new instance under the old configuration with other numbers."""
+        """Return a new instance, with the given numbers of the old configuration replaced."""
         config = set_numbers(self.config, values)
         with silent(), torch.random.fork_rng(devices=[]), torch.device(device):
             model: nn.Module = (
@@ -75,9 +75,9 @@ class Format:
         return model
 
     def unlisted(self) -> list[Path]:
-        """Return the fields that the class reads where a configuration has them, and this one has not.
+        """Return the optional fields that the class looks up but this configuration does not have.
 
-        Many classes take ``head_dim`` of a configuration, and else derive the size of a head from the width.
+        Many classes use ``head_dim`` if the configuration has it, and else derive the size of a head from the width.
         """
         if self.kind is None:
             return []
@@ -89,18 +89,18 @@ class Format:
         return list(dict.fromkeys(paths))
 
     def fields(self) -> dict[Path, int | float | None]:
-        """Return the numbers of the configuration, and the fields that may get one."""
+        """Return the numbers of the configuration, and the fields without a value."""
         return {**numbers(self.config), **dict.fromkeys(self.unlisted())}
 
     def load(self, directory: str | os.PathLike[str], dtype: torch.dtype) -> nn.Module:
-        """Return the saved network, as anybody loads it."""
+        """Load a saved network as users do."""
         name = "torch_dtype" if self.kind is None else "dtype"
         model: nn.Module = self.cls.from_pretrained(os.fspath(directory), **{name: dtype})
         return model
 
 
 def _parts(config: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield a configuration object and those inside of it."""
+    """Yield a configuration object and those nested in it."""
     yield path, config
     for name, value in vars(config).items():
         if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
@@ -109,7 +109,7 @@ def _parts(config: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 @contextlib.contextmanager
 def _missing(kind: Any) -> Iterator[list[tuple[Any, str]]]:
-    """Note, inside the context, what is read of configurations that they do not have."""
+    """Record missing attributes of configurations that are looked up inside the context."""
     base = next(cls for cls in reversed(kind.__mro__) if "from_dict" in vars(cls))
     names: list[tuple[Any, str]] = []
 
@@ -128,10 +128,10 @@ def _missing(kind: Any) -> Iterator[list[tuple[Any, str]]]:
 
 
 def format_of(model: nn.Module) -> Format:
-    """Return how a model is saved.
+    """Return the format of a model.
 
     Raises:
-        InputError: where it follows neither protocol.
+        InputError: if it follows neither protocol.
     """
     cls: Any = original(type(model))
     config = getattr(model, "config", None)
@@ -141,7 +141,7 @@ def format_of(model: nn.Module) -> Format:
         if isinstance(config, Mapping) and callable(getattr(cls, "from_config", None)):
             return Format(cls, dict(config))
     inside = [name for name, part in model.named_modules() if name and hasattr(type(part), "save_pretrained")]
-    hint = f" Pass its part {inside[0]!r}." if inside else " For other networks there is `save_stock`."
+    hint = f" Pass its submodule {inside[0]!r}." if inside else " For other networks, use `save_stock`."
     raise InputError(f"{cls.__name__} has no configuration and no `from_pretrained`.{hint}")
 
 

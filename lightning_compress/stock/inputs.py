@@ -1,4 +1,4 @@
-"""Random inputs for a network whose arguments have the usual names."""
+"""Random inputs for networks whose arguments have common names."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _TOKENS = 8
 
 
 def sensible_inputs(model: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return random inputs that a model accepts, two samples, chosen by the names of its arguments.
+    """Return two random samples that a model accepts, chosen by the names of its arguments.
 
     Args:
-        model: in eval mode.
+        model: the model in eval mode.
         config: its configuration.
 
     Raises:
-        InputError: where it accepts none; the message says what to pass instead.
+        InputError: if it accepts none; the message says what to pass instead.
     """
     errors: list[str] = []
     for inputs in _candidates(model, config):
         try:
             with torch.no_grad():
                 model(**inputs)
-        except Exception as error:  # of any kind: it is the model's own code, and others may do
+        except Exception as error:  # the model may raise anything; other inputs may work
             errors.append(f"{type(error).__name__}: {error}")
             continue
         return inputs
     raise InputError(
-        f"{type(model).__name__} runs on none of the random inputs tried "
+        f"{type(model).__name__} accepts none of the random inputs tried "
         f"({errors[0] if errors else 'no argument has a usual name'}). Pass `example_input=`."
     )
 
 
 def seeded_on(model: nn.Module) -> AbstractContextManager[None]:
-    """Draw the same random numbers inside the context each time, on a model's devices too; their states are put back.
+    """Seed the random states inside the context, including those of a model's devices, and restore them afterwards.
 
     Example:
         >>> with seeded_on(nn.Linear(1, 1)):
@@ -66,12 +66,12 @@ def random_image(model: nn.Module, shape: Iterable[int]) -> Tensor:
 
 
 def random_like(example: Any, seed: int, integers: bool) -> Any:
-    """Return inputs of the same shapes with other numbers.
+    """Return random inputs of the same shapes.
 
     Args:
-        example: what the model takes.
-        seed: of the numbers.
-        integers: whether integers change places, too; some stand for sizes.
+        example: example input of the model.
+        seed: seed of the numbers.
+        integers: whether to permute integers, too, which may be sizes.
 
     Example:
         >>> random_like({"x": torch.zeros(1), "ids": torch.tensor([[1, 2, 3]])}, 1, False)["ids"]
@@ -112,7 +112,7 @@ def _number(config: Mapping[str, Any], *names: str, default: int) -> int:
 
 
 def _pool(config: Mapping[str, Any], model: nn.Module) -> dict[str, list[Tensor]]:
-    """Return what may be passed to a model, by the name of the argument."""
+    """Return candidate tensors by the name of the argument."""
     generator = torch.Generator().manual_seed(0)
     parameter = next(model.parameters())
     side, channels = (

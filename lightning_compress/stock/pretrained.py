@@ -1,4 +1,4 @@
-"""Save a compacted network of transformers or diffusers so that its own package loads it, without this one."""
+"""Saving of compacted networks of transformers or diffusers in a format that these packages load."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from lightning_compress.stock.inputs import sensible_inputs
 __all__ = ["NOTE", "Saved", "best_fit", "save_pretrained", "search_for"]
 
 NOTE = "lightning_compress.json"
-_TRIES = 12  # configurations with the right shapes that are run
+_TRIES = 12  # configurations with matching shapes to run
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What `save_pretrained` wrote.
+    """Result of `save_pretrained`.
 
     Attributes:
-        directory: where.
+        directory: the directory.
         config: the fields that changed, with their new values.
         error: the largest difference between the outputs of the saved network and of the one in memory on random
-            inputs, relative to the largest output. Where it is above 1e-6, the two agree to 1e-6 in float64, with
-            weights that are not rounded, or norms share an eps.
-        shared_eps: norms that the configuration gives another eps than they have in memory, with that number: one
-            field is the eps of norms that lost channels and of norms that did not. The error is theirs.
+            inputs, relative to the largest output. If it exceeds 1e-6, the two agree to 1e-6 in float64 with unrounded
+            weights, or norms share an eps.
+        shared_eps: norms whose eps in the configuration differs from that in memory, with the configured value: one
+            field is the eps of norms that lost channels and of norms that did not. They cause the error.
     """
 
     directory: str
@@ -56,29 +56,28 @@ def save_pretrained(
     example_input: Any = None,
     tolerance: float = 0.0,
 ) -> Saved:
-    """Save a compacted network of transformers or diffusers for ``from_pretrained``, under a plain configuration.
+    """Save a compacted network of transformers or diffusers for ``from_pretrained``, with a plain configuration.
 
-    The configuration that describes the small network is derived by building the network's class, not looked up. RMS
-    norms become ordinary ones over the channels that are left, with another eps and weight, which compute the same.
-    Nothing is written unless the class, built from the new configuration, loads every weight and computes what the
-    model in memory does.
+    The configuration is derived by building the network's class, not from a table. RMS norms become ordinary norms over
+    the remaining channels, with a different eps and weight, which compute the same. Nothing is written unless the
+    class, built from the new configuration, loads every weight and computes the same function as the model in memory.
 
     Args:
-        model: the network; it stays as it is. One that was not compacted is saved, too.
-        directory: where to write ``config.json`` and the weights; made where it is missing.
-        processor: a tokenizer or processor to save beside it.
-        example_input: what the model takes, in the form that ``engine.trace`` takes; needed where random tokens,
-            images or sounds do not run through it.
-        tolerance: error up to which norms may get another eps than they have, because one field of the configuration
-            is the eps of norms that lost channels and of others that did not. By default that is refused; the message
-            says how large the error is.
+        model: the network, which is not changed; it need not be compacted.
+        directory: directory for ``config.json`` and the weights; created if missing.
+        processor: a tokenizer or processor to save with the network.
+        example_input: example input of the model, as for ``engine.trace``; required if the model accepts no random
+            tokens, images or audio.
+        tolerance: maximum error that may result from norms sharing an eps, if one field of the configuration is the
+            eps of norms that lost channels and of others that did not. By default this is an error, which says how
+            large the difference is.
 
     Returns:
         The fields that changed, and the error.
 
     Raises:
-        InputError: where a plain configuration cannot describe the network, naming the layer and what to change.
-        VerificationError: where the class computes something else under every configuration with the right shapes.
+        InputError: if no plain configuration describes the network, naming the layer and what to change.
+        VerificationError: if the class computes a different function under every configuration with matching shapes.
 
     Example:
         >>> saved = save_pretrained(model, "small")  # doctest: +SKIP
@@ -98,13 +97,13 @@ def save_pretrained(
 
 
 def search_for(model: nn.Module, form: Form, norms: Mapping[str, Rescaled], looks: Any = None) -> Search:
-    """Return the search for the configuration that describes a model.
+    """Create the search for the configuration that describes a model.
 
     Args:
         model: the narrowed network.
         form: how its class is built.
-        norms: what ordinary norms need in place of the narrowed ones.
-        looks: sizes by configuration that an earlier search of the same class has seen.
+        norms: tensors and numbers of the ordinary norms that replace the narrowed ones.
+        looks: cached sizes by configuration of an earlier search for the same class.
     """
     eps = {(name, key): value for name, norm in norms.items() for key, value in norm.numbers.items()}
     return Search(form.build, form.fields(), look_at(model, eps), looks={} if looks is None else looks)
@@ -119,20 +118,20 @@ def best_fit(
     example: Any,
     tolerance: float = 0.0,
 ) -> tuple[Fit, Values]:
-    """Return a new instance of the class that computes what the model does, and its configuration.
+    """Return a new instance of the class that computes the same function as the model, and its configuration.
 
     Args:
         model: the narrowed network.
         form: how its class is built.
-        norms: what ordinary norms need in place of the narrowed ones.
-        search: for the configuration.
-        candidates: configurations under which all names and shapes agree, best first.
-        example: what the model takes.
-        tolerance: error up to which norms may share an eps.
+        norms: tensors and numbers of the ordinary norms that replace the narrowed ones.
+        search: the search for the configuration.
+        candidates: configurations under which all names and shapes match, best first.
+        example: example input of the model.
+        tolerance: maximum error that may result from norms sharing an eps.
 
     Raises:
-        VerificationError: where it computes something else under all of them.
-        InputError: where the example does not run what was narrowed.
+        VerificationError: if it computes a different function under all of them.
+        InputError: if the example does not use all narrowed parameters.
     """
 
     def tried(several: Sequence[Values]) -> list[tuple[Fit, Values]]:
@@ -181,7 +180,7 @@ def _write(
     example: Any,
     note: Mapping[str, Any],
 ) -> None:
-    """Write everything beside the directory, load it as others do, compare once more, and only then move it there."""
+    """Write everything to a temporary directory, load it as users do, compare again, and move it to ``directory``."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.")
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +194,8 @@ def _write(
         error = measured(stock, again, example)
         if not agree(stock, again, error, example):
             raise VerificationError(
-                f"{form.cls.__name__}.from_pretrained loads another network than was saved: its outputs differ by "
-                f"{error:.1e} of the largest. Does its own `save_pretrained` leave anything out?"
+                f"{form.cls.__name__}.from_pretrained loads a different network than was saved: its outputs differ by "
+                f"{error:.1e} of the largest. Does the class's `save_pretrained` omit anything?"
             )
         if processor is not None:
             processor.save_pretrained(folder)

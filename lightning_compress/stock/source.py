@@ -1,9 +1,9 @@
-"""A compacted network as a Python file beside its weights, for networks without a configuration.
+"""Export of a compacted network as a Python file and its weights, for networks without a configuration.
 
-Where arguments of its class describe the small network, the file calls the constructor. Else the network is recorded by
-`torch.export`, and its program is written out: a module class whose parameters have the small sizes as literal numbers
-and the names that they have in the model, and whose forward calls the same ATen ops with the same arguments. Outputs
-are therefore equal bit by bit. The batch size is free.
+If arguments of its class describe the small network, the file calls the constructor. Otherwise `torch.export` exports
+the network, and its program is written as a module class whose parameters have the small sizes as literals and the same
+names as in the model, and whose forward calls the same ATen ops with the same arguments. Outputs are therefore equal
+bit for bit. The batch size is dynamic.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from lightning_compress.stock.pretrained import best_fit, search_for
 __all__ = ["imported", "save_stock"]
 
 SOURCE, WEIGHTS = "network.py", "network.safetensors"
-_MOST = 600  # networks that are built in search of arguments: most sizes are described by none
+_MOST = 600  # limit of builds in the search for arguments, which fails for most sizes
 
 
-_CALL = '''"""{kind} of {package} with other arguments; the weights are in the file of safetensors beside this one.
+_CALL = '''"""{kind} of {package} with other arguments; the weights are in the safetensors file beside this file.
 
     from safetensors.torch import load_file
 
@@ -60,30 +60,31 @@ def save_stock(
 ) -> Path:
     """Write a network as plain PyTorch source, and its weights in the safetensors format.
 
-    The folder then holds ``network.py`` and ``network.safetensors``. ``Network()`` of the file is the network, and its
-    ``load_state_dict`` takes the weights, under the names that they have in the model. Where the class is one of an
-    installed package, as timm or torchvision, and its constructor takes arguments that describe the small network,
-    the file calls it. Else ``Network`` is a class with the sizes as they are, which needs torch alone.
+    The folder then holds ``network.py`` and ``network.safetensors``. ``Network()`` in the file builds the network,
+    whose ``load_state_dict`` accepts the weights under the same names as in the model. If the class belongs to an
+    installed package, such as timm or torchvision, and arguments of its constructor describe the small network, the
+    file calls the constructor. Otherwise ``Network`` is a class with literal sizes that only needs torch.
 
     Args:
-        model: compacted or not; it is recorded in eval mode and left as it was.
-        directory: where to write; made where it is missing.
-        example_input: what the model takes, in the form that ``engine.trace`` takes, batch first; by default an image
-            of the size that timm notes in ``model.pretrained_cfg``, or Lightning's ``example_input_array``.
-        constructor: whether the file may call the constructor of a package; False: it needs torch alone.
+        model: the model, compacted or not, which is not changed.
+        directory: directory to write to; created if missing.
+        example_input: example input of the model, as for ``engine.trace``, batch first; by default an image of the
+            size in timm's ``model.pretrained_cfg``, or Lightning's ``example_input_array``.
+        constructor: whether the file may call the constructor of a package; if False, it only needs torch.
 
     Returns:
         The path of ``network.py``.
 
     Raises:
-        InputError: where the package safetensors or an example is missing, or `torch.export` does not take the model.
-        VerificationError: where the file computes something else; nothing is written then.
+        InputError: if the package safetensors or an example is missing, or `torch.export` fails.
+        VerificationError: if the file computes a different function; nothing is written then.
 
     Example:
         >>> save_stock(model, "small", example_input=images)  # doctest: +SKIP
         PosixPath('small/network.py')
     """
-    example = another_batch(_example(model) if example_input is None else example_input)  # one would become a literal
+    # A second sample, because export would specialise a batch size of 1.
+    example = another_batch(_example(model) if example_input is None else example_input)
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file, not a directory.")
@@ -102,7 +103,7 @@ def save_stock(
 
 
 Written = tuple[str, Mapping[str, Tensor], float]
-"""Source, weights, and how far outputs may be from those of the model, relative to the largest."""
+"""Source, weights, and tolerance of the outputs relative to the largest."""
 
 
 def _recorded(model: nn.Module, example: Any) -> Written:
@@ -111,7 +112,7 @@ def _recorded(model: nn.Module, example: Any) -> Written:
 
 
 def _called(model: nn.Module, example: Any) -> Written | None:
-    """Return a file that calls the constructor of the model's class; None where no arguments describe the model."""
+    """Return a file that calls the constructor of the model's class; None if no arguments describe the model."""
     form, norms = constructor_of(model), rescaled_norms(model)
     if form is None or not all(norm.is_plain for norm in norms.values()):
         return None
@@ -121,7 +122,7 @@ def _called(model: nn.Module, example: Any) -> Written | None:
         return None
     try:
         fit, values = best_fit(model, form, norms, search, candidates, example)
-    except EngineError:  # it computes something else, or the example does not run all of it
+    except EngineError:  # it computes a different function, or the example does not cover it
         return None
     source = form.source(values)
     if source is None:
@@ -143,12 +144,12 @@ def _example(model: nn.Module) -> Any:
 def _program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     try:
         return exported_program(model, args, kwargs, ("batch",))
-    except Exception as error:  # torch's exporter raises all kinds, deep inside of the model's own code
-        raise InputError(f"torch.export does not take the model: {str(error).strip()[:2000]}") from error
+    except Exception as error:  # torch's exporter and the model's own code may raise anything
+        raise InputError(f"torch.export cannot export the model: {str(error).strip()[:2000]}") from error
 
 
 def imported(path: Path) -> ModuleType:
-    """Return the module of a written file."""
+    """Import a written file as a module."""
     spec = importlib.util.spec_from_file_location("network", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -157,10 +158,10 @@ def imported(path: Path) -> ModuleType:
 
 
 def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches: list[Any], tolerance: float) -> None:
-    """Run the file, and compare it with the model, bit by bit where the tolerance is zero.
+    """Run the file and compare it with the model, bit for bit if the tolerance is zero.
 
     Raises:
-        VerificationError: where it differs.
+        VerificationError: if the outputs differ.
     """
     network = imported(path).Network()
     network.load_state_dict(dict(tensors))
@@ -175,8 +176,8 @@ def _check(model: nn.Module, path: Path, tensors: Mapping[str, Tensor], batches:
         ):
             shapes = [list(tensor.shape) for tensor in tensors_in(batch)]
             raise VerificationError(
-                f"The source of {type(model).__name__} computes something other than the model on inputs of {shapes}. "
-                "Does its forward decide on numbers, or draw random ones?"
+                f"The source of {type(model).__name__} computes a different function than the model on inputs of "
+                f"{shapes}. Does its forward have data-dependent control flow, or draw random numbers?"
             )
 
 

@@ -1,4 +1,4 @@
-"""Averaged copies of a model: those that callbacks hold (EMA, SWA), and those inside of the LightningModule."""
+"""Averaged copies of a model: those of callbacks (EMA, SWA) and those inside the LightningModule."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Average(NamedTuple):
-    """A copy of a part of the model.
+    """An averaged copy of the model or of one of its submodules.
 
     Attributes:
-        path: the part's path inside the model; ``""`` is all of it.
-        module: its copy.
+        path: path of the submodule inside the model; ``""`` is the model itself.
+        module: the averaged copy.
     """
 
     path: str
@@ -29,18 +29,18 @@ class Average(NamedTuple):
 
 
 def averages(callbacks: Iterable[Any], pl_module: LightningModule, path: str) -> list[Average]:
-    """The averaged copies of the model at ``path``.
+    """Return the averaged copies of the model at ``path``.
 
-    Callbacks that average hold a copy of the LightningModule. What else is averaged is found by its class,
-    `torch.optim.swa_utils.AveragedModel`; other copies (a teacher, say) are none of ours.
+    Averaging callbacks hold a copy of the LightningModule. Copies inside the LightningModule are recognised by their
+    class, `torch.optim.swa_utils.AveragedModel`; other copies, such as a teacher, are ignored.
 
     Args:
         callbacks: the Trainer's callbacks.
         pl_module: the LightningModule.
-        path: path of the model inside it.
+        path: path of the model inside the LightningModule.
 
     Raises:
-        PlanError: where several parts of the model look like the one that is averaged.
+        PlanError: if several submodules of the model match an averaged copy.
     """
     model = pl_module.get_submodule(path)
     copies = [Average("", copy.get_submodule(path)) for copy in _copies(callbacks, pl_module)]
@@ -51,9 +51,10 @@ def averages(callbacks: Iterable[Any], pl_module: LightningModule, path: str) ->
 
 
 def follow_loading(pl_module: LightningModule) -> None:
-    """Let copies that averaging callbacks hold take the shapes that the LightningModule takes when it is resumed.
+    """Reshape the copies of averaging callbacks whenever the LightningModule loads a state of other shapes.
 
-    They were made before that, in ``setup``, and their own weights are loaded right after it.
+    On resumption, the copies already exist, since ``setup``, and their own weights are loaded right after those of the
+    LightningModule.
     """
     if _align not in pl_module._load_state_dict_post_hooks.values():
         pl_module.register_load_state_dict_post_hook(_align)
@@ -88,14 +89,14 @@ def _part(model: nn.Module, name: str, average: AveragedModel) -> list[Average]:
     ]
     if len(paths) > 1:
         raise PlanError(
-            f"{name!r} is an average of {' or '.join(map(repr, paths))}, which look the same: which of them cannot be "
-            "told. Average the whole LightningModule with a callback instead."
+            f"{name!r} may be an average of {' or '.join(map(repr, paths))}, which have the same class and shapes. "
+            "Average the whole LightningModule with a callback instead."
         )
     return [Average(path, average.module) for path in paths]
 
 
 def _is_like(one: nn.Module, other: nn.Module) -> bool:
-    # Classes in which sizes are pinned are subclasses of the same name.
+    # Pinning sizes exchanges a class for a subclass of the same name.
     return type(one).__qualname__ == type(other).__qualname__
 
 

@@ -1,6 +1,6 @@
-"""Batches of the train dataloader that weights are fitted on, drawn so that training goes on as if they had not been.
+"""Calibration batches, drawn from the train dataloader without affecting training.
 
-Samplers are copied before they are asked, and every random state that a loader or its dataset holds is put back.
+Samplers are copied before use, and all random states of the dataloader and its dataset are restored.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_LONGEST = 1000  # entries of a container that is searched for generators
+_LONGEST = 1000  # length up to which a container is searched for generators
 _NOT_SEARCHED = (Tensor, np.ndarray, str, bytes, int, float, complex, type(None), type, nn.Parameter)
 
 
 def train_batches(
     trainer: Trainer, pl_module: LightningModule, model: nn.Module, example: Any, samples: int, seed: int = 0
 ) -> list[Any]:
-    """Return batches of the train dataloader in the form of the example, with as many samples as are wanted.
+    """Draw batches from the train dataloader, in the form of the example.
 
-    Neither the loader's order nor a random state advances, and the draw is the same after a resumption.
+    The dataloader's order and all random states are preserved. The draw is the same after resuming.
 
     Args:
-        trainer: fits the LightningModule.
-        pl_module: the LightningModule, whose hooks around the transfer of a batch are called.
-        model: the model inside it.
-        example: what the model takes.
-        samples: how many, or all that there are.
-        seed: of the order and of whatever the dataset draws.
+        trainer: the Trainer.
+        pl_module: the LightningModule, whose batch transfer hooks are called.
+        model: the model inside the LightningModule.
+        example: example input of the model.
+        samples: number of samples; all if there are fewer.
+        seed: seed of the order and of random numbers that the dataset draws.
 
     Raises:
-        MisconfigurationException: where there is no single train dataloader, its order cannot be copied, or the model
-            does not take what it gives.
+        MisconfigurationException: if there is no single train dataloader, its order cannot be copied, or the model
+            does not accept its batches.
     """
     loader = trainer.train_dataloader
     if loader is None or isinstance(loader, (Mapping, list, tuple)):
@@ -61,17 +61,17 @@ def train_batches(
             batch = trainer.precision_plugin.convert_input(batch)
             batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            batches.append(_taken(batch, pl_module, model, example))
+            batches.append(_model_input(batch, pl_module, model, example))
             count += len(next(tensors_in(batches[-1])))
             if count >= samples:
                 break
     return batches
 
 
-def _taken(batch: Any, pl_module: LightningModule, model: nn.Module, example: Any) -> Any:
-    """Return the part of a batch that is like the example, or what `training_step` passes to the model of it."""
+def _model_input(batch: Any, pl_module: LightningModule, model: nn.Module, example: Any) -> Any:
+    """Return the part of a batch that matches the example, or else what `training_step` passes to the model."""
     try:
-        return as_taken(batch, model, example)
+        return matching_part(batch, model, example)
     except MisconfigurationException:
         arguments = passed(pl_module, model, (batch, 0))
         if arguments is None:
@@ -79,14 +79,14 @@ def _taken(batch: Any, pl_module: LightningModule, model: nn.Module, example: An
         return arguments
 
 
-def as_taken(batch: Any, model: nn.Module, example: Any) -> Any:
-    """Return the part of a batch that the model takes, in the form of the example.
+def matching_part(batch: Any, model: nn.Module, example: Any) -> Any:
+    """Return the part of a batch that matches the example input of the model.
 
     Raises:
-        MisconfigurationException: where no part is like the example.
+        MisconfigurationException: if no part does.
 
     Example:
-        >>> as_taken([torch.ones(4, 2), torch.zeros(4)], nn.Linear(2, 1), torch.zeros(1, 2)).shape
+        >>> matching_part([torch.ones(4, 2), torch.zeros(4)], nn.Linear(2, 1), torch.zeros(1, 2)).shape
         torch.Size([4, 2])
     """
     wanted = list(tensors_in(example))
@@ -95,9 +95,9 @@ def as_taken(batch: Any, model: nn.Module, example: Any) -> Any:
         if len(tensors) == len(wanted) and all(map(_alike, tensors, wanted)):
             return candidate
     raise MisconfigurationException(
-        f"The train dataloader gives {describe(batch)}, of which `{type(model).__name__}` takes nothing: the example "
-        f"input is {describe(example)}. Let `forward` take what the loader gives, or compensate after the fit with "
-        "`engine.compensate`."
+        f"No part of {describe(batch)}, a batch of the train dataloader, matches the example input of "
+        f"`{type(model).__name__}`, {describe(example)}. Let `forward` accept such batches, or compensate after the "
+        "fit with `engine.compensate`."
     )
 
 
@@ -107,7 +107,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def _reseeded(loader: Any, seed: int) -> Iterator[None]:
-    """Seed all random states that a loader may draw from, and put them back afterwards."""
+    """Seed all random states that a dataloader may draw from, and restore them afterwards."""
     generators = list(_generators(loader))
     states = [(generator, _state(generator)) for generator in generators]
     with isolate_rng():
@@ -124,7 +124,7 @@ def _reseeded(loader: Any, seed: int) -> Iterator[None]:
 
 
 def _generators(root: Any) -> Iterator[Any]:
-    """Yield the generators of random numbers that an object holds, directly or in what it holds."""
+    """Yield the random number generators reachable from an object."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -167,7 +167,7 @@ def _seed(generator: Any, seed: int) -> None:
 
 
 def _copied(loader: Any, seed: int) -> Iterable[Any]:
-    """Return a loader of the same batches; the samplers, or what else has a place of its own, are copies."""
+    """Return a dataloader with the same dataset and copies of everything that has a position, such as samplers."""
     if not isinstance(loader, DataLoader):
         return iter(_copy(loader, {}))
     parts = {name: getattr(loader, name) for name in ("sampler", "batch_sampler", "generator")}
@@ -189,6 +189,6 @@ def _copy(thing: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(thing, memo)
     except (TypeError, RuntimeError) as error:
         raise MisconfigurationException(
-            "The order of the train dataloader cannot be copied, so that drawing from it would advance it "
-            f"({error}). Use a `DataLoader` whose sampler, or iterable dataset, can be copied by `copy.deepcopy`."
+            f"The order of the train dataloader cannot be copied ({error}), so drawing from it would affect training. "
+            "Use a `DataLoader` whose sampler or iterable dataset supports `copy.deepcopy`."
         ) from error

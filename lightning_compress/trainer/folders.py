@@ -1,4 +1,4 @@
-"""Let Lightning load folders of `torch.distributed.checkpoint` through a reader that runs no code in them."""
+"""Safe loading of `torch.distributed.checkpoint` folders in Lightning, without unpickling code."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = ["CheckedReader", "checked_folders"]
 
 
 class CheckedReader(FileSystemReader):
-    """Torch's reader of a folder, by an index that was checked, and with values that hold no code.
+    """Torch's reader of a folder, with a checked index and plain values only.
 
     Args:
         folder: the folder.
 
     Raises:
-        CheckpointError: where its index is damaged or no index.
+        CheckpointError: if its index is missing or damaged.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -45,7 +45,7 @@ class CheckedReader(FileSystemReader):
         self._index = read_folder_index(folder)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the index as torch has it, made of what was checked."""
+        """Convert the checked index to torch's metadata."""
         index, entries = self._index, {}
         for name, tensor in index.tensors.items():
             chunks = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
@@ -54,7 +54,7 @@ class CheckedReader(FileSystemReader):
         return Metadata({**entries, **values}, dict(index.paths), {}, StorageMeta(load_id=self.load_id))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan asks for."""
+        """Read the items of a load plan."""
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, _saved(self._index.value(item.storage_index.fqn)))
@@ -66,7 +66,7 @@ class CheckedReader(FileSystemReader):
 
 
 def _saved(value: Any) -> io.BytesIO:
-    """Plain values as `torch.save` writes them: planners unpickle whatever they receive."""
+    """Serialise plain values by `torch.save`, because planners unpickle what they receive."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -85,13 +85,13 @@ def _read_tensor(index: FolderIndex, item: ReadItem, planner: LoadPlanner) -> No
 
 
 def _load(state: dict[str, Any], path: Path) -> None:
-    """Replacement for Lightning's function of this name."""
+    """Replace Lightning's `_distributed_checkpoint_load`."""
     load(state, storage_reader=CheckedReader(path), planner=DefaultLoadPlanner())
 
 
 @contextlib.contextmanager
 def checked_folders() -> Iterator[None]:
-    """Let Lightning's `ModelParallelStrategy` read folders through `CheckedReader` for the length of the body."""
+    """Make Lightning's `ModelParallelStrategy` read folders by `CheckedReader` inside the context."""
     modules = [importlib.import_module(f"{fabric}.strategies.model_parallel") for _, fabric in TREES]
     own = [module._distributed_checkpoint_load for module in modules]
     for module in modules:

@@ -1,46 +1,136 @@
-"""The hooks behind a backward pass, up to the end of the batch: those of the LightningModule and of callbacks."""
+"""The hooks around a step and behind its backward pass: those of the LightningModule and of the user's callbacks."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from lightning_compress.trainer.packages import overrides
+from engine.errors import EngineError, TraceError
+from engine.recording import NEEDS_DATA
+from lightning_compress.trainer.copies import copied
+from lightning_compress.trainer.named import named_tensors
+from lightning_compress.trainer.packages import MisconfigurationException, overrides
 from lightning_compress.trainer.quiet import quiet
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-__all__ = ["GradientHooks"]
+__all__ = ["GradientHooks", "Hooks", "around"]
 
-_OF_MODULES = (
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "configure_gradient_clipping",
-    "optimizer_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-)
-_OF_CALLBACKS = ("on_after_backward", "on_before_optimizer_step")
+_ON_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
 _PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
+
+
+def around(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The hooks before a step, and behind it: of the epoch without arguments, of the batch with those of the step.
+
+    Args:
+        kind: name of the step.
+
+    Example:
+        >>> around("test_step")[1]
+        ('on_test_batch_end', 'on_test_epoch_end', 'on_test_end')
+    """
+    stage = kind.removesuffix("ing_step").removesuffix("_step")
+    last = () if stage == "train" else ("end",)  # what a fit does once, at its end, is to write files
+    start, end = ("start", "epoch_start", "batch_start"), ("batch_end", "epoch_end", *last)
+    return tuple(f"on_{stage}_{part}" for part in start), tuple(f"on_{stage}_{part}" for part in end)
+
+
+class Hooks:
+    """Hooks as the Trainer runs them: those of callbacks, then that of the LightningModule.
+
+    Callbacks run as copies, so that they note nothing; those of Lightning and of this package do not run. A hook that
+    raises (it may need more than one batch) does not end the run: what its code names counts as read.
+
+    Args:
+        pl_module: the LightningModule; it is attached to a Trainer.
+        names: of the hooks; callbacks that have none of them are left out.
+
+    Attributes:
+        callbacks: the user's.
+        failures: what hooks raised, by their name.
+
+    Example:
+        >>> from pytorch_lightning import LightningModule, Trainer
+        >>> class Noting(LightningModule):
+        ...     def on_train_epoch_end(self):
+        ...         self.seen = True
+        >>> module = Noting()
+        >>> module.trainer = Trainer(accelerator="cpu", logger=False)
+        >>> Hooks(module, ("on_train_epoch_end",)).run("on_train_epoch_end")
+        []
+        >>> module.seen
+        True
+    """
+
+    def __init__(self, pl_module: LightningModule, names: Collection[str]) -> None:
+        callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
+        self.callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in names)]
+        self.failures: dict[str, Exception] = {}
+        self._module = pl_module
+        self._copies: list[Any] = []
+        self._ready = False
+
+    def begin(self) -> None:
+        """Forget what copies of callbacks noted in another run."""
+        self._ready = False
+
+    def has(self, name: str) -> bool:
+        """Whether the LightningModule overrides a hook, or a callback has it."""
+        return overrides(self._module, name) or any(_has(callback, name) for callback in self.callbacks)
+
+    def run(self, name: str, *arguments: Any, **options: Any) -> list[Tensor]:
+        """Run a hook, and return what counts as read because it could not be run to its end.
+
+        Args:
+            name: of the hook.
+            arguments: of the hook.
+            options: its keyword arguments; callbacks do not get them.
+        """
+        if not self._ready:
+            self._copies, self._ready = list(map(copied, self.callbacks)), True
+        module: Any = self._module
+        read: list[Tensor] = []
+        for callback in self._copies:
+            if _has(callback, name):
+                call = functools.partial(getattr(callback, name), module._trainer, module, *arguments)
+                read += self._tried(f"{type(callback).__name__}.{name}", callback, name, call)
+        if overrides(module, name):
+            read += self._tried(name, module, name, functools.partial(getattr(module, name), *arguments, **options))
+        return read
+
+    def _tried(self, label: str, owner: Any, name: str, call: Callable[[], Any]) -> list[Tensor]:
+        try:
+            call()
+        except (*NEEDS_DATA, EngineError, MisconfigurationException):
+            raise
+        except Exception as error:  # of the user's code
+            if self._has_no_data():
+                raise TraceError(f"{label} does not run without data: {type(error).__name__}: {error}") from error
+            self.failures[label] = error
+            return named_tensors(getattr(type(owner), name), owner, self._module)
+        return []
+
+    def _has_no_data(self) -> bool:
+        """Whether what runs is recorded without data, which some functions do not take; it is tried with data then."""
+        parameter = next(self._module.parameters(), None)
+        return parameter is not None and isinstance(parameter.detach(), FakeTensor)
 
 
 class GradientHooks:
     """What runs between a backward pass and the end of the batch; the optimizer's step does nothing.
 
-    Callbacks run as copies, so that they note nothing; those of Lightning and of this package do not run.
-
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
-        end: runs the hook at the end of the batch.
+        end: runs the hooks at the end of the batch.
         moment: tells what the Trainer's counters are then.
-
-    Attributes:
-        callbacks: those of the user's that have such hooks.
+        hooks: those of the step; by default they have no callbacks.
 
     Example:
         >>> from pytorch_lightning import LightningModule, Trainer
@@ -54,30 +144,31 @@ class GradientHooks:
     """
 
     def __init__(
-        self, pl_module: LightningModule, end: Callable[[], None], moment: Callable[[], Mapping[str, Any]] = dict
+        self,
+        pl_module: LightningModule,
+        end: Callable[[], Any],
+        moment: Callable[[], Mapping[str, Any]] = dict,
+        hooks: Hooks | None = None,
     ) -> None:
         self._module, self._end, self._moment = pl_module, end, moment
+        self._hooks = hooks or Hooks(pl_module, self.names())
         self._parameters = list(pl_module.named_parameters(remove_duplicate=False))
-        callbacks: Sequence[Any] = pl_module.trainer.callbacks  # type: ignore[attr-defined]
-        self.callbacks = [callback for callback in callbacks if any(_has(callback, name) for name in _OF_CALLBACKS)]
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """The hooks that run."""
+        return (*_ON_GRADIENTS, *around("training_step")[1])
 
     def __bool__(self) -> bool:
         """Whether there are such hooks."""
-        return bool(self.callbacks) or any(overrides(self._module, name) for name in _OF_MODULES)
+        return any(map(self._hooks.has, self.names()))
 
     def __call__(self) -> None:
         """Run them, for each optimizer."""
         module: Any = self._module
         trainer: Any = module._trainer
-        callbacks = list(map(_copied, self.callbacks))
+        run = self._hooks.run
         with quiet(module, trainer, self._moment()) as record:
-
-            def run(name: str, *arguments: Any, **options: Any) -> None:
-                for callback in callbacks if name in _OF_CALLBACKS else ():
-                    getattr(callback, name)(module._trainer, module, *arguments)
-                if overrides(module, name):
-                    getattr(module, name)(*arguments, **options)
-
             run("on_after_backward")
             for optimizer in record.optimizers:
                 optimizer.param_groups = self._present(optimizer.param_groups)
@@ -105,10 +196,3 @@ def _has(callback: Any, name: str) -> bool:
     """Whether a callback, or a class that it comes from, has a hook that is neither Lightning's nor this package's."""
     own = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
     return own is not None and not f"{own.__module__}.".startswith(_PACKAGES)
-
-
-def _copied(callback: Any) -> Any:
-    """A copy with containers of its own; what else it holds (a teacher, a writer) is not worth copying."""
-    other = copy.copy(callback)
-    vars(other).update((n, copy.copy(v)) for n, v in vars(callback).items() if isinstance(v, (dict, list, set)))
-    return other

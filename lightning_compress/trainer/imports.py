@@ -1,4 +1,4 @@
-"""Functions of the user's own, named as strings, so that a YAML file can name them."""
+"""Import of user-defined functions by path, so that YAML files can name them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lightning_compress.trainer.packages import MisconfigurationException
 
 
 def imported(path: Any, argument: str, choices: Iterable[str]) -> Any:
-    """What an import path names.
+    """Import the callable at an import path.
 
     Args:
-        path: ``"package.module:function"``, or with a point in place of the colon.
-        argument: name of the argument that holds it, for the error.
-        choices: names that the argument takes beside import paths, for the error.
+        path: ``"package.module:function"`` or ``"package.module.function"``.
+        argument: name of the argument that holds the path, for the error.
+        choices: names that the argument accepts beside import paths, for the error.
 
     Returns:
-        A callable.
+        The callable.
 
     Raises:
         MisconfigurationException: if there is no such callable.
@@ -42,5 +42,5 @@ def imported(path: Any, argument: str, choices: Iterable[str]) -> Any:
             f"('package.module:function'){f'. Did you mean {near[0]!r}?' if near else why}"
         ) from error
     if not callable(target):
-        raise MisconfigurationException(f"`{argument}={path!r}` is not a function but {type(target).__name__}.")
+        raise MisconfigurationException(f"`{argument}={path!r}` is a {type(target).__name__}, not a function.")
     return target

@@ -1,8 +1,8 @@
-"""Results from processes that were forked or spawned: the small weights, and the results of callbacks.
+"""Return of compacted weights and callback results from forked or spawned processes.
 
-Under ``ddp_spawn``, ``ddp_fork`` and in notebooks the fit runs in other processes. Lightning hands the weights back to
-the module that stayed behind, which still has its old shapes, and no callback hook runs there: so the two methods of
-Lightning's launcher that send and receive are extended.
+Under ``ddp_spawn``, ``ddp_fork`` and in notebooks, the fit runs in other processes. Lightning loads the weights into
+the module in the main process, which still has its old shapes, and no callback hook runs there. Therefore this module
+extends the two methods of Lightning's launcher that send and receive results.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Returning(Protocol):
     state_key: str
 
     def results(self) -> dict[str, Any]:
-        """Primitives and tensors, in the process that fitted."""
+        """Return primitives and tensors, in the process that ran the fit."""
 
-    def take_results(self, results: dict[str, Any]) -> None:
-        """Take them over, in the main process."""
+    def load_results(self, results: dict[str, Any]) -> None:
+        """Load the results in the main process."""
 
 
 def bring_results_back() -> None:
-    """Let Lightning's launchers that fork or spawn bring back small weights and the results of callbacks."""
+    """Make Lightning's launchers that fork or spawn return compacted weights and the results of callbacks."""
     for launcher in classes("tree.strategies.launchers.multiprocessing", "_MultiProcessingLauncher"):
         _extend(launcher)
 
@@ -64,7 +64,7 @@ def _extend(launcher: Any) -> None:
 
 
 def _packed(callbacks: Iterable[Any]) -> bytes:
-    # As bytes: tensors in memory that processes share die with the process.
+    # As bytes, because tensors in shared memory do not outlive the process.
     buffer = io.BytesIO()
     torch.save({c.state_key: c.results() for c in callbacks if isinstance(c, Returning)}, buffer)
     return buffer.getvalue()
@@ -74,4 +74,4 @@ def _unpack(packed: bytes, callbacks: Iterable[Any]) -> None:
     results = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
     for callback in callbacks:
         if isinstance(callback, Returning) and callback.state_key in results:
-            callback.take_results(results[callback.state_key])
+            callback.load_results(results[callback.state_key])

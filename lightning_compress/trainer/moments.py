@@ -2,23 +2,24 @@
 
 A step that alternates between two losses, or adds one after some epochs, runs otherwise than on the first batch. Which
 numbers make a difference is read off its code: those that stand there, those in attributes and hyperparameters that it
-names, and the ones next to them.
+names, and the ones next to them. Code that is elsewhere (a schedule) compares counts that note it.
 """
 
 from __future__ import annotations
 
 import dis
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from lightning_compress.trainer.named import codes_of
 from lightning_compress.trainer.packages import LIGHTNING_MODULES
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-__all__ = ["counters", "other_moments"]
+__all__ = ["OtherMoments", "counters"]
 
 _COUNTERS = {"epoch": "current_epoch", "step": "global_step", "last": "is_last_batch"}
 _LATE = 10**6
@@ -26,47 +27,82 @@ _MOST = 24
 _DECIDING = ("COMPARE_OP", "CONTAINS_OP", "BINARY_MODULO", "BINARY_FLOOR_DIVIDE")
 
 Arguments = tuple[Any, ...]
+Way = tuple[Arguments, Mapping[str, Any]]
 
 
-def other_moments(
-    pl_module: LightningModule,
-    name: str,
-    arguments: Arguments,
-    epoch: int = 0,
-    step: int = 0,
-    callbacks: Sequence[Any] = (),
-) -> dict[str, tuple[Arguments, Mapping[str, Any]]]:
-    """The arguments of a step at other moments, by what is other; none where its code does not ask for the moment.
+class OtherMoments(Mapping[str, Way]):
+    """The arguments of a step at other moments, by what is other; none where no code asks for the moment.
+
+    Numbers that decide are read off the code of the LightningModule and of callbacks, and noted while the step runs: by
+    the time that moments are asked for, it has run once.
 
     Args:
         pl_module: has the step.
         name: of the step.
         arguments: of the step: a batch, and its number.
-        epoch, step: those of the present moment.
+        present: numbers of the present epoch and step, by "epoch" and "step".
         callbacks: whose code may ask for the moment, too.
+        noted: numbers that counts were compared with, by "batch", "epoch" and "step".
 
     Example:
         >>> from pytorch_lightning import LightningModule
         >>> class Alternating(LightningModule):
         ...     def training_step(self, batch, batch_idx):
         ...         return batch.mean() if batch_idx % 2 else batch.sum()
-        >>> list(other_moments(Alternating(), "training_step", (None, 0)))
+        >>> list(OtherMoments(Alternating(), "training_step", (None, 0)))
         ['batch 1', 'batch 2', 'batch 3', 'batch 1000000']
     """
-    codes = [(code, owner) for owner in (pl_module, *callbacks) for code in _codes(owner)]
-    names = set(itertools.chain.from_iterable(code.co_names for code, _ in codes))
-    numbers = sorted({n for code, owner in codes for n in _numbers(code, owner)})
-    ways: list[list[tuple[str, tuple[Arguments, Mapping[str, Any]]]]] = []
-    if _asks_for_batch(pl_module, name):
-        near = _near(numbers, arguments[1])
-        ways.append([(f"batch {n}", ((arguments[0], n, *arguments[2:]), {})) for n in near])
-    for counter, present in (("epoch", epoch), ("step", step)):
-        if _COUNTERS[counter] in names:
-            ways.append([(f"{counter} {n}", (arguments, {counter: n})) for n in _near(numbers, present)])
-    if _COUNTERS["last"] in names:
-        ways.append([("last batch", (arguments, {"last": True}))])
-    rounds = itertools.chain.from_iterable(itertools.zip_longest(*ways))
-    return dict(itertools.islice((way for way in rounds if way is not None), _MOST))
+
+    def __init__(
+        self,
+        pl_module: LightningModule,
+        name: str,
+        arguments: Arguments,
+        present: Mapping[str, int] | None = None,
+        callbacks: Sequence[Any] = (),
+        noted: Mapping[str, Collection[int]] | None = None,
+    ) -> None:
+        codes = [(code, owner) for owner in (pl_module, *callbacks) for code in _codes(owner)]
+        self._names = set(itertools.chain.from_iterable(code.co_names for code, _ in codes))
+        self._numbers = {n for code, owner in codes for n in _numbers(code, owner)}
+        self._asks = _asks_for_batch(pl_module, name)
+        self._arguments, self._noted = arguments, {} if noted is None else noted
+        self._present = {"epoch": 0, "step": 0, **(present or {}), "batch": arguments[1]}
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield labels; between two of them, more numbers may be noted."""
+        seen: set[str] = set()
+        while len(seen) < _MOST:
+            label = next((label for label in self._ways() if label not in seen), None)
+            if label is None:
+                return
+            seen.add(label)
+            yield label
+
+    def __len__(self) -> int:
+        return min(len(self._ways()), _MOST)
+
+    def __getitem__(self, label: str) -> Way:
+        return self._ways()[label]
+
+    def _ways(self) -> dict[str, Way]:
+        batch, *rest = self._arguments[0], *self._arguments[2:]
+        ways: list[list[tuple[str, Way]]] = []
+        if self._asks or self._noted.get("batch"):
+            ways.append([(f"batch {n}", ((batch, n, *rest), {})) for n in self._near("batch")])
+        for count in ("epoch", "step"):
+            if _COUNTERS[count] in self._names or self._noted.get(count):
+                ways.append([(f"{count} {n}", (self._arguments, {count: n})) for n in self._near(count)])
+        if _COUNTERS["last"] in self._names:
+            ways.append([("last batch", (self._arguments, {"last": True}))])
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*ways))
+        return dict(way for way in rounds if way is not None)
+
+    def _near(self, count: str) -> list[int]:
+        """The numbers that may make a difference: the next one, those that decide and around them, and a late one."""
+        present, noted = self._present[count], self._noted.get(count, ())
+        around = (n + step for n in sorted({*self._numbers, *noted}) for step in (-1, 0, 1))
+        return [n for n in dict.fromkeys((present + 1, *around, _LATE)) if n >= 0 and n != present]
 
 
 def counters(moment: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,27 +115,12 @@ def counters(moment: Mapping[str, Any]) -> dict[str, Any]:
     return {_COUNTERS[counter]: value for counter, value in moment.items()}
 
 
-def _near(numbers: Sequence[int], present: int) -> list[int]:
-    """The numbers that may make a difference: the next one, those in the code and around them, and a late one."""
-    around = (n + step for n in numbers for step in (-1, 0, 1))
-    return [n for n in dict.fromkeys((present + 1, *around, _LATE)) if n >= 0 and n != present]
-
-
 def _codes(owner: Any) -> Iterator[CodeType]:
     """Yield the code of the methods that a LightningModule, or a callback, has beside Lightning's own."""
     own = {base for kind in LIGHTNING_MODULES for base in kind.__mro__}
     for kind in type(owner).__mro__:
         for value in () if kind in own else vars(kind).values():
-            function = value.fget if isinstance(value, property) else getattr(value, "__wrapped__", value)
-            if isinstance(function, FunctionType):
-                yield from _nested(function.__code__)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
+            yield from codes_of(value)
 
 
 def _asks_for_batch(pl_module: LightningModule, name: str) -> bool:

@@ -1,7 +1,6 @@
-"""The classes of `pytorch_lightning` and of `lightning.pytorch`, whichever are installed, as one.
+"""Base classes that work with both `pytorch_lightning` and `lightning.pytorch`, whichever are installed.
 
-The two packages are two class trees of the same code. A class that inherits from both trees is accepted by both
-Trainers.
+The two packages contain separate copies of the same classes. A subclass of both copies is accepted by both Trainers.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ TREES = tuple(
 
 
 def classes(module: str, name: str) -> tuple[type, ...]:
-    """The class ``name`` in each installed package; ``module`` starts with ``tree`` or ``fabric``.
+    """Return the class ``name`` of each installed package.
 
     Args:
-        module: for instance ``"tree.callbacks"`` or ``"fabric.utilities.exceptions"``.
+        module: module path that starts with ``tree`` or ``fabric``, such as ``"tree.callbacks"`` or
+            ``"fabric.utilities.exceptions"``.
         name: name of the class in that module.
 
     Returns:
-        One class per tree, duplicates left out.
+        One class per package, without duplicates.
 
     Example:
         >>> [c.__name__ for c in classes("tree.callbacks", "Callback")][0]
@@ -41,7 +41,7 @@ def classes(module: str, name: str) -> tuple[type, ...]:
 
 
 def joined(name: str, bases: tuple[type, ...]) -> Any:
-    """A class that inherits from all ``bases``.
+    """Create a class that inherits from all ``bases``.
 
     Example:
         >>> joined("Both", (ValueError, KeyError)).__mro__[1:3] == (ValueError, KeyError)

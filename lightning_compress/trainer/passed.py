@@ -1,7 +1,7 @@
-"""What a training step passes to the model: seen at its first call, with a Trainer that does nothing.
+"""The arguments with which a training step calls the model, captured at the first call under a stub Trainer.
 
-Batches are often mappings whose keys are not arguments of the model; what is taken out of them, and how, is written in
-`training_step` alone.
+Batches are often mappings whose keys are not arguments of the model; only `training_step` knows which entries the
+model receives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["first_passed", "passed"]
 
 
 class _Seen(BaseException):
-    """Ends a step at the first call of the model."""
+    """Raised at the first call of the model to end the step."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
@@ -35,15 +35,15 @@ class _Seen(BaseException):
 
 
 def first_passed(trainer: Trainer, pl_module: LightningModule, model: nn.Module) -> list[Any]:
-    """Return what the training step passes to the model on the first batch, in the form that `engine.trace` takes.
+    """Return the arguments with which the training step calls the model on the first batch, for `engine.trace`.
 
     Args:
-        trainer: fits the LightningModule.
-        pl_module: the LightningModule; it is left as it was.
-        model: the LightningModule, or a module in it.
+        trainer: the Trainer.
+        pl_module: the LightningModule, which is left unchanged.
+        model: the LightningModule, or one of its submodules.
 
     Returns:
-        One example, or none where the step does not get as far as a call.
+        One example, or none if the step does not call the model.
     """
     entries = step_entries(trainer, pl_module, (TRAINING,)).values()
     examples = (passed(pl_module, model, entry.args) for entry in entries)
@@ -51,12 +51,12 @@ def first_passed(trainer: Trainer, pl_module: LightningModule, model: nn.Module)
 
 
 def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any]) -> Any:
-    """Return what the training step passes to the model, given its arguments; None where it does not call it.
+    """Return the arguments with which the training step calls the model; None if it does not call it.
 
     Args:
-        pl_module: the LightningModule; it is left as it was.
-        model: the LightningModule, or a module in it.
-        arguments: of the step: a batch and its number.
+        pl_module: the LightningModule, which is left unchanged.
+        model: the LightningModule, or one of its submodules.
+        arguments: arguments of the step: a batch and its index.
     """
     if not overrides(pl_module, TRAINING):
         return None
@@ -67,7 +67,7 @@ def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any
             Step(pl_module, TRAINING)(*arguments)
     except _Seen as seen:
         return _example(model, *apply_to_collection(seen.arguments, Tensor, torch.Tensor.detach))
-    except (EngineError, *_OF_STEPS):  # the step asks for what is not there yet
+    except (EngineError, *_STEP_ERRORS):  # the step may need state that does not exist yet
         return None
     finally:
         handle.remove()
@@ -76,7 +76,7 @@ def passed(pl_module: LightningModule, model: nn.Module, arguments: Sequence[Any
 
 @contextmanager
 def _restored(module: nn.Module) -> Iterator[None]:
-    """Put back the numbers that a step writes into parameters and buffers: statistics, moving averages, queues."""
+    """Restore parameters and buffers that a step writes to, such as statistics, moving averages and queues."""
     before = {tensor: tensor.detach().clone() for tensor in (*module.parameters(), *module.buffers())}
     try:
         yield
@@ -86,7 +86,7 @@ def _restored(module: nn.Module) -> Iterator[None]:
                 tensor.copy_(numbers)
 
 
-_OF_STEPS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_STEP_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def _stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return arguments of a call as an example input: positional ones, or all by name."""
+    """Convert the arguments of a call to an example input: all positional, or all by keyword."""
     if kwargs and args:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
         kinds = {parameter.kind for name, parameter in bound.signature.parameters.items() if name in bound.arguments}

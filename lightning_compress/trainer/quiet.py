@@ -16,11 +16,28 @@ from torchmetrics import Metric
 
 from lightning_compress.trainer.packages import DUMMY_LOGGER, LIGHTNING_MODULES, MisconfigurationException
 from lightning_compress.trainer.ranks import alone
+from lightning_compress.trainer.unwritten import unwritten
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-__all__ = ["Logged", "quiet"]
+__all__ = ["Logged", "quiet", "stage_of"]
+
+
+class _Metrics(dict[str, Any]):
+    """The Trainer's metrics, and what is logged meanwhile; one that another stage logs later has some value."""
+
+    def __init__(self, present: Mapping[str, Any]) -> None:
+        super().__init__(present)
+        self._some = torch.tensor(0.5)
+
+    def add(self, name: str, value: Any) -> None:
+        """Keep a metric as the Trainer does: without what it was computed from."""
+        tensor = value if isinstance(value, Tensor) else self._some
+        self[name] = tensor.detach()
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._some
 
 
 @dataclass
@@ -30,10 +47,12 @@ class Logged:
     Attributes:
         values: tensors and numbers that it logs.
         optimizers: stand-ins for the optimizers.
+        metrics: those of the Trainer, by name.
     """
 
     values: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
+    metrics: _Metrics = field(default_factory=lambda: _Metrics({}))
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Keep what is logged."""
@@ -41,6 +60,7 @@ class Logged:
             value = value.compute()
         if not isinstance(value, nn.Module):
             self.values.append(value)
+            self.metrics.add(name, value)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Keep what is logged."""
@@ -86,14 +106,31 @@ def _one_or_all(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
+def stage_of(kind: str) -> dict[str, bool]:
+    """What a Trainer says of the stage in which a step runs.
+
+    Args:
+        kind: name of the step.
+
+    Example:
+        >>> [name for name, value in stage_of("validation_step").items() if value]
+        ['validating', 'evaluating']
+    """
+    own = {"training_step": "training", "validation_step": "validating", "test_step": "testing"}.get(kind, "predicting")
+    stages = dict.fromkeys(("training", "validating", "testing", "predicting", "sanity_checking"), False)
+    return {**stages, own: True, "evaluating": own in ("validating", "testing")}
+
+
 @contextmanager
 def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -> Iterator[Logged]:
     """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
-    record = Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers])
+    metrics = _Metrics(getattr(trainer, "callback_metrics", {}))
+    record = Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers], metrics=metrics)
     schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
     loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
     still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
     vars(still).update(moment, save_checkpoint=_nothing, print=_nothing)
+    vars(still).update(dict.fromkeys(("callback_metrics", "logged_metrics", "progress_bar_metrics"), metrics))
     answers = {
         "log": record.log,
         "log_dict": record.log_dict,
@@ -110,6 +147,7 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
     }
     modules = [module for module in pl_module.modules() if isinstance(module, LIGHTNING_MODULES)]
     with ExitStack() as scope:
+        scope.enter_context(unwritten())
         for module in modules:
             scope.enter_context(_attached(vars(module), answers))
         for module in pl_module.modules():

@@ -1,4 +1,4 @@
-"""Decisions that all ranks share, and values gathered from them."""
+"""Communication between ranks: broadcast results and gathered values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
-    """Return on all ranks what a function returns on rank 0; if it fails there, all fail instead of waiting forever.
+    """Call a function on rank 0 and return its result on all ranks; if it fails, raise on all ranks.
 
     Args:
-        trainer: the Trainer; every rank has to call this.
-        function: is called on rank 0 only; its result has to be picklable.
+        trainer: the Trainer; every rank has to call this function.
+        function: called on rank 0 only; its result has to be picklable.
 
     Raises:
-        MisconfigurationException: on the other ranks, with the message of rank 0, which raises its own error.
+        MisconfigurationException: on the other ranks, with the message of the error of rank 0.
     """
     if trainer.world_size == 1:
         return function()
@@ -33,7 +33,7 @@ def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
     if trainer.is_global_zero:
         try:
             result = function()
-        except Exception as error:  # raised again below, once no other rank waits for this one
+        except Exception as error:  # re-raised below, once the other ranks know
             failure = error
     result, message = trainer.strategy.broadcast((result, None if failure is None else str(failure)))
     if failure is not None:
@@ -44,7 +44,7 @@ def from_rank_zero(trainer: Trainer, function: Callable[[], T]) -> T:
 
 
 def gathered(value: T) -> list[T]:
-    """Return what all processes pass, by rank; every process of the group has to call this.
+    """Gather the values that all processes pass, by rank; every process of the group has to call this.
 
     Example:
         >>> gathered("own")
@@ -64,13 +64,14 @@ def grouped() -> bool:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Hide other processes from code inside the context, such as synchronised norms, which would wait for them.
+    """Hide the process group inside the context, for code that only one rank runs.
 
-    For code that only one rank runs. torch has no switch for this, and creating a group of one process takes all ranks.
+    Synchronised norms, for example, would wait for the other ranks. torch has no switch for this, and creating a group
+    of one process is itself a collective call.
     """
-    asked = torch.distributed.is_initialized
+    is_initialized = torch.distributed.is_initialized
     torch.distributed.is_initialized = lambda: False
     try:
         yield
     finally:
-        torch.distributed.is_initialized = asked
+        torch.distributed.is_initialized = is_initialized

@@ -1,4 +1,4 @@
-"""Compacted checkpoints in Lightning's own ways of loading: ``ckpt_path=...`` and ``load_from_checkpoint``."""
+"""Support for compacted checkpoints in Lightning's own loading: ``ckpt_path=...`` and ``load_from_checkpoint``."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ else:
 
 __all__ = ["Compactable", "follow_checkpoints"]
 
-_READ = "lightning_compress_read"  # stands in a checkpoint that Lightning restores, where we have read it
+_READ = "lightning_compress_read"  # marks a checkpoint that our reader has already checked
 
 
 class Compactable(_Base):
-    """Mixin of a LightningModule that loads compacted checkpoints like any others.
+    """Mixin for LightningModules that load compacted checkpoints like any others.
 
-    ``MyModule.load_from_checkpoint(path)`` and ``trainer.test(module, ckpt_path=path)`` then take compacted and
-    un-compacted checkpoints alike, every checkpoint that Lightning writes of the compacted module loads again, and so
-    do the weights that come back from the processes of ``ddp_spawn``, ``ddp_fork`` and notebooks.
+    ``MyModule.load_from_checkpoint(path)`` and ``trainer.test(module, ckpt_path=path)`` accept compacted and
+    uncompacted checkpoints. Checkpoints that Lightning writes of the compacted module load again, and so do the weights
+    returned from the processes of ``ddp_spawn``, ``ddp_fork`` and notebooks.
 
     Example:
         >>> from pytorch_lightning import LightningModule
@@ -62,26 +62,30 @@ class Compactable(_Base):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if any(base in LIGHTNING_MODULES for base in cls.__mro__[: cls.__mro__.index(Compactable)]):
-            raise TypeError(f"`Compactable` comes first: `class {cls.__name__}(Compactable, LightningModule)`.")
+            raise TypeError(
+                f"`Compactable` must be the first base class: `class {cls.__name__}(Compactable, LightningModule)`."
+            )
 
     @classmethod
     @override
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load as Lightning does. A local file is checked first, its digests too, unless ``weights_only=False``.
+        """Load a checkpoint as Lightning does, after checking local files and their digests.
+
+        With ``weights_only=False``, nothing is checked.
 
         Raises:
-            CheckpointError: if it is damaged.
+            CheckpointError: if the file is damaged.
         """
         if kwargs.get("weights_only") is not False and isinstance(checkpoint_path, (str, os.PathLike)):
             if Path(checkpoint_path).is_file():
                 checkpoint_path = _checked_bytes(checkpoint_path)
         if "weights_only" not in inspect.signature(super().load_from_checkpoint).parameters:
-            kwargs.pop("weights_only", None)  # Lightning before 2.6 would hand it on to `__init__`
+            kwargs.pop("weights_only", None)  # Lightning before 2.6 would pass it to `__init__`
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Hand the plans on to where the weights are loaded."""
+        """Attach the plans to the state dict, for the hook that loads the weights."""
         super().on_load_checkpoint(checkpoint)
         if KEY in checkpoint:
             checkpoint["state_dict"] = with_metadata(checkpoint["state_dict"], checkpoint[KEY])
@@ -95,12 +99,12 @@ class Compactable(_Base):
 
 
 def follow_checkpoints(pl_module: LightningModule) -> LightningModule:
-    """Let a LightningModule take the shapes of the checkpoints that a Trainer restores.
+    """Reshape a LightningModule to the checkpoints that a Trainer restores.
 
-    ``ModelCompaction`` does this in ``setup``, the mixin `Compactable` when it is built. From then on, ``ckpt_path=``
-    takes local files of plain values and tensors only, on every version of Lightning: no code in them runs. What else
-    such a file is to hold is declared with ``torch.serialization.add_safe_globals``, or vouched for, in Lightning from
-    2.6 on, with ``weights_only=False``.
+    ``ModelCompaction`` calls this in ``setup``, the mixin `Compactable` in ``__init__``. From then on, ``ckpt_path=``
+    only loads local files of plain values and tensors, with every version of Lightning, so that no code in them runs.
+    Allow further types with ``torch.serialization.add_safe_globals``, or, from Lightning 2.6 on, everything with
+    ``weights_only=False``.
 
     Args:
         pl_module: the LightningModule.
@@ -120,7 +124,7 @@ def _follows(pl_module: LightningModule) -> bool:
 
 
 def _checked_bytes(path: str | os.PathLike[str]) -> BinaryIO:
-    """The content of a file, checked: later writes of other processes do not matter."""
+    """Return the checked content of a file, so that later writes by other processes do not matter."""
     content, file = read_bytes(path)
     is_compacted_content(content, os.fspath(path), os.path.getsize(path))
     return file
@@ -128,20 +132,20 @@ def _checked_bytes(path: str | os.PathLike[str]) -> BinaryIO:
 
 @functools.cache
 def _check_first(connector: Any) -> None:
-    """Let Lightning read files with our reader: before version 2.6 it unpickles whatever a file holds."""
+    """Make Lightning read files with our reader, because before 2.6 it unpickles arbitrary content."""
     start = connector.resume_start
 
     @functools.wraps(start)
     def resume_start(self: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
-        vouched_for = False in (*args[:1], kwargs.get("weights_only"))
+        trusted = False in (*args[:1], kwargs.get("weights_only"))
         if checkpoint_path and shards(self.trainer) and _follows(self.trainer.lightning_module):
-            rest = _rest_of(checkpoint_path, vouched_for)
+            rest = _rest_of(checkpoint_path, trusted)
             parallel(self.trainer).restore_shapes(stored_content(rest))  # type: ignore[attr-defined]
-            checked = Path(checkpoint_path).is_dir() and not vouched_for
+            checked = Path(checkpoint_path).is_dir() and not trusted
             with _loading_folder(self.trainer.strategy, rest) if checked else contextlib.nullcontext():
                 start(self, checkpoint_path, *args, **kwargs)
             return
-        if checkpoint_path and not vouched_for and _follows(self.trainer.lightning_module):
+        if checkpoint_path and not trusted and _follows(self.trainer.lightning_module):
             if Path(checkpoint_path).is_file():
                 with _loading(self.trainer.strategy, _checked(checkpoint_path)):
                     start(self, checkpoint_path, *args, **kwargs)
@@ -152,16 +156,16 @@ def _check_first(connector: Any) -> None:
     connector.resume_start = resume_start
 
 
-def _rest_of(path: str | os.PathLike[str], vouched_for: bool) -> Any:
-    """What a checkpoint holds beside weights: a file, or a folder of `torch.distributed.checkpoint`."""
+def _rest_of(path: str | os.PathLike[str], trusted: bool) -> Any:
+    """Read what a checkpoint (a file or a folder of `torch.distributed.checkpoint`) holds beside weights."""
     if Path(path).is_dir():
         path = Path(path, "meta.pt")
-        return torch.load(path, weights_only=False) if vouched_for else read_archive(path)
-    return torch.load(path, weights_only=False, map_location="cpu") if vouched_for else _checked(path)
+        return torch.load(path, weights_only=False) if trusted else read_archive(path)
+    return torch.load(path, weights_only=False, map_location="cpu") if trusted else _checked(path)
 
 
 def _checked(path: str | os.PathLike[str]) -> Any:
-    """What a file holds, its plans checked against their digests."""
+    """Read a file, and check its plans against their digests."""
     content = read_archive(path)
     is_compacted_content(content, os.fspath(path), os.path.getsize(path))
     return content
@@ -169,7 +173,7 @@ def _checked(path: str | os.PathLike[str]) -> Any:
 
 @contextlib.contextmanager
 def _loading(strategy: Any, content: Any) -> Iterator[None]:
-    """Let a strategy take the content that was read already, so that the file is read once."""
+    """Make a strategy return content that was already read, so that the file is read once."""
     strategy.load_checkpoint = lambda *args, **kwargs: content
     try:
         yield
@@ -179,7 +183,7 @@ def _loading(strategy: Any, content: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _loading_folder(strategy: Any, rest: Any) -> Iterator[None]:
-    """Let a strategy read the shards of a folder by a list; what lies beside them was read already."""
+    """Make a strategy read the shards of a folder by `CheckedReader`; the rest was already read."""
     load_checkpoint = strategy.load_checkpoint
 
     def loaded(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -197,7 +201,7 @@ def _loading_folder(strategy: Any, rest: Any) -> Iterator[None]:
 def _restore(
     module: LightningModule, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *rest: Any
 ) -> None:
-    """Reshape a module for what it is about to load; a hook of ``load_state_dict``."""
+    """Reshape a module to the state that it is about to load, as a hook of ``load_state_dict``."""
     restored = _restored(module)
     content = None if restored is None else restored.get(KEY)
     if content is not None:
@@ -210,7 +214,7 @@ def _restore(
 
 
 def _advice(module: LightningModule) -> dict[str, str]:
-    """What to do where a module grows back for the best checkpoint: how its Trainer tests the small one."""
+    """Return advice on testing the compacted model, for a module that a checkpoint restores to its old size."""
     trainer: Any = getattr(module, "_trainer", None)
     kind, path = type(module).__name__, None if trainer is None else trainer.ckpt_path
     if path is None or trainer.state.fn is None or trainer.state.fn.value == "fit":
@@ -220,14 +224,14 @@ def _advice(module: LightningModule) -> dict[str, str]:
     written = next((callback.checkpoint_path for callback in compactions if callback.checkpoint_path), None)
     now = f"trainer.{run}(module, ckpt_path={written!r})" if written else f"trainer.{run}(load_compacted(...))"
     return {
-        "advice": f"{os.path.basename(path)} is of before the compaction, so what runs now is not the small network. "
-        f"`{now}` runs the compacted checkpoint; `compact_checkpoint({os.fspath(path)!r}, {kind}, 'small.ckpt')` "
-        "makes a small one of this file."
+        "advice": f"{os.path.basename(path)} was written before the compaction, so this run uses the uncompacted "
+        f"network. `{now}` runs the compacted checkpoint; `compact_checkpoint({os.fspath(path)!r}, {kind}, "
+        "'small.ckpt')` compacts this file."
     }
 
 
 def _restored(module: LightningModule) -> Mapping[str, Any] | None:
-    """The checkpoint that the module's Trainer is restoring just now, checked where it is a local file."""
+    """Return the checkpoint that the module's Trainer is restoring, checked if it is a local file."""
     trainer: Any = getattr(module, "_trainer", None)
     loaded: Mapping[str, Any] = {} if trainer is None else trainer._checkpoint_connector._loaded_checkpoint
     content = stored_content(loaded)
@@ -236,4 +240,4 @@ def _restored(module: LightningModule) -> Mapping[str, Any] | None:
     path = trainer.ckpt_path
     if _READ in loaded or path is None or not Path(path).is_file():
         return {**loaded, KEY: content}
-    return read_checkpoint(path)  # the user vouched for what else it holds
+    return read_checkpoint(path)  # the user trusts the rest of the file

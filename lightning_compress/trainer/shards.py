@@ -1,4 +1,4 @@
-"""A model whose parameters are spread over the processes of a fit: look at it, cut it, compare it, write it."""
+"""Models with sharded parameters: analysis, compaction, comparison and state dicts."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ __all__ = ["Sharding", "check_whole_units", "shared_widths"]
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _NOTE = (
-    "Compared on the sharded model, on all ranks: the outputs, not what is inside. What is said of train mode holds by "
-    "the rules alone."
+    "Only outputs of the sharded model were compared, on all ranks, not values inside the network. Exactness in train "
+    "mode follows from the rules alone."
 )
 
 Splits = Mapping[str, Mapping[int, int]]
-"""By name of a parameter into how many parts tensor parallelism splits its dimensions; others are missing."""
+"""Number of parts into which tensor parallelism splits each dimension, by parameter name; others are omitted."""
 
 _WHOLE = (
-    "Under tensor parallelism the whole network is recorded, and not the part of one process: code that depends on the "
-    "number of heads of a process has to ask its input for it (`x.view(batch, length, -1, head_dim)`)."
+    "Under tensor parallelism the whole network is traced, not the part of one process: code that depends on the "
+    "number of heads of a process has to infer it from its input (`x.view(batch, length, -1, head_dim)`)."
 )
 
 
 class Sharding:
-    """A model, some of whose parameters are spread over processes; every process has to ask for the same.
+    """A model with sharded parameters. All methods are collective: every process has to call them.
 
     Args:
         model: the model, or the LightningModule.
@@ -62,12 +62,12 @@ class Sharding:
 
     @contextmanager
     def without_data(self) -> Iterator[None]:
-        """Let the model be whole, on the meta device, for a while; within itself it does nothing.
+        """Replace shards by whole parameters on the meta device inside the context. Nested contexts have no effect.
 
         Raises:
-            MisconfigurationException: for masks that would have no effect, or code that runs in parts alone.
+            MisconfigurationException: for masks of `torch.nn.utils.prune`, or code that only runs on shards.
         """
-        self.at_rest()  # what was gathered are plain tensors
+        self.at_rest()  # gathered parameters are plain tensors
         pruned = engine.read_masks(self._model) if has_shards(self._model) else {}
         if pruned:
             raise MisconfigurationException(
@@ -84,24 +84,24 @@ class Sharding:
                 raise MisconfigurationException(f"{error} {_WHOLE}") from error
 
     def parts(self) -> dict[str, dict[int, int]]:
-        """Into how many parts tensor parallelism splits the dimensions of parameters, by name; others are missing."""
+        """Return the number of parts into which tensor parallelism splits each dimension, by parameter name."""
         group_of = owners(self._model)
         splits = {name: parts(p, group_of) for name, p in self._model.named_parameters(remove_duplicate=False)}
         return {name: sizes for name, sizes in splits.items() if sizes}
 
     def at_rest(self) -> None:
-        """Let the model hold its shards."""
+        """Reshard parameters that were gathered."""
         resharded(self._model)
 
     def prepared(self, plan: engine.Plan, optimizers: Sequence[Optimizer]) -> ShardedCompaction:
-        """A change of the model and of its optimizers."""
+        """Prepare the application of a plan to the model and its optimizers."""
         return ShardedCompaction(plan, self._model, optimizers)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the model run in eval mode, on all ranks together; its attributes and buffers are as before afterwards.
+        """Run the model in eval mode inside the context, and restore its attributes and buffers afterwards.
 
-        What FSDP2 has freed cannot be looked at, so that objects inside of attributes are left alone.
+        Objects inside attributes are not restored, because tensors that FSDP2 has freed cannot be read.
         """
         modules = list(distinct_modules(self._model).values())
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
@@ -123,7 +123,7 @@ class Sharding:
                         buffer.copy_(values)
 
     def outputs(self, example: Any, runs: int) -> list[Tensor]:
-        """What the model computes of random inputs, the same ones on all ranks."""
+        """Return the model's outputs for random inputs, which are the same on all ranks."""
         outputs: list[Tensor] = []
         for seed in range(runs):
             with self.running(), torch.no_grad():
@@ -131,10 +131,10 @@ class Sharding:
         return [whole(tensor) for tensor in outputs]
 
     def compared(self, before: Any, example: Any, runs: int, certificate: engine.Certificate) -> engine.Certificate:
-        """The certificate of a change, with what was compared.
+        """Compare the model's outputs with those before a compaction, and add the result to the certificate.
 
         Raises:
-            VerificationError: where the outputs differ.
+            VerificationError: if the outputs differ.
         """
         if not before:
             return certificate
@@ -142,7 +142,7 @@ class Sharding:
         for one, other in zip(before, self.outputs(example, runs), strict=True):
             if one.shape != other.shape:
                 raise VerificationError(
-                    f"An output has shape {tuple(other.shape)} after the compaction, and {tuple(one.shape)} before."
+                    f"An output has shape {tuple(other.shape)} after the compaction, but {tuple(one.shape)} before."
                 )
             if one.is_floating_point() and one.numel():
                 scale = one.abs().max().clamp(min=torch.finfo(one.dtype).tiny)
@@ -162,13 +162,13 @@ class Sharding:
         )  # fmt: skip
 
     def digest(self) -> str:
-        """A digest of the names, classes and shapes of the model."""
+        """Return a digest of the names, classes and shapes of the model."""
         stored = {name: tuple(tensor.shape) for name, tensor in stored_tensors(self._model).items()}
         kinds = {name: type(module).__name__ for name, module in self._model.named_modules()}
         return hashlib.sha256(repr((stored, kinds)).encode()).hexdigest()[:12]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict with whole tensors, on the CPU."""
+        """Return the state dict with whole tensors on the CPU."""
         self.at_rest()
         state = self._model.state_dict()
         for name, value in state.items():
@@ -176,21 +176,21 @@ class Sharding:
         return state
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state dict of an optimizer with whole tensors, on the CPU."""
+        """Return the state dict of an optimizer with whole tensors on the CPU."""
         state: dict[str, Any] = map_tensors(optimizer.state_dict(), lambda tensor: whole(tensor).cpu())
         return state
 
 
 def check_whole_units(plan: engine.Plan, groups: Sequence[engine.Group], splits: Splits) -> None:
-    """Refuse a plan that would split a head over processes: each process computes whole heads.
+    """Check that a plan splits no head between processes, because each process computes whole heads.
 
     Args:
         plan: the plan.
-        groups: the dependency groups of the model before it.
-        splits: what `Sharding.parts` says of the model.
+        groups: the dependency groups of the model before the compaction.
+        splits: as `Sharding.parts` returns them.
 
     Raises:
-        PlanError: naming the parameter.
+        PlanError: naming the parameter of a head that would be split.
     """
     for member, dim, number in _split(groups, splits):
         cut = plan.slices.get(member.parameter)
@@ -198,19 +198,18 @@ def check_whole_units(plan: engine.Plan, groups: Sequence[engine.Group], splits:
             continue
         if not _is_fair(member.units.flatten(), cut.apply_compact(member.units).flatten(), number):
             raise PlanError(
-                f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, and tensor "
-                f"parallelism would split a head of them between two of its {number} processes. Prune attention to "
-                f"multiples of {number} times the size of a head (`ChannelPruning(round_to=...)`), or leave it out "
-                "(`exclude=`)."
+                f"{member.parameter!r} would keep {cut.shape[dim]} channels along dimension {dim}, so that tensor "
+                f"parallelism would split a head between two of its {number} processes. Prune attention to multiples "
+                f"of {number} times the head size (`ChannelPruning(round_to=...)`), or exclude it (`exclude=`)."
             )
 
 
 def shared_widths(groups: Sequence[engine.Group], splits: Splits) -> dict[str, frozenset[int]]:
-    """Return by group name how many units may stay, so that each process computes equally many, and whole heads.
+    """Return the numbers of units that divide into equal numbers of whole heads per process, by group name.
 
     Args:
         groups: the dependency groups of a model.
-        splits: what `Sharding.parts` says of it; groups of which nothing is split are left out.
+        splits: as `Sharding.parts` returns them; groups that are not split are omitted.
     """
     widths: dict[str, frozenset[int]] = {}
     for group in groups:
@@ -223,7 +222,7 @@ def shared_widths(groups: Sequence[engine.Group], splits: Splits) -> dict[str, f
 
 
 def _split(groups: Sequence[engine.Group], splits: Splits) -> Iterator[tuple[engine.Member, int, int]]:
-    """Yield what is split along its units: the member, the dimension, and into how many parts."""
+    """Yield members that are split along their units, with the dimension and the number of parts."""
     for member in (member for group in groups for member in group.members):
         for dim, number in splits.get(member.parameter, {}).items():
             if support(member.units) == (dim,):
@@ -231,7 +230,7 @@ def _split(groups: Sequence[engine.Group], splits: Splits) -> Iterator[tuple[eng
 
 
 def _is_fair(units: Tensor, kept: Tensor, number: int) -> bool:
-    """Whether equal parts of what is kept have no more pieces of a unit than before."""
+    """Whether splitting the kept channels into equal parts splits no unit more often than before."""
     if len(kept) % number or len(units) == len(units.unique()):
         return not len(kept) % number
     before, after = (_shares(own, number) for own in (units, kept))
@@ -239,12 +238,12 @@ def _is_fair(units: Tensor, kept: Tensor, number: int) -> bool:
 
 
 def _shares(units: Tensor, number: int) -> Counter[int]:
-    """In how many of the equal parts of a dimension each unit has channels."""
+    """Count in how many of the equal parts of a dimension each unit has channels."""
     return Counter(unit for part in units.chunk(number) for unit in part.unique().tolist())
 
 
 def _noise(example: Any, seed: int) -> Any:
-    """Random numbers in the form of an example; integers are those of the example, in another order."""
+    """Draw random numbers in the form of an example; integers are a permutation of the example's."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: Tensor) -> Tensor:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 import engine
-from lightning_compress.trainer.hooks import GradientHooks
-from lightning_compress.trainer.moments import counters, other_moments
+from lightning_compress.trainer.counts import Count
+from lightning_compress.trainer.hooks import GradientHooks, Hooks, around
+from lightning_compress.trainer.moments import OtherMoments, counters
+from lightning_compress.trainer.named import named_tensors
 from lightning_compress.trainer.packages import (
     LIGHTNING_MODULES,
     MisconfigurationException,
@@ -21,12 +24,21 @@ from lightning_compress.trainer.packages import (
     overrides,
     takes_argument,
 )
-from lightning_compress.trainer.quiet import quiet
+from lightning_compress.trainer.quiet import quiet, stage_of
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-__all__ = ["EVALUATING", "TRAINING", "Step", "cannot_follow", "forget_steps", "same_order", "step_entries"]
+__all__ = [
+    "EVALUATING",
+    "TRAINING",
+    "Step",
+    "cannot_follow",
+    "forget_steps",
+    "same_order",
+    "step_entries",
+    "warn_of_hooks",
+]
 
 TRAINING = "training_step"
 EVALUATING = ("validation_step", "test_step", "predict_step")
@@ -36,20 +48,13 @@ _LOADERS = {
     "test_step": "test_dataloader",
     "predict_step": "predict_dataloader",
 }
-_AROUND = {
-    TRAINING: ("on_train_batch_start", "on_before_zero_grad", "on_train_batch_end"),
-    "validation_step": ("on_validation_batch_start", None, "on_validation_batch_end"),
-    "test_step": ("on_test_batch_start", None, "on_test_batch_end"),
-    "predict_step": ("on_predict_batch_start", None, "on_predict_batch_end"),
-}
 _CONTEXTS = {
     TRAINING: "train_step_context",
     "validation_step": "val_step_context",
     "test_step": "test_step_context",
     "predict_step": "predict_step_context",
 }
-
-_EPOCH = ("on_train_epoch_start", "on_train_epoch_end")
+_MOVING = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _OF_EVERY_MODULE = frozenset(name for kind in LIGHTNING_MODULES for name in vars(kind()))
 
 Drawn = tuple[Any, ...]
@@ -63,16 +68,13 @@ def forget_steps(pl_module: LightningModule) -> None:
     _DRAWN.pop(pl_module, None)
 
 
-def step_entries(
-    trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str], epochs: bool = True
-) -> dict[str, engine.Entry]:
+def step_entries(trainer: Trainer, pl_module: LightningModule, kinds: Sequence[str]) -> dict[str, engine.Entry]:
     """The steps that the Trainer runs, each on the first batch of its loader.
 
     Args:
         trainer: fits the LightningModule.
         pl_module: the LightningModule.
         kinds: names of the steps; those that it does not override, or that have no loader, are left out.
-        epochs: whether the hooks of an epoch run around the training step.
 
     Returns:
         Entries for `engine.trace`, by the name of the step, and of the loader where there are several.
@@ -87,13 +89,12 @@ def step_entries(
         for number, arguments in enumerate(drawn[kind]):
             name = kind if len(drawn[kind]) == 1 else f"{kind} ({number})"
             placed = apply_to_collection(arguments, Tensor, lambda t: t.to(pl_module.device))
-            step = Step(pl_module, kind, epochs)
-            hooks = GradientHooks(pl_module, step.end, step.moment) if kind == TRAINING else None
-            callbacks = [] if hooks is None else hooks.callbacks
-            moment = trainer.current_epoch, trainer.global_step
+            step = Step(pl_module, kind)
+            hooks = GradientHooks(pl_module, step.end, step.moment, step.hooks) if kind == TRAINING else None
+            present = {"epoch": trainer.current_epoch, "step": trainer.global_step}
             entries[name] = engine.Entry(
                 step, tuple(placed), training=kind == TRAINING, name=name, fixed=_OF_EVERY_MODULE,
-                others=other_moments(pl_module, kind, tuple(placed), *moment, callbacks),
+                others=OtherMoments(pl_module, kind, tuple(placed), present, step.hooks.callbacks, step.noted),
                 after=hooks if hooks else None,
             )  # fmt: skip
     return entries
@@ -113,10 +114,22 @@ def _draw(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Drawn
             if batch is None:
                 continue
             batch = trainer.precision_plugin.convert_input(_few(batch))
-            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=number)
-            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=number)
+            if not _moves_by_itself(trainer, pl_module):
+                batch = _moved(pl_module, batch, number)
         arguments.append((batch, 0, number) if len(loaders) > 1 else (batch, 0))
     return arguments
+
+
+def _moves_by_itself(trainer: Any, pl_module: LightningModule) -> bool:
+    """Whether what moves a batch to the device reads parameters, so that it is part of the step."""
+    owners = [owner for owner in (pl_module, trainer.datamodule) if owner is not None]
+    hooks = [(getattr(type(owner), name), owner) for owner in owners for name in _MOVING if _is_own(owner, name)]
+    return any(named_tensors(hook, owner, pl_module) for hook, owner in hooks)
+
+
+def _moved(pl_module: Any, batch: Any, number: int) -> Any:
+    batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=number)
+    return pl_module._trainer.strategy.batch_to_device(batch, dataloader_idx=number)
 
 
 def _loaders(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Any]:
@@ -129,14 +142,15 @@ def _loaders(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[An
         if trainer.limit_val_batches and source.instance is not None and source.is_defined():
             have = trainer.val_dataloaders or source.dataloader()
     else:
-        owner = trainer.datamodule if _has_loader(trainer.datamodule, name) else pl_module  # type: ignore[attr-defined]
-        have = getattr(owner, name)() if _has_loader(owner, name) else None
+        owner = trainer.datamodule if _is_own(trainer.datamodule, name) else pl_module  # type: ignore[attr-defined]
+        have = getattr(owner, name)() if _is_own(owner, name) else None
     if have is None:
         return []
     return list(have) if isinstance(have, (list, tuple)) else [have]
 
 
-def _has_loader(source: Any, name: str) -> bool:
+def _is_own(source: Any, name: str) -> bool:
+    """Whether a LightningModule or a data module has a method that is not Lightning's."""
     method = getattr(type(source), name, None)
     return method is not None and not method.__module__.startswith(("pytorch_lightning.", "lightning."))
 
@@ -177,25 +191,29 @@ def _few(batch: Any, most: int = 8) -> Any:
 
 
 class Step:
-    """A step with the hooks around its batch; its calls of the Trainer do nothing.
+    """A step with the hooks around its batch, as if it were an epoch; its calls of the Trainer do nothing.
 
     Args:
         pl_module: the LightningModule; it is attached to a Trainer.
         kind: name of the step.
-        epochs: whether the hooks of a training epoch run around it, as if it were an epoch.
+
+    Attributes:
+        hooks: those around it.
+        noted: what code compared the numbers of the batch, the epoch and the step with.
     """
 
-    def __init__(self, pl_module: LightningModule, kind: str, epochs: bool = False) -> None:
+    def __init__(self, pl_module: LightningModule, kind: str) -> None:
         self._module, self._kind = pl_module, kind
+        self._before, self._behind = around(kind)
+        if pl_module._current_fx_name != "on_train_start":  # then the LightningModule's own has run
+            self._before = tuple(name for name in self._before if name != "on_train_start")
+        training = (*GradientHooks.names(), "on_before_zero_grad", "on_before_backward") if kind == TRAINING else ()
+        self.hooks = Hooks(pl_module, (*self._before, *self._behind, *training))
+        self._callbacks = self.hooks.callbacks  # where the engine looks for modules
         self._last: tuple[Any, ...] = ()
         self._counters: Mapping[str, Any] = {}
-        self._epoch = _EPOCH if epochs and kind == TRAINING else ()
+        self.noted: dict[str, set[int]] = {"batch": set(), "epoch": set(), "step": set()}
         self.__name__ = kind
-
-    @property
-    def epoch_hooks(self) -> tuple[str, ...]:
-        """The hooks of an epoch that the LightningModule overrides, and that run."""
-        return tuple(name for name in self._epoch if overrides(self._module, name))
 
     def __call__(self, *arguments: Any, **moment: Any) -> Any:
         """Run it, and return all that it returns, logs and differentiates.
@@ -206,45 +224,75 @@ class Step:
         """
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
-        start, between, end = _AROUND[kind]
-        self._counters = counters(moment)
+        moment = {"epoch": trainer.current_epoch, "step": trainer.global_step, **moment}
+        arguments = (arguments[0], Count(arguments[1], self.noted["batch"]), *arguments[2:])
+        counts = {name: Count(n, self.noted[name]) if name in self.noted else n for name, n in moment.items()}
+        self._counters = {**counters(counts), **stage_of(kind)}
+        self.hooks.begin()
+        read: list[Tensor] = []
+        if _moves_by_itself(trainer, module):
+            arguments = (_moved(module, arguments[0], *arguments[2:] or (0,)), *arguments[1:])
         with quiet(module, trainer, self._counters) as record, getattr(trainer.precision_plugin, _CONTEXTS[kind])():
-            for name in self._epoch[:1]:
-                self._hook(name)
-            self._hook(start, *arguments)
+            for name in self._before:
+                read += self.hooks.run(name, *(arguments if "_batch_" in name else ()))
             out = getattr(module, kind)(*self._fitting(arguments))
-            if between is not None and module.automatic_optimization:
-                self._hook(between, *record.optimizers[:1])
-                if overrides(module, "backward") and out is not None:
-                    module.backward(out["loss"] if isinstance(out, Mapping) else out)
-                if not torch.is_grad_enabled():
-                    loss = out.get("loss") if isinstance(out, Mapping) else out
-                    for optimizer in record.optimizers[:1]:
-                        self._hook("optimizer_step", module.current_epoch, arguments[1], optimizer, lambda: loss)
+            if kind == TRAINING and module.automatic_optimization:
+                read += self._optimize(out, arguments, record.optimizers[:1])
             left = out if isinstance(out, (Tensor, dict)) or out is None else {}
-            self._last = (end, left, *arguments)
+            self._last = (left, *arguments)
             if not torch.is_grad_enabled():
-                self.end()
-        return [out, record.values]
+                read += self.end()
+        return [out, [*record.values, *read]]
+
+    def _optimize(self, out: Any, arguments: Sequence[Any], optimizers: Sequence[Any]) -> list[Tensor]:
+        """Do what stands between a training step and the end of its batch; where there are gradients, before them."""
+        module, loss = self._module, out.get("loss") if isinstance(out, Mapping) else out
+        read = [*self.hooks.run("on_before_zero_grad", *optimizers)]
+        for optimizer in optimizers if overrides(module, "optimizer_zero_grad") else ():
+            module.optimizer_zero_grad(module.current_epoch, arguments[1], optimizer)
+        if loss is not None:
+            read += self.hooks.run("on_before_backward", loss)
+        if overrides(module, "backward") and loss is not None:
+            module.backward(loss)
+        if not torch.is_grad_enabled() and overrides(module, "optimizer_step"):
+            for optimizer in optimizers:
+                module.optimizer_step(module.current_epoch, arguments[1], optimizer, lambda: loss)
+        return read
 
     def moment(self) -> Mapping[str, Any]:
         """What the Trainer's counters were in the last call, where they were others than now."""
         return self._counters
 
-    def end(self) -> None:
-        """Run the hooks at the end of the batch and the epoch; where gradients are asked for, once they are there."""
-        self._hook(*self._last)
-        for name in self._epoch[1:]:
-            self._hook(name)
+    def end(self) -> list[Tensor]:
+        """Run the hooks at the end of the batch and the epoch; where gradients are asked for, once they are there.
 
-    def _hook(self, name: str, *arguments: Any, **options: Any) -> None:
-        if overrides(self._module, name):
-            getattr(self._module, name)(*arguments, **options)
+        Returns:
+            What counts as read.
+        """
+        runs = (self.hooks.run(name, *(self._last if "_batch_" in name else ())) for name in self._behind)
+        return [tensor for read in runs for tensor in read]
 
     def _fitting(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments that the step takes: without the number of the batch where it names none."""
         takes = takes_argument(getattr(self._module, self._kind), "batch_idx", min_args=2)
         return arguments if takes else (arguments[0], *arguments[2:])
+
+
+def warn_of_hooks(entries: Mapping[str, engine.Entry]) -> None:
+    """Warn of hooks around steps that could not be run to their end, once they are recorded.
+
+    Args:
+        entries: those of the steps.
+
+    Example:
+        >>> warn_of_hooks({})
+    """
+    for entry in entries.values():
+        for name, error in entry.call.hooks.failures.items() if isinstance(entry.call, Step) else ():
+            rank_zero_warn(
+                f"{name} cannot be traced, as it does not run after a single batch; all that its code names stays "
+                f"whole. {type(error).__name__}: {error}"
+            )
 
 
 def cannot_follow(error: Exception) -> MisconfigurationException:

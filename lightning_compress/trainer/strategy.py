@@ -1,7 +1,7 @@
-"""Everything that depends on how parameters are spread over processes: one object per strategy.
+"""Adapters to the Trainer's strategies: everything that depends on how parameters are distributed over processes.
 
-Parameters are whole, in one process or copied to several (DDP), or each process holds a part of them (FSDP2, tensor
-parallelism). The callbacks ask `parallel(trainer)` and know no strategy by its name.
+Parameters live in one process, are replicated (DDP), or are sharded (FSDP2, tensor parallelism). Callbacks use
+`parallel(trainer)` and do not depend on particular strategies.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ Result = tuple[engine.Plan, engine.Certificate]
 
 @dataclass(frozen=True)
 class Job:
-    """A compaction to carry out.
+    """A requested compaction.
 
     Attributes:
         path: path of the model inside the LightningModule.
         example: an example input of the model, with data, the same on all ranks.
         masks: masks relative to the model; ``None`` reads zeros from the weights.
-        graph: the model as it is, with its entries.
+        graph: graph of the current model, with its entries.
         confidence: number of random samples to verify with.
-        training: whether training goes on; then what goes must be exact in train mode, too.
-        reindex: whether layers may lose channels that others keep.
+        training: whether training continues, so that the compaction must be exact in train mode, too.
+        reindex: whether layers may lose channels that coupled layers keep.
         plain_norms: which norms become ordinary ones, see `engine.ModelSpeedup`.
     """
 
@@ -59,7 +59,7 @@ class Job:
     plain_norms: bool | str = False
 
     def speedup(self, pl_module: LightningModule, confidence: int | None = None) -> engine.ModelSpeedup:
-        """The `engine.ModelSpeedup` that plans it, and carries it out where parameters are whole."""
+        """Build the `engine.ModelSpeedup` that plans the compaction and, unless parameters are sharded, applies it."""
         return engine.ModelSpeedup(
             pl_module.get_submodule(self.path),
             self.graph.kwargs or self.graph.args,
@@ -72,7 +72,7 @@ class Job:
 
 
 class Whole:
-    """Every parameter is whole, in the one process that there is."""
+    """A single process."""
 
     shards = False
 
@@ -81,65 +81,65 @@ class Whole:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one process."""
+        """Whether there is only one process."""
         return self.trainer.world_size == 1
 
     def planning(self, pl_module: LightningModule) -> AbstractContextManager[None]:
-        """Let the engine look at a LightningModule: inside, its parameters are whole, on every process."""
+        """Replace shards by whole parameters inside the context, so that the engine can analyse the LightningModule."""
         return nullcontext()
 
     def running(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Let a model run in eval mode, leaving no trace on it."""
+        """Run a model in eval mode inside the context, and restore its state afterwards."""
         return evaluating(model)
 
     @property
     def processes(self) -> Any:
-        """The processes that have to run a model together (`engine.compensate`); None where each has all of it."""
+        """The processes that have to run a model together, for `engine.compensate`; None unless it is sharded."""
         return self if self.shards else None
 
     def at_rest(self, pl_module: LightningModule) -> None:
-        """Let the LightningModule hold the parameters that the optimizers train."""
+        """Reshard the LightningModule, so that it holds the parameters that the optimizers train."""
 
     def reader(self, model: nn.Module) -> Callable[[str], Tensor]:
-        """A function from a name to the whole parameter; where it gathers, every process has to call it alike."""
+        """Return a function from a name to the whole parameter; calling it may be a collective operation."""
         return model.get_parameter
 
     def decided(self, function: Callable[[], T]) -> T:
-        """The result on rank 0 of a function that reads parameters, on all ranks."""
+        """Return, on all ranks, the result on rank 0 of a function that reads parameters."""
         return from_rank_zero(self.trainer, function)
 
     def widths(self, model: nn.Module, groups: Sequence[engine.Group]) -> Mapping[str, frozenset[int]]:
-        """By group name, the numbers of units that may remain, where these are restricted."""
+        """Return the allowed numbers of units by group name; groups without a restriction are omitted."""
         return {}
 
     def summed(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over all processes."""
+        """Return the sum of a tensor over all processes."""
         return tensor if self.alone else self.trainer.strategy.reduce(tensor, reduce_op="sum")  # type: ignore[return-value]
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-        """Remove masked channels from a model and its optimizers' state; on failure restore everything, on all ranks.
+        """Remove masked channels from a model and its optimizers' state; on failure, restore everything.
 
         Args:
             pl_module: the LightningModule.
-            job: which model, and how.
-            alone: whether the other ranks may be gone, so that nothing may be asked of them.
+            job: the requested compaction.
+            alone: whether the other ranks may be gone, so that this one must not communicate with them.
 
         Raises:
-            EngineError: where it cannot be done, on all ranks alike.
+            EngineError: on all ranks, if the model cannot be compacted.
         """
         speedup = job.speedup(pl_module)
         speedup.speedup_model(optimizer=self.trainer.optimizers or None, training=job.training)
         return speedup.plan, speedup.certificate
 
     def follow(self) -> None:
-        """Let the strategy follow a model that was compacted while training goes on."""
+        """Update the Trainer's strategy after a compaction during training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights for a checkpoint in one file; called on all ranks, though only rank 0 needs them."""
+        """Return the weights for a checkpoint in one file, on rank 0; called on all ranks."""
         return self.trainer.strategy.lightning_module_state_dict()
 
     def whole_states(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint whose optimizers' states can be written to one file."""
+        """Return a checkpoint with unsharded optimizer states."""
         return checkpoint
 
     def move(self, pl_module: LightningModule, device: torch.device) -> None:
@@ -153,10 +153,10 @@ class Whole:
 
 
 class Copied(Whole):
-    """Every process holds a copy of every parameter."""
+    """Parameters are replicated (DDP)."""
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-        """Rank 0 decides and verifies, the others do the same: rounding must not make two different models of one."""
+        """Compact on rank 0 and apply its plan on the other ranks, so that rounding cannot make the ranks diverge."""
         if alone or self.alone:
             return super().shrink(pl_module, job, alone)
         payload: tuple[Any, ...] = ()
@@ -179,53 +179,53 @@ class Copied(Whole):
         return plan, certificate
 
     def follow(self) -> None:
-        """Rebuild DDP's reducer: it has buckets of the old sizes, and hooks on the old accumulators."""
+        """Rebuild DDP's reducer, whose buckets have the old sizes and whose hooks are on the old accumulators."""
         strategy: Any = self.trainer.strategy
         if not isinstance(strategy.model, DistributedDataParallel):
             return
         strategy.model = strategy.lightning_module
         for parameter in self.trainer.lightning_module.parameters():
             renew(parameter)
-        gc.collect()  # the old wrapper is part of reference cycles, and has to go before there is a new one
+        gc.collect()  # free the old wrapper, which is part of reference cycles, before creating a new one
         strategy.configure_ddp()
 
 
 class Sharded(Whole):
-    """Every process holds a part of every parameter: nothing asks for more than one whole parameter at a time."""
+    """Parameters are sharded; at most one is gathered at a time."""
 
     shards = True
 
     def planning(self, pl_module: LightningModule) -> AbstractContextManager[None]:
-        """Let the engine look at a LightningModule: inside, its parameters are whole, and on the meta device."""
+        """Replace shards by whole parameters on the meta device inside the context."""
         return Sharding(pl_module).without_data()
 
     def running(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Let a model run in eval mode, on all ranks together."""
+        """Run a model in eval mode inside the context, on all ranks together."""
         return Sharding(model).running()
 
     def at_rest(self, pl_module: LightningModule) -> None:
-        """Let the LightningModule hold its shards, and not what the last forward pass gathered."""
+        """Reshard the parameters that the last forward pass gathered."""
         Sharding(pl_module).at_rest()
 
     def reader(self, model: nn.Module) -> Callable[[str], Tensor]:
-        """A function that gathers a parameter by its name."""
+        """Return a function that gathers a parameter by its name."""
         Sharding(model).at_rest()
         return gathered_from(model)
 
     def widths(self, model: nn.Module, groups: Sequence[engine.Group]) -> Mapping[str, frozenset[int]]:
-        """The numbers that tensor parallelism can share evenly."""
+        """Return the numbers of units that tensor parallelism can split evenly, by group name."""
         return shared_widths(groups, Sharding(model).parts())
 
     def decided(self, function: Callable[[], T]) -> T:
-        """The result of a function on rank 0; it runs on all ranks, which gather parameters together."""
+        """Call a function on all ranks, which gather parameters together, and return the result of rank 0."""
         return self.trainer.strategy.broadcast(self.together(function))  # type: ignore[return-value]
 
     def shrink(self, pl_module: LightningModule, job: Job, alone: bool) -> Result:
-        """Rank 0 plans without data; all ranks gather and cut one parameter at a time, and verify together."""
+        """Plan on rank 0 without data, then gather and slice one parameter at a time and verify on all ranks."""
         if alone and not self.alone:
             raise VerificationError(
-                "The parameters are spread over processes that may be gone. Compact the last checkpoint instead "
-                "(`lightning_compress.compact_checkpoint`)."
+                "The parameters are sharded over processes that may be gone. Compact the last checkpoint instead, with "
+                "`lightning_compress.compact_checkpoint`."
             )
 
         model = pl_module.get_submodule(job.path)
@@ -266,17 +266,17 @@ class Sharded(Whole):
     def together(
         self, function: Callable[[], T], undo: Callable[[], None] | None = None, undoes_itself: bool = False
     ) -> T:
-        """Return the result of a function; if it fails on one rank, undo it and raise an error on all."""
+        """Call a function on all ranks; if it fails on one, undo it and raise on all."""
         try:
             result = function()
-        except Exception as error:  # raised by `_check_all`, once no other rank waits for this one
+        except Exception as error:  # raised by `_check_all`, once the other ranks know
             self._check_all(error, None if undoes_itself else undo)
             raise
         self._check_all(None, undo)
         return result
 
     def _check_all(self, failure: Exception | None, undo: Callable[[], None] | None = None) -> None:
-        """Let all ranks fail if one did, instead of waiting for it."""
+        """Raise on all ranks if one failed, so that none waits for it."""
         messages = gathered(None if failure is None else str(failure))
         failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
         if failed and undo is not None:
@@ -290,16 +290,16 @@ class Sharded(Whole):
         digests = gathered(digest)
         if len(set(digests)) > 1:
             raise MisconfigurationException(
-                f"The ranks hold different models after a compaction ({', '.join(digests)}), so the fit cannot go on. "
-                "Restart from the last checkpoint."
+                f"The ranks hold different models after a compaction ({', '.join(digests)}), so the fit cannot "
+                "continue. Restart from the last checkpoint."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights, gathered on rank 0's CPU one after the other."""
+        """Return the weights, gathered on the CPU of rank 0 one by one."""
         return Sharding(self.trainer.lightning_module).state_dict()
 
     def whole_states(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Optimizers' states under the numbers of their parameters, as one process has them."""
+        """Return a checkpoint with gathered optimizer states, under parameter indices as in a single process."""
         if "optimizer_states" not in checkpoint:
             return checkpoint
         sharding = Sharding(self.trainer.lightning_module)
@@ -307,19 +307,19 @@ class Sharded(Whole):
         return {**checkpoint, "optimizer_states": states}
 
     def restore_shapes(self, content: Mapping[str, Any] | None) -> None:
-        """Bring the LightningModule and its optimizers to the shapes of a checkpoint that is about to be loaded.
+        """Reshape the LightningModule and its optimizers to a checkpoint that is about to be loaded.
 
         Args:
-            content: what the checkpoint says of compactions, or None.
+            content: the checkpoint's record of compactions, or None.
 
         Raises:
-            CheckpointError: where the LightningModule went through other compactions.
+            CheckpointError: if the LightningModule went through other compactions.
         """
         wanted = {} if content is None else entries(content)
         restore_sharded(self.trainer.lightning_module, wanted, self.trainer.optimizers)
 
     def move(self, pl_module: LightningModule, device: torch.device) -> None:
-        """Leave shards where they are: Lightning does not move them either."""
+        """Do nothing, because Lightning does not move shards either."""
 
 
 _KINDS: Mapping[str, type[Whole]] = {
@@ -327,7 +327,7 @@ _KINDS: Mapping[str, type[Whole]] = {
     "DDPStrategy": Copied,
     "ModelParallelStrategy": Sharded,
 }
-# Strategies that flatten parameters into buffers: a channel is then no slice of any one tensor.
+# Strategies that flatten parameters into buffers, in which a channel is not a slice of a tensor.
 _FLAT = ("FSDPStrategy", "DeepSpeedStrategy")
 
 
@@ -337,47 +337,47 @@ def _kind(trainer: Trainer) -> type[Whole] | None:
 
 
 def parallel(trainer: Trainer) -> Whole:
-    """Return the object for the way in which a Trainer's strategy spreads parameters.
+    """Return the adapter for a Trainer's strategy.
 
     Raises:
-        MisconfigurationException: for a strategy under which channels can be neither masked nor removed.
+        MisconfigurationException: if channels can be neither masked nor removed under the strategy.
     """
     names, kind = [cls.__name__ for cls in type(trainer.strategy).__mro__], _kind(trainer)
     if kind is None or any(name in _FLAT for name in names):
         raise MisconfigurationException(
-            f"Compression works on one device, with DDP, and under `ModelParallelStrategy`, not under `{names[0]}`, "
-            "which does not keep parameters as tensors of their own. Choose one of these (`strategy='ddp'`, or "
-            "`ModelParallelStrategy` with `fully_shard` in `configure_model`), or train without these callbacks there "
-            "and compact the checkpoint offline (`lightning_compress.compact_checkpoint`)."
+            f"Compression supports single devices, DDP and `ModelParallelStrategy`, not `{names[0]}`, which does not "
+            "keep parameters as separate tensors. Use `strategy='ddp'`, or `ModelParallelStrategy` with `fully_shard` "
+            "in `configure_model`, or train without these callbacks and compact the checkpoint offline with "
+            "`lightning_compress.compact_checkpoint`."
         )
     return kind(trainer)
 
 
 def shards(trainer: Trainer) -> bool:
-    """Whether a Trainer's strategy spreads parameters over processes in a way that is supported."""
+    """Whether a Trainer's strategy shards parameters in a supported way."""
     kind = _kind(trainer)
     return kind is not None and kind.shards
 
 
 def check_strategy(trainer: Trainer, reason: str | None = None) -> None:
-    """Refuse strategies under which channels can be neither masked nor removed, or which spread what must be whole.
+    """Check that the Trainer's strategy is supported.
 
     Args:
         trainer: the Trainer.
-        reason: why parameters must be whole; None where they may be spread over processes.
+        reason: why the callback does not support sharded parameters; None if it does.
 
     Raises:
-        MisconfigurationException: saying which, and what works.
+        MisconfigurationException: if it is not.
     """
-    spread = parallel(trainer)
-    # Only of late does FSDP2 find on the CPU what it asks of streams.
-    if spread.shards and not hasattr(torch.cpu.Stream, "record_event") and trainer.strategy.root_device.type == "cpu":
+    strategy = parallel(trainer)
+    # FSDP2 uses methods of streams that older versions of torch lack on the CPU.
+    if strategy.shards and not hasattr(torch.cpu.Stream, "record_event") and trainer.strategy.root_device.type == "cpu":
         raise MisconfigurationException(
             f"torch {torch.__version__} cannot run FSDP2 on the CPU (`torch.cpu.Stream` has no `record_event`). Use "
             "GPUs or a newer torch, or train with `strategy='ddp'`."
         )
-    if spread.shards and reason is not None:
+    if strategy.shards and reason is not None:
         raise MisconfigurationException(
-            f"{reason} That needs whole parameters, and `{type(trainer.strategy).__name__}` spreads them over "
-            "processes. Leave it out there, or train with `strategy='ddp'`."
+            f"{reason} This needs unsharded parameters, but `{type(trainer.strategy).__name__}` shards them. Omit it, "
+            "or train with `strategy='ddp'`."
         )

@@ -1,4 +1,4 @@
-"""Which module of a LightningModule is compressed, and an example input for it."""
+"""The module of a LightningModule to compress, and its example input."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = [
 
 
 def find_model(pl_module: LightningModule, path: str | None = None) -> tuple[str, nn.Module]:
-    """The model to work on and its path inside the LightningModule.
+    """Find the model to compress and its path inside the LightningModule.
 
     Args:
         pl_module: the LightningModule.
-        path: path of the submodule (``""`` is the LightningModule itself), or ``None``: the LightningModule where it
+        path: path of the submodule (``""`` is the LightningModule itself), or ``None``: the LightningModule if it
             overrides ``forward``, else its only child with parameters that is neither a metric nor a loss.
 
     Returns:
@@ -58,8 +58,8 @@ def find_model(pl_module: LightningModule, path: str | None = None) -> tuple[str
     if len(candidates) != 1:
         problem = f"has {len(candidates)} candidates ({', '.join(candidates)})" if candidates else "has none"
         raise MisconfigurationException(
-            f"Which model is to be compressed? `{type(pl_module).__name__}` does not override `forward` and {problem} "
-            "among its attributes. Name one, as in `model='net'`."
+            f"Which module should be compressed? `{type(pl_module).__name__}` does not override `forward` and "
+            f"{problem} among its attributes. Name one, as in `model='net'`."
         )
     return next(iter(candidates.items()))
 
@@ -86,20 +86,20 @@ def find_example(
     loader: Any = None,
     placed: bool = True,
 ) -> Any:
-    """An example input that ``model`` accepts.
+    """Find an example input that ``model`` accepts.
 
     Args:
-        trainer: the Trainer that fits ``pl_module``.
+        trainer: the Trainer.
         pl_module: the LightningModule.
-        model: the model to be traced, ``pl_module`` or a part of it.
-        example_input: what the user passed: a tensor is one argument, a tuple or list positional arguments, a mapping
-            keywords, a tuple of integers a shape; ``None`` means ``example_input_array``, else the first
-            training batch, or what `training_step` passes to the model of it.
-        loader: dataloader whose first batch is used in place of the first training batch.
-        placed: whether it is to be on the model's device, in the trainer's precision; else it is as it was found.
+        model: the model to trace, ``pl_module`` or one of its submodules.
+        example_input: the user's argument: a tensor is one argument, a tuple or list positional arguments, a mapping
+            keyword arguments, a tuple of integers a shape; ``None`` uses ``example_input_array``, else the first
+            training batch or the part of it that `training_step` passes to the model.
+        loader: dataloader whose first batch is used instead of the first training batch.
+        placed: whether to move the example to the model's device and convert it to the Trainer's precision.
 
     Returns:
-        A tensor, tuple or mapping in the form that ``engine.trace`` takes.
+        A tensor, tuple or mapping, as ``engine.trace`` accepts it.
 
     Raises:
         MisconfigurationException: if there is no example input, or the model rejects it.
@@ -119,7 +119,7 @@ def find_example(
 
 
 def from_shape(example_input: Any) -> Any:
-    """Random numbers where a shape is given, else what is given.
+    """Convert a shape to a tensor of random numbers; return any other example input unchanged.
 
     Example:
         >>> from_shape((1, 2)).shape
@@ -137,7 +137,7 @@ def place_example(example: Any, trainer: Trainer, model: nn.Module) -> Any:
 
 
 def to_device(data: Any, device: torch.device | str) -> Any:
-    """All tensors of a collection on ``device``.
+    """Move all tensors of a collection to ``device``.
 
     Example:
         >>> to_device((torch.ones(1), "label"), "cpu")
@@ -153,7 +153,7 @@ def _accepted(
     placed: Callable[[Any], Any],
     further: Callable[[], list[Any]],
 ) -> Any:
-    """Return the first candidate that the model accepts; ``further`` ones are made where it accepts none."""
+    """Return the first candidate that the model accepts; ``further`` is called if it accepts none."""
     reason: EngineError | None = None
     for candidate in itertools.chain(candidates, _from(further)):
         try:
@@ -165,7 +165,7 @@ def _accepted(
     tried = describe(candidates[0]) if candidates else "nothing"
     raise MisconfigurationException(
         f"`{type(model).__name__}` rejects the example input from {source} ({tried}): {reason} "
-        "Pass what its `forward` takes, as in `example_input=torch.ones(1, 3, 32, 32)` (a tuple for several arguments)."
+        "Pass the arguments of its `forward`, as in `example_input=torch.ones(1, 3, 32, 32)` (a tuple for several)."
     ) from reason
 
 
@@ -175,7 +175,7 @@ def _from(make: Callable[[], list[Any]]) -> Iterator[Any]:
 
 
 def first_batch(trainer: Trainer) -> Any:
-    """The first batch of the train dataloader; random states stay as they are.
+    """Return the first batch of the train dataloader, preserving random states.
 
     Raises:
         MisconfigurationException: if there is no single train dataloader or it is empty.
@@ -184,13 +184,13 @@ def first_batch(trainer: Trainer) -> Any:
     if loader is None or isinstance(loader, (Mapping, list, tuple)):
         raise MisconfigurationException(
             "There is no example input: the LightningModule has no `example_input_array`, and there is no single train "
-            "dataloader to take a batch from. Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`."
+            "dataloader to draw a batch from. Pass one, as in `example_input=torch.ones(1, 3, 32, 32)`."
         )
     return batch_of(loader)
 
 
 def batch_of(loader: Any) -> Any:
-    """The first batch of a dataloader; random states stay as they are.
+    """Return the first batch of a dataloader, preserving random states.
 
     Raises:
         MisconfigurationException: if it is empty.
@@ -206,14 +206,14 @@ def batch_of(loader: Any) -> Any:
 
 
 def _head(batch: Any) -> Any:
-    # Two samples say as much as the whole batch, and the verification runs on them several times.
+    # Two samples suffice, and verification runs on them several times.
     sizes: list[int] = []
     apply_to_collection(batch, Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
     return apply_to_collection(batch, Tensor, lambda t: t[:2] if t.ndim and t.shape[0] == sizes[0] else t)
 
 
 def batch_candidates(batch: Any, model: nn.Module) -> Iterator[Any]:
-    """The parts of a batch that ``model`` may take, likeliest first, in the form that ``engine.trace`` takes.
+    """Yield the parts of a batch that ``model`` may accept, most likely first, in the form for ``engine.trace``.
 
     Example:
         >>> [describe(c) for c in batch_candidates([torch.ones(2, 3), torch.zeros(2)], nn.Identity())]
@@ -234,7 +234,7 @@ def batch_candidates(batch: Any, model: nn.Module) -> Iterator[Any]:
 
 
 def describe(value: Any) -> str:
-    """The kinds and shapes in an example input, for messages.
+    """Describe types and shapes of an example input, for messages.
 
     Example:
         >>> describe({"x": torch.ones(2, 3), "flag": True})

@@ -23,12 +23,19 @@ def test_the_page() -> None:
     """A row per network, how many are exact, and why groups stay; what failed has its reason."""
     failed = {"network": "monai UNet", "failed": "took longer than 9 s"}
     whole = ROW | {"network": "peft LoRA", "parameters": [20, 19], "stays": {"a": 3, "b": 5}, "exported": 2e-3}
-    text = packages.page([ROW, failed, whole], ["einops 0.8"])
-    assert "1 are exact, 0 refused, 2 failed" in text.replace("\n", " ") and "einops 0.8" in text
+    unbuilt = {"network": "effdet lite", "unbuilt": "RuntimeError: no such op", "state": "old"}
+    text = packages.page([ROW | {"state": "new"}, failed, whole, unbuilt], ["einops 0.8"], "new")
+    said = "1 are exact, 0 refused, 2 failed, 1 cannot be built beside this torch."
+    assert said in text.replace("\n", " ") and "einops 0.8" in text
+    assert "61% of its parameters, 1 keep more than 60 %" in text.replace("\n", " ")
+    assert "3 of the rows are of earlier states of the code." in text
+    assert "| effdet lite | its package does not build it here: RuntimeError: no such op |" in text
     assert "| vit-pytorch ViT | exact | 1e-16 | 22 → 6 | 27% |  |  |" in text
     assert "| monai UNet | failed: took longer than 9 s | | | | |" in text
     assert "| peft LoRA | exported with an error of 2e-03 | 1e-16 | 0 → 0 | 95% | 2e-03 | b |" in text
     assert "| is an output of the model | 1 |" in text
+    stream = whole | {"stays": {"is an output of the model": 8}}
+    assert packages.line(stream).endswith("| is an output of the model |")
 
 
 def test_an_unknown_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +43,7 @@ def test_an_unknown_network(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setattr("sys.argv", ["packages.py", "ViT"])
     with pytest.raises(SystemExit):
         packages.main()
-    assert "There is no network ViT; there are vit-pytorch ViT" in capsys.readouterr().err
+    assert "There is no network ViT; there are" in capsys.readouterr().err
 
 
 def test_the_list() -> None:

@@ -105,7 +105,7 @@ def test_a_dead_layer(name: str, biases: bool) -> None:
     sizes = {key: tuple(p.shape) for key, p in small.named_parameters()}
     if biases:
         assert all(have <= most for key in left for have, most in zip(sizes[key], left[key], strict=True)), sizes
-    told = [note.partition(" is masked as a whole")[0] for note in plan.notes if "masked as a whole" in note]
+    told = [note.partition(" is completely masked")[0] for note in plan.notes if "completely masked" in note]
     assert sorted(told) == sorted(map(repr, names))
 
 
@@ -116,7 +116,7 @@ def test_dead_heads() -> None:
     masks = {"attention.qkv": {"weight": torch.zeros(layer.weight.shape), "bias": torch.zeros(layer.bias.shape)}}
     plan = check_exact(model, masks, tokens(), tokens(3, 6))
     assert plan.slices["attention.qkv.weight"].shape == (3 * 2, 8)
-    assert any("'attention.qkv' is masked as a whole" in note for note in plan.notes)
+    assert any("'attention.qkv' is completely masked" in note for note in plan.notes)
 
 
 def test_a_dead_recurrent_layer() -> None:

@@ -47,7 +47,7 @@ def run(folder: Path, name: str, **settings: Any) -> tuple[Classifier, dict[str,
 
     compaction = Keep(confidence=2, on_failure="raise", save=False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The criterion has no score for these layers")
+        warnings.filterwarnings("ignore", message="The criterion cannot score these layers")
         trainer(folder, pruning, MaskConflictRepair(), compaction, max_epochs=2).fit(module)
     return module, {g.name: kept[g.name] for g in groups if g.reason is None}, compaction
 
@@ -132,7 +132,7 @@ def test_out_of_reach_before_the_first_step(tmp_path: Path, target: str) -> None
 def test_what_the_criterion_cannot_score_is_told(tmp_path: Path) -> None:
     """Slimming on a transformer: only the token stream has norms; the layers that stay whole are named."""
     pruning = ChannelPruning("bn_scale", end=1)
-    with pytest.warns(UserWarning, match="no score for these layers.*self_attention.*mlp"):
+    with pytest.warns(UserWarning, match="cannot score these layers.*self_attention.*mlp"):
         trainer(tmp_path, pruning, max_epochs=2).fit(Classifier("vit_b_16"))
     assert {m.rpartition(".")[2] for m in pruning.masks} >= {
         "ln_1",
@@ -142,9 +142,9 @@ def test_what_the_criterion_cannot_score_is_told(tmp_path: Path) -> None:
 
 def test_nothing_that_can_be_scored_is_an_error(tmp_path: Path) -> None:
     """It comes before the first step; where nothing was gathered, when it is due, and says what to do."""
-    with pytest.raises(MisconfigurationException, match="no score for any layer.*another criterion"):
+    with pytest.raises(MisconfigurationException, match="cannot score any layer.*another criterion"):
         trainer(tmp_path, ChannelPruning("bn_scale", layers="*mlp.0")).fit(Classifier("vit_b_16"))
-    with pytest.raises(MisconfigurationException, match="statistics.*there are none.*start later"):
+    with pytest.raises(MisconfigurationException, match="statistics.*there are none.*start pruning later"):
         trainer(tmp_path, ChannelPruning("taylor", schedule="one_shot", start=0)).fit(Classifier("vit_b_16"))
 
 

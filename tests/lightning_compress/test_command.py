@@ -78,13 +78,13 @@ def test_export(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("command", "message"),
     [
         ("inspect {folder}/none.ckpt", "no checkpoint"),
-        ("inspect {masked}", "holds no compaction plan"),
+        ("inspect {masked}", "contains no compaction plan"),
         ("compact {masked} nowhere:Net --out x --example 1,3,8,8", "no class 'nowhere:Net'"),
         ("compact {masked} {cls} --out x", "no example input"),
-        ("compact {masked} {cls} --out x --example 1,a", "--example is a shape"),
-        ("compact {masked} {cls} --out x --example 1,3,8,8 --arg width", "--arg is NAME=VALUE"),
+        ("compact {masked} {cls} --out x --example 1,a", "--example must be a shape"),
+        ("compact {masked} {cls} --out x --example 1,3,8,8 --arg width", "--arg must be NAME=VALUE"),
         ("compact {masked} {cls} --out x --example 1,3,8,8 --arg width=6", "does not fit `Wrapped`"),
-        ("export {masked} {cls} --example 1,3,8,8", "Say what to write"),
+        ("export {masked} {cls} --example 1,3,8,8", "Specify at least one format"),
     ],
 )
 def test_errors(
@@ -151,8 +151,8 @@ def test_summarize(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("summarize torch.nn:Linear --example 1,3", "Give what it takes with --arg"),
-        ("summarize builtins:dict --example 1,3", "is not a module"),
+        ("summarize torch.nn:Linear --example 1,3", "Pass its arguments with --arg"),
+        ("summarize builtins:dict --example 1,3", "must be a module"),
         (f"summarize {CLASS}", "`--example 1,3,32,32`"),
     ],
 )

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pytorch_lightning import Callback
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from lightning_compress.trainer import steps
+from lightning_compress.callbacks.base import step_entries
 from lightning_compress.trainer.packages import MisconfigurationException
+from tests.lightning_compress.models import data
 from tests.lightning_compress.test_entries import Module, Unused, trained
 
 
@@ -63,6 +66,74 @@ class _Normalised(Unused):
             self.net.wide.weight /= self.net.wide.weight.norm()
 
 
+class _Watched(Module):
+    """Validates, too."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """A metric."""
+        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def val_dataloader(self) -> DataLoader:
+        """The random images."""
+        return data(8)
+
+
+class _Validated(_Taught):
+    """A teacher, and validation."""
+
+    validation_step, val_dataloader = _Watched.validation_step, _Watched.val_dataloader
+
+
+class _AfterValidation(_Validated):
+    def on_validation_epoch_end(self) -> None:
+        """Follow once per validation, if it is better."""
+        if self.trainer.validating and float(self.trainer.callback_metrics["val_loss"]) > 0:
+            self.follow()
+
+
+class _BeforeValidation(_Validated):
+    def on_validation_epoch_start(self) -> None:
+        """Copy once per validation."""
+        self.follow()
+
+
+class _Probe(_Watched):
+    """A metric that is read off a row of a weight."""
+
+    def on_validation_epoch_end(self) -> None:
+        """Log it."""
+        self.log("row", self.net.wide.weight[7].sum())
+
+
+class _ProbeOfTest(_Watched):
+    """The same after a test."""
+
+    test_step, test_dataloader = _Watched.validation_step, _Watched.val_dataloader
+
+    def on_test_epoch_end(self) -> None:
+        """Log it."""
+        self.log("row", self.net.wide.weight[7].sum())
+
+
+class _Shifted(_Watched):
+    """Batches are moved by what a row of a weight says."""
+
+    def on_after_batch_transfer(self, batch: list[Tensor], dataloader_idx: int) -> list[Tensor]:
+        """Shift images."""
+        return [batch[0] + self.net.wide.weight[7].sum(), batch[1]]
+
+
+class _BeforeBackward(_Watched):
+    """A row of a weight before the backward pass."""
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """Log it."""
+        self.log("row", self.net.wide.weight[7].sum())
+
+
 class _Summary(Module):
     """Needs all batches of an epoch at its end."""
 
@@ -76,6 +147,21 @@ class _Summary(Module):
             raise RuntimeError("Where are the others?")
 
 
+class _SummaryOfRow(_Summary):
+    """Reads a weight then."""
+
+    def on_train_epoch_end(self) -> None:
+        """Look back, and at a row."""
+        super().on_train_epoch_end()
+        self._look()
+
+    def _look(self) -> None:
+        self.log("row", self.net.wide.weight[7].sum())
+
+
+TAUGHT = [_InOptimizerStep, _BeforeEpoch, _AfterEpoch, _AfterValidation, _BeforeValidation]
+
+
 def _gap(make: Callable[[], Module], folder: Path) -> float:
     modules = make(), make()
     masked, _ = trained(modules[0], folder / "masked", compact=False)
@@ -85,7 +171,7 @@ def _gap(make: Callable[[], Module], folder: Path) -> float:
     return max(float((a - b).abs() / a.abs().clamp(min=1e-3)) for a, b in pairs)
 
 
-@pytest.mark.parametrize("make", [_InOptimizerStep, _BeforeEpoch, _AfterEpoch])
+@pytest.mark.parametrize("make", TAUGHT)
 def test_the_fit_goes_on(make: Callable[[], Module], tmp_path: Path) -> None:
     """As it does with masks."""
     assert _gap(make, tmp_path) <= 1e-9
@@ -97,13 +183,97 @@ def test_what_reads_whole_weights_behind_a_step_is_refused(tmp_path: Path) -> No
         trained(_Normalised(), tmp_path, compact=True)
 
 
-def test_without_the_hooks_of_an_epoch_another_teacher_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:on_train_epoch_end cannot be traced")
+@pytest.mark.parametrize("make", [_Probe, _ProbeOfTest, _SummaryOfRow, _Shifted, _BeforeBackward])
+def test_what_a_hook_reads_stays(make: type[Module], tmp_path: Path) -> None:
+    """Whether it runs, or its code says so."""
+    with pytest.raises(MisconfigurationException, match="net.wide: (select .*picks single|is an output of the model)"):
+        trained(make(), tmp_path, compact=True)
+
+
+@pytest.mark.parametrize("make", [_AfterEpoch, _AfterValidation])
+def test_without_its_hooks_another_teacher_follows(
+    make: type[Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its channels are cut as those of a layer by itself."""
-    monkeypatch.setattr(steps, "_EPOCH", ())
-    assert _gap(_AfterEpoch, tmp_path) > 1e-6
+    names = step_entries.__globals__  # those of the module itself, which doctests of it may have imported anew
+    monkeypatch.setitem(names, "around", lambda kind: ((), ()))
+    assert _gap(make, tmp_path) > 1e-6
 
 
 def test_an_epoch_that_needs_all_batches_is_named(tmp_path: Path) -> None:
     """The step is recorded without it."""
-    with pytest.warns(UserWarning, match="on_train_epoch_end cannot be recorded.*Where are the others"):
+    with pytest.warns(UserWarning, match="on_train_epoch_end cannot be traced.*Where are the others"):
         assert _gap(_Summary, tmp_path) <= 1e-9
+
+
+def late(epoch: int) -> float:
+    """A schedule that lies elsewhere, and is not zero for long."""
+    return 0.1 if 5 <= epoch < 7 else 0.0
+
+
+class _Scheduled(_Watched):
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        loss = super()._loss(x, y, batch_idx)
+        return loss + self.net.wide.weight[7].sum() if late(self.current_epoch) else loss
+
+
+class _Own(Callback):
+    """What it keeps is its own."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.average = torch.zeros((), dtype=torch.float64)
+
+
+class _Averaging(_Own):
+    """An average of a weight, by hand."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Module, *rest: Any) -> None:
+        """Follow."""
+        self.calls.append(trainer.global_step)
+        self.average = self.average * 0.9 + pl_module.net.wide.weight.detach()
+
+
+class _Reading(_Own):
+    """A row of a weight at the end of a validation."""
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Module) -> None:
+        """Log it."""
+        pl_module.log("row", pl_module.net.wide.weight[7].sum())
+
+
+class _Decaying(_Own):
+    """Decay of weights, and a mean of outputs: both are the same for a smaller network."""
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Any, pl_module: Module, outputs: Any, batch: Any, *rest: Any) -> None:
+        """Decay, and keep a mean."""
+        self.calls.append(trainer.global_step)
+        self.average += pl_module.net(batch[0]).mean()
+        for parameter in pl_module.parameters():
+            parameter.mul_(0.99)
+
+
+def test_a_schedule_elsewhere_is_asked_at_its_numbers(tmp_path: Path) -> None:
+    """The number of the epoch notes what it is compared with."""
+    with pytest.raises(MisconfigurationException, match="net.wide: select .*picks single"):
+        trained(_Scheduled(), tmp_path, compact=True)
+
+
+@pytest.mark.parametrize("kind", [_Averaging, _Reading])
+def test_what_callbacks_read_stays(kind: type[_Own], tmp_path: Path) -> None:
+    """Their hooks run with the step, as copies."""
+    callback = kind()
+    with pytest.raises(MisconfigurationException, match="net.wide: (outlives|select) .*test_hooks_of_steps.py"):
+        trained(_Watched(), tmp_path, True, callback)
+    assert not callback.calls and not callback.average
+
+
+def test_callbacks_that_change_each_weight_by_itself(tmp_path: Path) -> None:
+    """They go on as with masks, and note no call but the Trainer's."""
+    callbacks = _Decaying(), _Decaying()
+    losses = [trained(_Watched(), tmp_path / str(n), bool(n), c)[0].losses for n, c in enumerate(callbacks)]
+    assert max(float((a - b).abs() / a.abs()) for a, b in zip(*losses, strict=True)) <= 1e-9
+    assert [callback.calls for callback in callbacks] == [list(range(1, 10))] * 2
+    assert torch.allclose(callbacks[0].average, callbacks[1].average, rtol=1e-9, atol=0)

@@ -66,9 +66,9 @@ def test_channels_by_pattern() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"criterion": "taylor"}, "gathers statistics"),
+        ({"criterion": "taylor"}, "needs statistics of training"),
         ({"amount": 1.5}, "fraction"),
-        ({"target": "speed"}, "`target` is one of"),
+        ({"target": "speed"}, "`target` must be one of"),
         ({"amount": 0.999}, "cannot be reached"),
         ({"layers": "nothing.*"}, "matches no layer"),
     ],

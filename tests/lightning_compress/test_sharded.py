@@ -144,7 +144,7 @@ def test_a_folder_that_runs_code(sharded: Callable[[str, str, str], Path], tmp_p
     shutil.copytree(sharded(*FITS[0]) / "middle.ckpt", tmp_path / "evil.ckpt")
     (tmp_path / "evil.ckpt" / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
     ended = launch(tmp_path, *FITS[0][:2], "1x1", str(tmp_path / "evil.ckpt"), check=False)
-    assert "CheckpointError" in ended.stderr and "mkdir, which no index does" in ended.stderr
+    assert "CheckpointError" in ended.stderr and "mkdir, which does not belong in an index" in ended.stderr
     assert not (tmp_path / "ran").exists()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.errors import InputError, PlanError
 from engine.program.graph import Value
-from engine.recording.opaque import is_kind
+from engine.recording.opaque_modules import is_kind
 from engine.recording.probe import channel_inputs, channel_outputs
 from engine.recording.recorder import MODULE
 from engine.surgery.exchange import Change, Decision, Exchange, Replace, Undo

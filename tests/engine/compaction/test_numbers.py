@@ -155,6 +155,6 @@ def test_a_number_that_counts_nothing_in_the_model() -> None:
     """Is none that a compaction sets."""
     net = Net()
     net.other = 7  # type: ignore[assignment]
-    with pytest.raises(PlanError, match=r"`other` of '' \(Net\) at 3"):
+    with pytest.raises(PlanError, match=r"`other` of '' \(Net\) to 3"):
         engine.Plan(attributes={"": {"other": 3}}).apply(net)
     assert net.other == 7

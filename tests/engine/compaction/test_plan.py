@@ -78,7 +78,7 @@ def test_a_plan_can_be_read() -> None:
     """Shapes before and after, folds, notes; an empty one says so."""
     _, _, plan = full_plan()
     text = str(plan)
-    assert "0.weight  [8, 3, 1, 1] -> " in text and "takes up the constants of removed channels" in text
+    assert "0.weight  [8, 3, 1, 1] -> " in text and "absorbs the constants of removed channels" in text
     assert str(engine.Plan()) == "Plan: nothing to remove." and engine.Plan().is_empty and not plan.is_empty
     assert "Notes:\n  something" in str(engine.Plan(plan.slices, notes=("something",)))
 
@@ -151,7 +151,7 @@ def test_applying_twice_is_refused() -> None:
     model, _, plan = full_plan()
     plan.apply(model)
     state = snapshot(model)
-    with pytest.raises(PlanError, match="un-compacted model"):
+    with pytest.raises(PlanError, match="uncompacted model"):
         plan.apply(model)
     assert unchanged(model, state)
 

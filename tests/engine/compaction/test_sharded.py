@@ -68,7 +68,7 @@ def test_refusals_change_nothing() -> None:
     plan = plan_of(net)
     with torch.no_grad():
         net[3].weight[0, 0] = torch.inf
-    with pytest.raises(PlanError, match="'3.weight' holds infinities"):
+    with pytest.raises(PlanError, match="'3.weight' contains infinities"):
         ShardedCompaction(plan, net)
     net, _ = trained()
     state = torch.optim.SGD(net.parameters(), momentum=0.9)
@@ -90,6 +90,6 @@ def test_parts_of_tensor_parallelism_stay_even(monkeypatch: pytest.MonkeyPatch) 
         for parameter in (*net[0].parameters(), *net[1].parameters()):
             parameter[3] = 1
     odd = plan_of(net)
-    with pytest.raises(PlanError, match="3 of 4 channels are left along dimension 0 of '0.weight'.*round_to"):
+    with pytest.raises(PlanError, match="3 of 4 channels remain along dimension 0 of '0.weight'.*round_to"):
         ShardedCompaction(odd, net)
     assert net[0].weight.shape == (4, 1, 3, 3)

@@ -37,7 +37,10 @@ def _notes(keep: list[int]) -> str:
 def test_a_number_that_was_a_size_is_named() -> None:
     """With the method that reads it, and what the layer has now."""
     notes = _notes([1, 0, 1, 0, 1, 1])
-    assert "`Net.parts` did not run and reads `width`, which stays 6 where a layer of the module has 4" in notes
+    assert (
+        "`Net.parts`, which did not run, reads `width`, which is still 6, while a layer of the module now has 4"
+        in notes
+    )
     assert "`other`" not in notes and "`unread`" not in notes
 
 

@@ -28,7 +28,7 @@ def test_a_large_penalty_changes_nothing() -> None:
 def test_without_a_unique_solution_the_layer_is_named() -> None:
     """Two equal columns and no penalty."""
     rows = ROWS[:, [0, 0]]
-    with pytest.raises(InputError, match="'layer'.*no unique solution.*`ridge` above 0"):
+    with pytest.raises(InputError, match="'layer'.*no unique solution.*`ridge` > 0"):
         correction(rows.round(), ROWS[:, :1], torch.ones(1, 2) > 0, 0.0, False, "layer")
 
 

@@ -73,5 +73,5 @@ def test_norms_that_lost_channels_keep_their_statistics() -> None:
 def test_a_batch_of_another_number_of_tensors() -> None:
     """Said before anything runs."""
     graph = engine.trace(nn.Linear(3, 2), torch.zeros(1, 3))
-    with pytest.raises(InputError, match="2 tensors, and the example 1"):
+    with pytest.raises(InputError, match="2 tensors, but the example 1"):
         Run(graph, {}, [torch.zeros(1, 3)] * 2)

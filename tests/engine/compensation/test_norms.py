@@ -34,7 +34,7 @@ def test_the_statistics_are_those_of_the_batches() -> None:
     ("batches", "message"),
     [
         ([], "no batches"),
-        ([torch.full((2, 3, 6, 6), torch.nan).double()], "'1' statistics that are not finite"),
+        ([torch.full((2, 3, 6, 6), torch.nan).double()], "statistics of '1' on these batches are not finite"),
         ([torch.randn(2, 5, 6, 6).double()], "rejected"),
     ],
 )

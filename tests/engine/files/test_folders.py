@@ -112,12 +112,12 @@ def test_parts(tmp_path: Path) -> None:
     missing = {place: part for place, part in parts.items() if place != (3, 0)}
     twice = {**parts, (3, 1): parts[3, 0], (4, 1): torch.ones(1, 3).double(), (3, 2): torch.ones(2, 1).double()}
     for name, wrong in {"missing": missing, "twice": twice}.items():
-        with pytest.raises(CheckpointError, match="the parts of 'model.w' do not make a whole"):
+        with pytest.raises(CheckpointError, match="the parts of 'model.w' do not cover it"):
             read_folder_index(of_parts(tmp_path / name, wrong, (5, 4)))
     with pytest.raises(CheckpointError, match="a part of 'model.w' is outside of it"):
         read_folder_index(of_parts(tmp_path / "outside", parts, (5, 3)))
     other = of_parts(tmp_path / "other", {(0,): torch.ones(3)}, (3,))
-    with pytest.raises(CheckpointError, match="larger than the bytes|does not hold the part of 'model.w'"):
+    with pytest.raises(CheckpointError, match="larger than the bytes|does not contain the expected part of 'model.w'"):
         read_folder_index(other).state("model")
 
 
@@ -142,7 +142,9 @@ def test_no_code_in_the_index(tmp_path: Path) -> None:
     for place in places:
         for protocol in range(2, 6):
             (folder / ".metadata").write_bytes(pickle.dumps(place, protocol))
-            with pytest.raises(CheckpointError, match=r"it holds (posix|nt)\.mkdir, which no index does"):
+            with pytest.raises(
+                CheckpointError, match=r"it contains (posix|nt)\.mkdir, which does not belong in an index"
+            ):
                 read_folder_index(folder)
     assert not ran.exists()
 
@@ -193,11 +195,11 @@ def again(index: Metadata) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (first(relative_path="../other/__0_0.distcp"), "names bytes that '../other/__0_0.distcp' has not"),
-        (first(relative_path=3), "a int where a name belongs"),
-        (first(length=10**9), "has not"),
-        (first(offset=-1), "where numbers belong"),
-        (again, "the same bytes again and again"),
+        (first(relative_path="../other/__0_0.distcp"), "refers to bytes that '../other/__0_0.distcp' does not have"),
+        (first(relative_path=3), "a int instead of a name"),
+        (first(length=10**9), "does not have"),
+        (first(offset=-1), "something other than numbers"),
+        (again, "the same bytes repeatedly"),
         (
             lambda index: index.state_dict_metadata.update({"state_dict.a.weight": entry((10**5, 10**6))}),
             "'(0, 0)|larger",
@@ -210,11 +212,11 @@ def again(index: Metadata) -> None:
             lambda index: index.state_dict_metadata.update({"state_dict.a.weight": BytesStorageMetadata()}),
             "None state_",
         ),
-        (lambda index: index.planner_data.update({"state_dict.a.bias": ()}), "where the keys to a value belong"),
-        (lambda index: index.planner_data.update({"state_dict.a.bias": (10**9,)}), "a key to a value that is none"),
-        (lambda index: index.planner_data.update({"state_dict.a.bias": ("a",) * 1000}), "where the keys"),
+        (lambda index: index.planner_data.update({"state_dict.a.bias": ()}), "something other than the keys of a"),
+        (lambda index: index.planner_data.update({"state_dict.a.bias": (10**9,)}), "an invalid key of a value"),
+        (lambda index: index.planner_data.update({"state_dict.a.bias": ("a",) * 1000}), "the keys of a value"),
         (lambda index: index.storage_data.clear(), "None|state_dict"),
-        (lambda index: setattr(index, "storage_data", [1]), "a list where a dictionary belongs"),
+        (lambda index: setattr(index, "storage_data", [1]), "a list instead of a dictionary"),
     ],
 )
 def test_indices_that_lie(tmp_path: Path, change: Callable[[Metadata], None], message: str) -> None:
@@ -233,7 +235,7 @@ def test_keys_in_each_other(tmp_path: Path) -> None:
     index = metadata(folder)
     index.planner_data["state_dict.a.bias"] = ("state_dict", "a.weight", "bias")
     (folder / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(CheckpointError, match="is damaged: it holds something in"):
+    with pytest.raises(CheckpointError, match="is damaged: it puts a value inside"):
         read_folder_index(folder).state("state_dict")
 
 
@@ -243,7 +245,7 @@ def test_no_folder(tmp_path: Path) -> None:
         read_folder_index(tmp_path)
     for data in (b"", b"\x80\x04", old_file(), saved({}), b"\x80\x04N.", b"\x80\x04]\x94h\x00a.", b"\x80\x06N."):
         (tmp_path / ".metadata").write_bytes(data)
-        with pytest.raises(CheckpointError, match="cannot be read: it is damaged or no index"):
+        with pytest.raises(CheckpointError, match="cannot be read: it is damaged or not an index"):
             read_folder_index(tmp_path)
 
 

@@ -105,5 +105,5 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_foreign_file(tmp_path: Path) -> None:
     """A file of others, without plans, is refused as a compacted checkpoint."""
     safetensors.save_file({"weight": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointError, match="holds no compaction plan"):
+    with pytest.raises(CheckpointError, match="contains no compaction plan"):
         read_checkpoint(tmp_path / "x.safetensors")

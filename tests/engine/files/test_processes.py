@@ -185,8 +185,8 @@ def test_a_file_system_of_one_megabyte(tmp_path: Path) -> None:
         path = folder / "a.ckpt"
         path.write_text("old")
         before, during = finished(process(FILLER, path)).splitlines()
-        assert "may take 2 MB, and its disk has 1 MB left" in before
-        assert "could not be written: No space left on device. What was there is as it was" in during
+        assert "may take 2 MB, but only 1 MB are free" in before
+        assert "could not be written: No space left on device. Existing files are unchanged" in during
         assert path.read_text() == "old" and [file.name for file in folder.iterdir()] == ["a.ckpt"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.ops.calls import FUNCTIONS
-from engine.source.entrywise import Effect
+from engine.source.effects import Effect
 
 
 def test_a_zero_stays_one() -> None:
@@ -22,6 +22,6 @@ def test_a_zero_stays_one() -> None:
 
 def test_levels() -> None:
     """By name; what is not listed is not known."""
-    assert FUNCTIONS.level("clone") is Effect.KEEPS and FUNCTIONS.level("relu") is Effect.KEEPS_ZERO
-    assert FUNCTIONS.level("add") is Effect.CHANGES and FUNCTIONS.level("cumsum") is None
+    assert FUNCTIONS.of_call("clone") is Effect.KEEPS and FUNCTIONS.of_call("relu") is Effect.KEEPS_ZERO
+    assert FUNCTIONS.of_call("add") is Effect.CHANGES and FUNCTIONS.of_call("cumsum") is None
     assert "zeros_like" in FUNCTIONS.filling and "empty" not in FUNCTIONS.filling

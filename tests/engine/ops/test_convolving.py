@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.ops import convolving
 from engine.ops.convolving import in_float64
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 
 OPS = {1: torch.ops.aten.conv1d.default, 2: torch.ops.aten.conv2d.default, 3: torch.ops.aten.conv3d.default}
 
@@ -130,7 +130,7 @@ def test_a_weight_that_is_made_when_it_is_read_is_made_once(monkeypatch: pytest.
     """And not for each piece."""
     monkeypatch.setattr(convolving, "COLUMNS", 1)
     made = []
-    weight = StandIn(random(3, 2, 3, 3), torch.float64, lambda: made.append(1) or random(3, 2, 3, 3))
+    weight = RecomputedTensor(random(3, 2, 3, 3), torch.float64, lambda: made.append(1) or random(3, 2, 3, 3))
     with torch.inference_mode():
         found = in_float64(OPS[2], (random(2, 2, 8, 8), weight), {})
     torch.testing.assert_close(found, torch.conv2d(random(2, 2, 8, 8), random(3, 2, 3, 3)), rtol=1e-13, atol=1e-13)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.ops import zeros
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 
 ATEN = torch.ops.aten
 
@@ -69,7 +69,7 @@ def test_the_result_is_torchs(name: str) -> None:
 def test_weights_that_are_made_when_they_are_read() -> None:
     """A stand-in is looked into as a weight is."""
     x, weight = random(5, 8), half(random(6, 8), 0)
-    stand_in = StandIn(weight.float(), torch.float64, lambda: weight.clone())
+    stand_in = RecomputedTensor(weight.float(), torch.float64, lambda: weight.clone())
     output = zeros.in_float64(ATEN.linear.default, (x, stand_in), {})
     assert output is not None
     torch.testing.assert_close(output, F.linear(x, weight))

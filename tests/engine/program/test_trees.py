@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.program.trees import map_tensors, results_in, tensors_in
+from engine.program.trees import list_tensors, map_tensors, results_in, tensors_in
 
 Pair = namedtuple("Pair", "left right")
 ONE, TWO, THREE = (torch.full((1,), float(n)) for n in (1, 2, 3))
@@ -44,6 +44,13 @@ class _Guarded:
         if name == "per_layer":
             raise RuntimeError("it differs by layer")
         return super().__getattribute__(name)
+
+
+def test_a_list_holds_what_the_iterator_yields() -> None:
+    """In the same order, whatever the containers are."""
+    x, y, z = torch.zeros(1), torch.ones(1), nn.Parameter(torch.zeros(2))
+    for tree in ((x, [y, None, 3], {"a": z}), x, None, [], ({"b": (x,)}, Pair(y, 2)), Output(x, {"c": y})):
+        assert [id(t) for t in list_tensors(tree)] == [id(t) for t in tensors_in(tree)]
 
 
 def test_fields_are_taken_as_they_are_stored() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.program.graph import Graph
-from engine.recording.escapes import outliving
+from engine.recording.escapes import outliving_tensors
 
 KEPT: list[Any] = []
 
@@ -109,18 +109,18 @@ def test_cycles_are_looked_for_only_where_something_is_kept(monkeypatch: pytest.
     looked: list[int] = []
     monkeypatch.setattr(gc, "collect", looked.append)
     table = {id(t): t for t in [torch.zeros(1), torch.ones(1)]}
-    assert not outliving(table, set()) and not looked
+    assert not outliving_tensors(table, set()) and not looked
     held = next(iter(table.values()))
-    assert outliving(table, {id(held)}) == [held] and not looked
-    assert outliving(table, set()) == [held] and looked == [0]
+    assert outliving_tensors(table, {id(held)}) == [held] and not looked
+    assert outliving_tensors(table, set()) == [held] and looked == [0]
 
 
 def test_further_tables_of_the_caller() -> None:
     """A tensor may lie in more than one of them."""
     table = {id(t): t for t in [torch.zeros(1), torch.ones(1)]}
     again = dict(list(table.items())[:1])
-    assert not outliving(table, set(), again)
-    assert outliving(table, set()) == list(again.values())
+    assert not outliving_tensors(table, set(), again)
+    assert outliving_tensors(table, set()) == list(again.values())
 
 
 def test_a_graph_that_waits_for_a_backward_pass_keeps_nothing() -> None:
@@ -128,4 +128,4 @@ def test_a_graph_that_waits_for_a_backward_pass_keeps_nothing() -> None:
     weight = torch.ones(2, requires_grad=True)
     table = {id(t): t for t in [weight * 2]}
     loss = sum(t * t for t in table.values()).sum()
-    assert loss.requires_grad and not outliving(table, set())
+    assert loss.requires_grad and not outliving_tensors(table, set())

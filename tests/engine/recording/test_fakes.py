@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import engine
 from engine.recording import fakes
 from engine.recording.fakes import Fakes
-from engine.recording.opaque import storage_of
+from engine.recording.opaque_modules import storage_of
 
 ATEN = torch.ops.aten
 SAMPLES = [(rule, sample) for rule in engine.RULES.distinct() for sample in rule.samples()]
@@ -164,3 +165,25 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(1, 30):
         made.run(ATEN.relu.default, (made.of(torch.zeros(n)),), {})
     assert len(fakes._KNOWN) <= 6
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_a_fake_tensor_is_what_the_constructor_makes(inference: bool) -> None:
+    """The second of a device is assembled: same class, attributes and dispatch keys."""
+    maker = Fakes()
+    with torch.inference_mode(inference):
+        first, second = (maker._fake(torch.empty(2, 3, device="meta"), torch.device("cpu")) for _ in range(2))
+        own = FakeTensor(maker.mode, torch.empty(2, 3, device="meta"), torch.device("cpu"))
+    for fake in (first, second):
+        assert type(fake) is type(own) and vars(fake) == vars(own) and vars(fake) is not vars(own)
+        assert torch._C._dispatch_keys(fake) == torch._C._dispatch_keys(own)
+        assert (fake.device, fake.is_inference()) == (own.device, own.is_inference())
+
+
+def test_a_fake_tensor_has_no_address() -> None:
+    """Where torch is told to refuse it."""
+    with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        maker = Fakes()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="data pointer"):
+                maker._fake(torch.empty(2, 3, device="meta"), torch.device("cpu")).data_ptr()

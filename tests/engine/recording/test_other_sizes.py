@@ -135,3 +135,24 @@ def test_a_sparse_constant_may_differ_between_sizes() -> None:
         return y if y.shape == x.shape else x + y
 
     engine.trace(_Through(mixed), torch.zeros(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("new, last", [(False, 1024), (True, 1025)])
+def test_a_size_is_tried_for_decisions_that_it_may_change(new: bool, last: int) -> None:
+    """Not 1023, where it comes out as before; the next only where code ran that is to be seen at another size."""
+    others, tried = OtherSizes(), []
+
+    def guards(tokens: int) -> list[Guard]:
+        size = Value(0, (2, tokens), torch.float32)
+        count = Apply("*", 2, ShapeOf(size, 1))
+        long = Guard(Apply(">=", ShapeOf(size, 1), 1024), tokens >= 1024, "net.py:1")
+        return [long, Guard(Apply("==", count, 0), False, "net.py:2")]
+
+    def accepts(sizes: Mapping[Axis, int]) -> bool:
+        tried.extend(sizes.values())
+        others.add([], guards(tried[-1]), kept=new and tried[-1] == 1024)
+        return True
+
+    others.start([], guards(16))
+    others.explore(axes_of((torch.zeros(2, 16),), {}, ({1},)), accepts, larger_pictures=False)
+    assert tried == [32, 10, 17, *range(1024, last + 1)]

@@ -43,7 +43,9 @@ def test_what_it_could_read_stays_and_is_named() -> None:
     assert [how for how in graph.exits.values() if "could be read" in how and f"{PLACE}:" in how]
     assert list(graph.unsettled.values()) == [True]
     notes = "\n".join(graph.notes)
-    assert "stay whole: side" in notes and "Net.score" in notes and f"{PLACE}:" in notes and __file__ not in notes
+    assert (
+        "keep all channels: side" in notes and "Net.score" in notes and f"{PLACE}:" in notes and __file__ not in notes
+    )
 
 
 def test_a_network_without_branches() -> None:
@@ -120,6 +122,51 @@ def test_a_part_of_a_block_that_did_not_run() -> None:
     assert kept.name == "blocks.1.body" and PLACE in str(kept.reason)
 
 
+class Masked(nn.Module):
+    """Asks a method of its own whether it has a mask, as torchvision's detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.mask = nn.Linear(4, 6), nn.Linear(6, 3), None
+
+    def has_mask(self) -> bool:
+        """Decide by an attribute."""
+        if self.mask is None:
+            return False
+        return True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, of other features where there is a mask."""
+        x = self.body(x).relu()
+        if self.has_mask():
+            return self.head(x.flip(1))
+        return self.head(x)
+
+
+class Unmasked(Masked):
+    """Gets a head for masks later."""
+
+    def add_mask(self) -> None:
+        """Set the head."""
+        self.mask = nn.Linear(6, 3)
+
+
+class Replaced(Masked):
+    """Gets another method later."""
+
+    def enable(self) -> None:
+        """Replace the method."""
+        self.has_mask = lambda: True  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("kind", "free"), [(Masked, True), (Unmasked, False), (Replaced, False)])
+def test_a_branch_that_a_method_decides(kind: type[Masked], free: bool) -> None:
+    """What it would read can be removed only where the method always returns the same."""
+    groups = engine.dependency_groups(kind(), torch.zeros(1, 4))
+    (body,) = (group for group in groups if group.name == "body")
+    assert (body.reason is None) is free
+
+
 class Processor:
     """Computes attention for a module that it is given, as those of diffusers do."""
 
@@ -178,3 +225,71 @@ def test_whether_an_argument_has_a_part(kind: type[Attention], free: bool) -> No
     net.norm_k = None
     groups = {group.name: group.reason for group in engine.dependency_groups(net, torch.zeros(2, 4))}
     assert (groups["to_q"] is None) == free, groups
+
+
+class Saving(nn.Module):
+    """Keeps features of places that a list names, which is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.place, self.saved, self.adapters = 0, [], nn.ModuleDict()
+
+    def move(self, place: int) -> None:
+        """Set the place, as code that builds a network from a configuration does."""
+        self.place = place
+
+    def add_adapter(self, name: int, adapter: nn.Module) -> None:
+        """Add a part that this network does not have yet."""
+        self.adapters[str(name)] = adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, of other features at a place that is saved, and through an adapter where there is one."""
+        x = self.body(x).relu()
+        x = x.flip(1) if self.place in self.saved else x
+        if str(self.place) not in self.adapters:
+            return self.head(x)
+        return self.head(self.adapters[str(self.place)](x))
+
+
+class Growing(Saving):
+    """Adds places to another list later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grown: list[int] = []
+
+    def save(self, place: int) -> None:
+        """Add a place."""
+        self.grown.append(place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores, of other features at a place that is saved."""
+        x = self.body(x).relu()
+        return self.head(x.flip(1) if self.place in self.grown else x)
+
+
+class Anything(list[int]):
+    """Says that it has everything."""
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a switch outside is on."""
+        return EVERYTHING
+
+
+EVERYTHING = False
+
+
+class Overriding(Saving):
+    """Has a list that is no plain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved = Anything()
+
+
+@pytest.mark.parametrize(("kind", "free"), [(Saving, True), (Growing, False), (Overriding, False)])
+def test_what_nothing_holds(kind: type[Saving], free: bool) -> None:
+    """Nothing is in an empty container, whatever is asked for, where no code adds to it."""
+    groups = {group.name: group.reason for group in engine.dependency_groups(kind(), torch.zeros(2, 4))}
+    assert (groups["body"] is None) is free, groups

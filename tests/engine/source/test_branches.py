@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.source.branches import branching
+from engine.source.branches import branches_of
 
 
 def choose(flag: bool, x: int) -> int:
@@ -23,15 +23,21 @@ def choose(flag: bool, x: int) -> int:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
 def test_what_did_not_run() -> None:
     """The largest parts that no instruction ran of, expressions included."""
-    function = branching(choose.__code__)
+    function = branches_of(choose.__code__)
     assert function is not None
     ran = set(range(0, len(choose.__code__.co_code), 2))
-    assert not list(function.missed(ran))
-    parts = list(function.missed(set()))
-    assert [ast.unparse(part.nodes[0]) for part in parts] == ["x + 1", "x - 1", "y = y * 2", "return y", "return y + 3"]
-    assert [sorted(part.names) for part in parts] == [["x"], ["x"], ["y"], ["y"], ["y"]]
+    assert not list(function.untaken(ran))
+    branches = list(function.untaken(set()))
+    assert [ast.unparse(branch.nodes[0]) for branch in branches] == [
+        "x + 1",
+        "x - 1",
+        "y = y * 2",
+        "return y",
+        "return y + 3",
+    ]
+    assert [sorted(branch.names) for branch in branches] == [["x"], ["x"], ["y"], ["y"], ["y"]]
 
 
 def test_functions_without_branches() -> None:
     """There is nothing to watch."""
-    assert branching((lambda x: x + 1).__code__) is None
+    assert branches_of((lambda x: x + 1).__code__) is None

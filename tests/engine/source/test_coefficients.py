@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engine.program.expressions import NumberOf
-from engine.source.coefficients import coefficients, settable
+from engine.source.coefficients import coefficients, settable_values
 from engine.source.sizes import Scalar
 
 
@@ -29,5 +29,5 @@ def test_zero_and_one_are_gates() -> None:
 def test_what_follows_from_a_gate_is_settable() -> None:
     """Arithmetic keeps where a number is from."""
     alpha = Scalar(0.0, NumberOf("gate", "alpha", 0.0))
-    numbers = settable([1 - alpha, 3, torch.pi])
+    numbers = settable_values([1 - alpha, 3, torch.pi])
     assert numbers == [1.0] and type(numbers[0]) is float

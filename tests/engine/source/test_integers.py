@@ -8,7 +8,7 @@ from torch import nn
 
 import engine
 from engine.errors import PlanError
-from engine.source.integers import _OF_RULES, integers, is_settable, tagged, with_integers
+from engine.source.integers import _SET_BY_RULES, integers, is_settable, tagged, with_integers
 
 
 class Holder(nn.Module):
@@ -124,4 +124,4 @@ def test_the_names_are_those_that_rules_set() -> None:
             graph = engine.trace(module, example)
             for node in graph.nodes:
                 names |= set(engine.RULES.rule(node.op).attributes(node, lambda value: value.shape))
-    assert names <= _OF_RULES
+    assert names <= _SET_BY_RULES

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from engine.source.literals import unsettled
+from engine.source.literals import unfixed_numbers
 
 LIMIT = 4.0
 
 
 def call(*numbers: Any, **named: Any) -> list[Any]:
     """Return which numbers of this call its source does not fix."""
-    return unsettled([*numbers, *named.values()], sys._getframe(1))
+    return unfixed_numbers([*numbers, *named.values()], sys._getframe(1))
 
 
 class Layer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 from engine.source import sites
@@ -14,6 +15,18 @@ def test_the_line_of_the_user() -> None:
     """The innermost frame outside of torch and the engine."""
     assert user_site("f").place.startswith(__file__)
     assert str(user_site("f")).startswith("tests/engine/source/test_sites.py:")
+
+
+def test_calls_of_one_line_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is looked up once; another on its line, by another name, or from another function is another."""
+    monkeypatch.setattr(sites, "_SITES", {})
+    same = [user_site("f") for _ in range(3)]
+    assert same[0] is same[1] is same[2]
+    pair = user_site("f"), user_site("f")
+    assert pair[0].line == pair[1].line and (pair[0] != pair[1]) is hasattr(user_site.__code__, "co_positions")
+    assert user_site("g") != same[0] and user_site("f", reflected=True).reflected
+    monkeypatch.setattr(sites, "_MOST", 2)
+    assert [user_site("f").line for _ in range(4)] == [user_site("f").line] * 4 and len(sites._SITES) <= 2
 
 
 def test_what_is_a_library() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import arguments, variants
-from engine.source import stepping
+from engine.source import coverage
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -250,26 +250,26 @@ TRAPS = [
 
 
 def _none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments.Arguments, "ways", lambda self: iter(()))
+    monkeypatch.setattr(arguments.Arguments, "alternatives", lambda self: iter(()))
 
 
 def _not_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_NESTED", 0)
+    monkeypatch.setattr(arguments, "_DEEPEST", 0)
 
 
 def _no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     def texts(self: Any, name: str, value: Any) -> Iterator[str]:
         return iter(())
 
-    monkeypatch.setattr(arguments.Arguments, "_texts", texts)
+    monkeypatch.setattr(arguments.Arguments, "_strings", texts)
 
 
 def _only_what_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "stand_ins", lambda function, variables: {})
+    monkeypatch.setattr(coverage, "fallback_variables", lambda function, variables: {})
 
 
 def _outputs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "steps_of", lambda nodes, outputs: set())
+    monkeypatch.setattr(variants, "executed_calls", lambda nodes, outputs: set())
 
 
 ABLATIONS = [

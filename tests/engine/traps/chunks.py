@@ -70,7 +70,7 @@ TRAPS = [
 
 
 def _only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Provenance, "_parted", lambda self, tensor, part: None)
+    monkeypatch.setattr(Provenance, "_note_single_part", lambda self, tensor, part: None)
 
 
 ABLATIONS = [Ablation("a loop over one part may run more often", _only_one, "a chunk after zeros")]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import unreached
-from engine.source import omitted
+from engine.recording import forward_arguments
+from engine.source import omitted_arguments
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -132,11 +132,11 @@ TRAPS = [
 
 
 def _only_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(omitted, "_read_for", lambda tree: ())
+    monkeypatch.setattr(omitted_arguments, "_variables_read_for", lambda tree: ())
 
 
 def _not_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreached, "passed_arguments", lambda model, arguments: {})
+    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda model, arguments: {})
 
 
 ABLATIONS = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import engine
 from engine import tracer
-from engine.recording.closed import ClosedRecorder
+from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.gradients import GradientRequests
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, once
@@ -474,7 +474,7 @@ def _uncompared(patch: pytest.MonkeyPatch) -> None:
 
 def _known(patch: pytest.MonkeyPatch) -> None:
     _uncompared(patch)
-    patch.setattr(ClosedRecorder, "_varies", lambda self, tensor: False)
+    patch.setattr(EntryRecorder, "_varies", lambda self, tensor: False)
 
 
 def _unanswered(patch: pytest.MonkeyPatch) -> None:

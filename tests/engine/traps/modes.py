@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import torch.nn.utils.parametrizations as P
 from torch import Tensor, nn
 
-from engine.recording import modes, rehearsal
+from engine.recording import modes, train_mode
 from engine.verification.training import TrainingProof
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, once
@@ -442,7 +442,7 @@ def _without_switches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_alters_values_only", lambda *args: True)
+    monkeypatch.setattr(train_mode, "_alters_values_only", lambda *args: True)
 
 
 def _without_reads(monkeypatch: pytest.MonkeyPatch) -> None:

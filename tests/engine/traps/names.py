@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import arguments
-from engine.recording.unreached import Unreached
+from engine.recording import arguments, unreached
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -213,7 +212,7 @@ TRAPS = [
 
 
 def _no_picks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unreached, "_through_any_function", lambda self, reach: None)
+    monkeypatch.setattr(unreached, "assume_nothing_of_dynamic_calls", lambda *arguments: None)
 
 
 def _only_forward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,7 +463,7 @@ TRAPS = [*RETURNED, *KEPT, *HANDED]
 
 
 def _nothing_outlives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "outliving", lambda *tables: [])
+    monkeypatch.setattr(recorder, "outliving_tensors", lambda *tables: [])
     monkeypatch.setattr(certify, "results_of", lambda *_: [])
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.recording import missed, unreached
-from engine.source.entrywise import effects
+from engine.recording import forward_arguments, untaken
+from engine.source.effects import effects
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -119,12 +119,12 @@ TRAPS = [
 
 
 def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreached, "passed_arguments", lambda model, arguments: {})
+    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda model, arguments: {})
 
 
 def _torch_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed, "effects", lambda nodes, functions, foreign: effects(nodes, functions, ["torch"]))
-    missed._effects.cache_clear()
+    monkeypatch.setattr(untaken, "effects", lambda nodes, functions, foreign: effects(nodes, functions, ["torch"]))
+    untaken._effects.cache_clear()
 
 
 ABLATIONS = [

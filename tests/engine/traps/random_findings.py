@@ -181,7 +181,7 @@ def _only_containers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_stages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attributes, "_stages", lambda attribute: set())
+    patch.setattr(attributes, "_layer_counts", lambda attribute: set())
 
 
 def _batch_of_one(patch: pytest.MonkeyPatch) -> None:

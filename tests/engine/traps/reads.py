@@ -148,6 +148,14 @@ def _allclose(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return h * (2.0 if same else 3.0)
 
 
+def _truth(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    return h + (x.abs().max() > 2.0).item()
+
+
+def _truth_or_number(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    return h + (bool(x.abs().max() > 2.0) and 0.7)
+
+
 def _with_literals(net: Any, x: Tensor, h: Tensor) -> Any:
     """The literal, the attribute and torch's own layer are constants, though something was read."""
     scale = x.mean().item()
@@ -173,6 +181,8 @@ NUMBERS = [
     _trap("a fill and a slope that were read", "masked_fill(mask, x.min().item())", _masked),
     _trap("equality as a number", "float(torch.equal(a, b))", _equal),
     _trap("a factor chosen by allclose", "torch.allclose in forward", _allclose),
+    _trap("a truth value is added", "h + bool(condition): Python counts with truth values", _truth),
+    _trap("a truth value or a number is added", "condition and shift, as an inline if", _truth_or_number),
     _trap("literals beside a read", "logging a number changes nothing", _with_literals),
 ]
 
@@ -272,10 +282,15 @@ def _no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_uncertainty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "unsettled", lambda numbers, frame: [])
+    monkeypatch.setattr(provenance, "unfixed_numbers", lambda numbers, frame: [])
+
+
+def _no_truths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "booleans_in", lambda arguments: [])
 
 
 ABLATIONS = [
     Ablation("what Python reads is used", _no_reads, "a list as output"),
     Ablation("numbers that may follow from a read vary", _no_uncertainty, "a number is added"),
+    Ablation("truth values may follow from a read as well", _no_truths, "a truth value is added"),
 ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording.missed import Missed
+from engine.recording import indexed_reads
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -107,7 +107,7 @@ TRAPS = [
 
 
 def _any_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Missed, "_is_beside", lambda self, ndim, dims, channel: True)
+    monkeypatch.setattr(indexed_reads, "_is_beside", lambda ndim, dims, channel_dim: True)
 
 
 ABLATIONS = [Ablation("only rows are left alone", _any_dimension, "channels by index_select and a name")]

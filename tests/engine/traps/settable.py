@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording import changing
+from engine.recording import mutable_state
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -237,11 +237,11 @@ def _by_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def uniform(tensor: Tensor, derived: bool) -> bool:
         return tensor.numel() <= 1 or (not derived and bool((tensor == tensor.reshape(-1)[0]).all()))
 
-    monkeypatch.setattr(changing, "_suggests_change", uniform)
+    monkeypatch.setattr(mutable_state, "_suggests_change", uniform)
 
 
 def _nothing_settable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "coefficients", lambda module: iter(()))
+    monkeypatch.setattr(mutable_state, "coefficients", lambda module: iter(()))
 
 
 ABLATIONS = [

@@ -461,7 +461,7 @@ def _no_other_sizes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_numbers_left(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(provenance.Provenance, "_leave", lambda self, numbers: None)
+    patch.setattr(provenance.Provenance, "_note_unmatched", lambda self, numbers: None)
 
 
 def _no_empty_parts(patch: pytest.MonkeyPatch) -> None:

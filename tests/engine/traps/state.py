@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.recording.changing import Changing
+from engine.recording import mutable_state
+from engine.recording.mutable_state import MutableState
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -534,9 +535,9 @@ TRAPS = [
 
 
 def _all_constant(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Changing, "_may_change", lambda self, module, name: False)
-    patch.setattr("engine.recording.changing._suggests_change", lambda tensor, derived: False)
-    patch.setattr(Changing, "missed", lambda self, written, aliases: set())
+    patch.setattr(MutableState, "_may_change", lambda self, module, name: False)
+    patch.setattr(mutable_state, "_suggests_change", lambda tensor, derived: False)
+    patch.setattr(MutableState, "missed", lambda self, written, aliases: set())
 
 
 ABLATIONS = [

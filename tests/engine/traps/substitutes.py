@@ -98,7 +98,7 @@ TRAPS = [
 
 
 def _forward_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "substitutes", lambda model, nodes: [])
+    monkeypatch.setattr(variants, "alternative_forwards", lambda model, nodes: [])
 
 
 ABLATIONS = [

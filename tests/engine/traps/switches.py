@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn, zeros_like
 
-from engine.recording import attributes, unreached
-from engine.recording.missed import Missed
-from engine.recording.unreached import Unreached
+from engine.recording import attributes, mutability
+from engine.recording.mutability import Mutability
+from engine.recording.untaken import UntakenBranch
+from engine.source.conditions import Conditions
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -78,6 +79,12 @@ class Gate(nn.Module):
     def sums(self) -> bool:
         """Whether it is in the other mode."""
         return self.hidden == (Mode.SUMMED,)
+
+    def sums_all(self) -> bool:
+        """Whether it is in the other mode, by a statement."""
+        if not self._hidden:
+            return False
+        return True
 
     @property
     def hidden(self) -> tuple[Mode, ...]:
@@ -145,6 +152,12 @@ def _by_property(self: Any, h: Tensor) -> Tensor:
 def _by_property_of_item(self: Any, h: Tensor) -> Tensor:
     gate = self.gates[-1]
     if gate.sums:
+        h = h.cumsum(-1)
+    return h.relu()
+
+
+def _by_method(self: Any, h: Tensor) -> Tensor:
+    if self.gate.sums_all():
         h = h.cumsum(-1)
     return h.relu()
 
@@ -237,6 +250,7 @@ TRAPS = [
     _trap("each item of a list decides", "diffusers: for block in self.down_blocks: if block.…", _by_any),
     _trap("a property of a child decides", "peft: if self.lora.active_adapters", _by_property),
     _trap("a property of an item decides", "peft: layer = self.layers[-1]; if layer.merged", _by_property_of_item),
+    _trap("a method of a child decides", "torchvision: if self.has_mask()", _by_method),
     _trap("an object that is no module decides", "if self.backbone.config.mode is …", _by_options),
     _trap("a branch hands features to a function of the file", "if self.shuffle: h = channel_shuffle(h)", _by_helper),
     _trap(
@@ -252,11 +266,15 @@ TRAPS = [
 
 
 def _only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unreached, "_somewhere", lambda self, assigned, *owners: frozenset())
+    monkeypatch.setattr(Mutability, "_set_anywhere", lambda self, contents, *owners: frozenset())
 
 
 def _stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreached, "attribute_code", lambda kind, name: None)
+    monkeypatch.setattr(mutability, "attribute_code", lambda kind, name: None)
+
+
+def _any_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conditions, "_method", lambda self, node: True)
 
 
 def _no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,23 +282,25 @@ def _no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Missed, "_is_from_elsewhere", lambda self, node: True)
+    monkeypatch.setattr(UntakenBranch, "_is_from_elsewhere", lambda self, node: True)
 
 
 def _arguments_as_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Missed, "fixed", _judged_by_the_owner)
+    monkeypatch.setattr(UntakenBranch, "is_fixed", _judged_by_the_owner)
 
 
-def _judged_by_the_owner(self: Missed, free: Any, settled: Callable[[str], bool]) -> bool:
-    return _FIXED(self, free, lambda path: settled(path.removeprefix("*.")))
+def _judged_by_the_owner(
+    self: UntakenBranch, free: Any, never_changed: Callable[[str], bool], never_reassigned: Any = None
+) -> bool:
+    return _FIXED(self, free, lambda path: never_changed(path.removeprefix("*.")))
 
 
-_FIXED = Missed.fixed
+_FIXED = UntakenBranch.is_fixed
 
 
 def _only_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    effects = Missed.effects
-    monkeypatch.setattr(Missed, "effects", lambda self: effects(self) if self.first is not None else {})
+    effects = UntakenBranch.effects
+    monkeypatch.setattr(UntakenBranch, "effects", lambda self: effects(self) if self.self_name is not None else {})
 
 
 ABLATIONS = [
@@ -292,5 +312,6 @@ ABLATIONS = [
     ),
     Ablation("attributes of parts are set by the parts' code", _only_its_own, "an item of a list decides"),
     Ablation("a property is what it reads", _stored, "a property of a child decides"),
+    Ablation("a method is what it branches on", _any_method, "a method of a child decides"),
     Ablation("members of an enumeration, and keys of tables, are tried", _no_choices, "a text picks a function"),
 ]  # fmt: skip

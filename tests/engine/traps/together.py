@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording import attributes, unreached
+from engine.recording import argument_fallbacks, attributes
 from engine.recording.arguments import Arguments
-from engine.source import passing
+from engine.source import argument_flow
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -340,27 +340,27 @@ TRAPS = [
 
 
 def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Arguments, "_together", lambda self: iter(()))
+    monkeypatch.setattr(Arguments, "_with_all_flags", lambda self: iter(()))
 
 
 def _attributes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attributes, "_together", lambda flags: [])
+    monkeypatch.setattr(attributes, "_all_flags", lambda flags: [])
 
 
 def _no_base_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "_inherited", lambda owner, code, name: iter(()))
+    monkeypatch.setattr(argument_flow, "_inherited", lambda owner, code, name: iter(()))
 
 
 def _nothing_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing._Reader, "_gives", lambda self, call: False)
+    monkeypatch.setattr(argument_flow._Reader, "_returns_argument", lambda self, call: False)
 
 
 def _no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "_chosen", lambda tree, owner: [])
+    monkeypatch.setattr(argument_flow, "_constants_chosen", lambda tree, owner: [])
 
 
 def _no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreached, "ends_of_numbers", lambda tree, absent: frozenset())
+    monkeypatch.setattr(argument_fallbacks, "ends_of_numeric_fallbacks", lambda tree, absent: frozenset())
 
 
 ABLATIONS = [

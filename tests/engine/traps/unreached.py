@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.recording import missed
+from engine.recording import unreached, untaken
+from engine.recording.idle_modules import IdleModules
 from engine.recording.recorder import Recorder
-from engine.recording.unreached import Unreached
-from engine.source.entrywise import Effect
+from engine.source.effects import Effect
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -447,16 +447,18 @@ TRAPS = [
     _trap("a decoder that a method calls", "VAE.decode", Samples, kept=r"Samples\.decode"),
     _trap("a penalty in a method", "orthogonal regularisation", Penalised, kept=r"Penalised\.penalty"),
     _trap("a branch, named", "the plan's notes", LeavesEarly, kept=r"unreached\.py:\d+"),
-    _trap("a module that does not run, named", "the plan's notes", Fuses, kept=r"did not run, and stay whole: audio"),
+    _trap(
+        "a module that does not run, named", "the plan's notes", Fuses, kept=r"did not run and keep all channels: audio"
+    ),
 ]
 
 
 def _nothing_is_unreached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recorder, "leave_unreached", lambda self, *arguments: None)
+    monkeypatch.setattr(Recorder, "assume_unreached", lambda self, *arguments: None)
 
 
 def _nothing_varies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed, "_effects", lambda part, functions, foreign: _Keeping())
+    monkeypatch.setattr(untaken, "_effects", lambda branch, functions, foreign: _Keeping())
 
 
 class _Keeping(dict[str, Any]):
@@ -465,23 +467,23 @@ class _Keeping(dict[str, Any]):
 
 
 def _idle_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed.Missed, "called", lambda self: set())
+    monkeypatch.setattr(untaken.UntakenBranch, "mentioned_modules", lambda self: set())
 
 
 def _numbers_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed.Missed, "sized", lambda self: set())
+    monkeypatch.setattr(untaken.UntakenBranch, "reshaped_to_literals", lambda self: set())
 
 
 def _no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unreached, "_beside", lambda self, reach: None)
+    monkeypatch.setattr(IdleModules, "use_values_of_siblings", lambda self, modules, dataflow, assumptions: None)
 
 
 def _nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unreached, "_replaced", lambda self, missed, reach: None)
+    monkeypatch.setattr(unreached._UntakenBranches, "_use_replaced_values", lambda self, branch: None)
 
 
 def _nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unreached, "_exchanged", lambda self, missed, tensors: set())
+    monkeypatch.setattr(unreached._UntakenBranches, "_variables_of_other_calls", lambda self, branch, values: set())
 
 
 ABLATIONS = [

@@ -68,6 +68,6 @@ def test_a_constant_beyond_the_range_of_a_bias(dtype: torch.dtype) -> None:
         model[1].weight.fill_(2.0)
     kept = torch.tensor([0, 0, 1, 1])
     masks = {"0": {"weight": kept[:, None].expand(4, 3)}}
-    with pytest.raises(engine.errors.PlanError, match=r"'1.bias' cannot take up the constants"):
+    with pytest.raises(engine.errors.PlanError, match=r"'1.bias' cannot absorb the constants"):
         engine.ModelSpeedup(model, torch.randn(2, 3, dtype=dtype), masks, confidence=0).speedup_model()
     assert model[0].out_features == 4 and bool(model[1].bias.isfinite().all())

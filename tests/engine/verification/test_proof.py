@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import engine
 from engine.compaction import compact
 from engine.errors import VerificationError
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 from engine.verification import proof
 from tests.engine.exactness import masked, randomised, run
 from tests.engine.nets import Mean, Net, dead, image, plain, snapshot, unchanged
@@ -265,14 +265,14 @@ def test_weights_are_in_float64_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     made: list[weakref.ref[Tensor]] = []
     most = [0]
 
-    def read(self: StandIn, keep: bool) -> Tensor:
+    def read(self: RecomputedTensor, keep: bool) -> Tensor:
         found = original(self, keep)
         made.append(weakref.ref(found))
         most[0] = max(most[0], sum(ref() is not None for ref in made))
         return found
 
-    original = StandIn._read
-    monkeypatch.setattr(StandIn, "_read", read)
+    original = RecomputedTensor._read
+    monkeypatch.setattr(RecomputedTensor, "_read", read)
     layers = [nn.Linear(64, 64, bias=False) for _ in range(5)]
     model = nn.Sequential(nn.Linear(3, 64), *layers, nn.Linear(64, 2))
     found = verdict(model, torch.randn(2, 3), {"0": range(9)}, confidence=2)

@@ -9,7 +9,7 @@ from torch import nn
 import engine
 from engine.compaction.folds import Fold
 from engine.compaction.slices import Slice
-from engine.recording.standin import StandIn
+from engine.recording.recomputed import RecomputedTensor
 from engine.verification.tensors import Recipe, masked_recipes, run_tensors
 from tests.engine.nets import image, plain
 
@@ -42,9 +42,9 @@ def test_large_weights_are_made_when_they_are_read() -> None:
     model.register_buffer("table", torch.zeros(64, 64))
     graph = engine.trace(model, torch.zeros(2, 3, 64))
     found = run_tensors(model, graph, masked_recipes(model, graph, {}), torch.float64)
-    assert [name for name, tensor in found.items() if isinstance(tensor, StandIn)] == ["0.weight"]
+    assert [name for name, tensor in found.items() if isinstance(tensor, RecomputedTensor)] == ["0.weight"]
     same = run_tensors(model.double(), graph, masked_recipes(model, graph, {}), torch.float64)
-    assert not any(isinstance(tensor, StandIn) for tensor in same.values())
+    assert not any(isinstance(tensor, RecomputedTensor) for tensor in same.values())
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (4, 3, 1), (1, 3, 2)])

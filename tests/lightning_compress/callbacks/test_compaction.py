@@ -32,6 +32,7 @@ from lightning_compress import (
     ModelCompaction,
     load_compacted,
 )
+from lightning_compress.callbacks import compaction as compaction_module
 from lightning_compress.report.latency import Comparison, Spread, compare
 from lightning_compress.trainer.packages import MisconfigurationException
 from tests.lightning_compress.callbacks.test_repair import structured
@@ -145,7 +146,7 @@ def test_nothing_masked_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     fit(plain, tmp_path)
     with caplog.at_level("INFO"):
         fit(module, tmp_path, compaction)
-    assert "nothing is masked" in caplog.text
+    assert "no masked channels" in caplog.text
     assert all(
         torch.equal(a, b) for a, b in zip(plain.state_dict().values(), module.state_dict().values(), strict=True)
     )
@@ -316,7 +317,7 @@ def test_a_network_that_became_slower_is_reported(
     def times(masked: nn.Module, compacted: nn.Module, example: Any, runs: int) -> Comparison:
         return Comparison(Spread(1.0, 1.0, 1.0), Spread(after, after, after), runs, "[2, 3, 8, 8]", "CPU, 1 thread")
 
-    monkeypatch.setattr("lightning_compress.callbacks.compaction.compare", times)
+    monkeypatch.setattr(compaction_module, "compare", times)
     expected = pytest.warns(UserWarning, match=r"slower.*masked 1 ms.*compacted 1\.2 ms") if warns else nullcontext()
     with expected:
         fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=5))
@@ -345,7 +346,7 @@ def test_the_masked_network_is_timed_as_it_was(tmp_path: Path, monkeypatch: pyte
         seen.append((masked.stem.out_channels, compacted.stem.out_channels, same))
         return compare(masked, compacted, example, runs)
 
-    monkeypatch.setattr("lightning_compress.callbacks.compaction.compare", watched)
+    monkeypatch.setattr(compaction_module, "compare", watched)
     fit(seeded(Wrapped), tmp_path, ChannelPruning(amount=0.5), ModelCompaction(latency_runs=2))
     assert seen == [(8, 4, True)]
 
@@ -456,9 +457,9 @@ def test_validation_alone_does_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"on_failure": "ignore"}, "`on_failure` is 'warn' or 'raise', got 'ignore'"),
+        ({"on_failure": "ignore"}, "`on_failure` must be 'warn' or 'raise', got 'ignore'"),
         ({"confidence": -1}, "`confidence`.*-1"),
-        ({"dirpath": "s3://bucket/run"}, "`dirpath` is a local folder, got 's3://bucket/run'"),
+        ({"dirpath": "s3://bucket/run"}, "`dirpath` must be a local folder, got 's3://bucket/run'"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:

@@ -200,9 +200,9 @@ def test_all_ranks_end_alike(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "magic"}, "`method` is one of"),
-        ({"samples": 1}, "`samples` is a number from 2"),
-        ({"ridge": -1.0}, "`ridge` is a number from 0"),
+        ({"method": "magic"}, "`method` must be one of"),
+        ({"samples": 1}, "`samples` must be an integer >= 2"),
+        ({"ridge": -1.0}, "`ridge` must be a number >= 0"),
     ],
 )
 def test_arguments_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
@@ -225,11 +225,11 @@ class Flat(Wrapped):
 
 def test_what_cannot_work_fails_before_the_first_epoch(tmp_path: Path) -> None:
     """Without a pruning of this model, and where the loader gives what the model does not take."""
-    with pytest.raises(MisconfigurationException, match="waits for a `ChannelPruning`"):
+    with pytest.raises(MisconfigurationException, match="needs a `ChannelPruning`"):
         fit(seeded(Wrapped), tmp_path, Compensation())
     module = seeded(Flat)
     before = copy.deepcopy(module.state_dict())
-    with pytest.raises(MisconfigurationException, match=r"`Net` takes nothing"):
+    with pytest.raises(MisconfigurationException, match=r"matches the example input of `Net`"):
         options = {"example_input": torch.zeros(1, 3, 8, 8)}
         fit(module, tmp_path, Compensation(**options), ChannelPruning(**options))
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

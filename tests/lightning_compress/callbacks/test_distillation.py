@@ -191,7 +191,11 @@ class Maps(Wrapped):
         (Elsewhere, {"teacher": Net()}, "did not call `Net`"),
         (Maps, {}, r"Which dimension of the outputs, of shape \(8, 3, 8, 8\)"),
         (Wrapped, {"layers": ["nothing*"]}, "matches no module of `Net`"),
-        (Wrapped, {"teacher": Net(12), "layers": ["wide"]}, r"gives \(8, 16, 8, 8\) where the teacher's gives"),
+        (
+            Wrapped,
+            {"teacher": Net(12), "layers": ["wide"]},
+            r"returns shape \(8, 16, 8, 8\), but the teacher's returns",
+        ),
         (Wrapped, {"teacher": "nowhere.ckpt"}, "The teacher cannot be loaded from 'nowhere.ckpt'"),
     ],
 )
@@ -212,9 +216,9 @@ def test_maps_of_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weight": -1.0}, "`weight` is a number"),
-        ({"temperature": 0.0}, "`temperature` is a number"),
-        ({"teacher": 3}, "`teacher` is a module"),
+        ({"weight": -1.0}, "`weight` must be a number"),
+        ({"temperature": 0.0}, "`temperature` must be a number"),
+        ({"teacher": 3}, "`teacher` must be a module"),
         ({"loss": "cosine"}, "`loss='cosine'`"),
     ],
 )

@@ -117,5 +117,5 @@ def test_other_values_are_refused() -> None:
     """They are listed."""
     with pytest.raises(MisconfigurationException, match="'exact'"):
         ModelCompaction(plain_norms="all")
-    with pytest.raises(MisconfigurationException, match="optimizer's state"):
+    with pytest.raises(MisconfigurationException, match="optimizer state"):
         ModelCompaction(plain_norms="exact", save_weights_only=False)

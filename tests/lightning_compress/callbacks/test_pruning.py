@@ -264,10 +264,10 @@ def test_fast_dev_run_rehearses_the_pruning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"amount": 1.5}, r"`amount` is a fraction.*1\.5"),
-        ({"unit": "batch"}, "`unit` is 'epoch' or 'step', got 'batch'"),
+        ({"amount": 1.5}, r"`amount` must be a fraction.*1\.5"),
+        ({"unit": "batch"}, "`unit` must be 'epoch' or 'step', got 'batch'"),
         ({"start": -1}, "`start`.*-1"),
-        ({"start": 5, "end": 3}, "`end` comes after `start`"),
+        ({"start": 5, "end": 3}, "`end` must not precede `start`"),
         ({"frequency": 0}, "`frequency`.*0"),
         ({"criterion": "gradient"}, "`criterion='gradient'`"),
         ({"schedule": "cosine"}, "`schedule='cosine'`"),
@@ -285,8 +285,8 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
         ({"layers": "conv9*"}, {}, r"'conv9\*' matches no layer.*stem"),
         ({"exclude": ["nothing"]}, {}, "'nothing' matches no layer"),
         ({"layers": "fc"}, {}, "Nothing can be pruned.*fc"),
-        ({"start": 3}, {"max_epochs": 3}, "`start=3` lies behind epoch 2"),
-        ({}, {"max_epochs": -1, "max_steps": -1}, "length of the fit in epochs is not known.*give `end`"),
+        ({"start": 3}, {"max_epochs": 3}, "`start=3` is after epoch 2"),
+        ({}, {"max_epochs": -1, "max_steps": -1}, "length of the fit in epochs is not known.*pass `end`"),
     ],
 )
 def test_errors_come_before_the_first_step(
@@ -366,14 +366,14 @@ def test_several_optimizers_stepped_by_hand(tmp_path: Path, criterion: str) -> N
 
 def test_steps_by_hand_need_an_end(tmp_path: Path) -> None:
     """How many optimizer steps a fit has is not known under manual optimization."""
-    with pytest.raises(MisconfigurationException, match="length of the fit in steps is not known.*give `end`"):
+    with pytest.raises(MisconfigurationException, match="length of the fit in steps is not known.*pass `end`"):
         run(tmp_path, seeded(Manual), unit="step", amount=0.5)
 
 
 def test_one_epoch_is_too_short_to_gather(tmp_path: Path) -> None:
     """A criterion that needs statistics prunes from the second epoch on, and says so where there is none."""
     assert run(tmp_path, criterion="taylor", amount=0.5, gather_every=1).sparsity == [0.0, 0.0, 0.5]
-    with pytest.raises(MisconfigurationException, match="as statistics are gathered before"):
+    with pytest.raises(MisconfigurationException, match="the criterion first collects statistics"):
         run(tmp_path, criterion="taylor", amount=0.5, watch_options={"max_epochs": 1})
 
 

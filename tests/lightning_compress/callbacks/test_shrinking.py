@@ -445,7 +445,7 @@ def test_what_would_change_the_training_is_refused(tmp_path: Path) -> None:
 def test_model_pruning_does_not_go_together_with_it(tmp_path: Path) -> None:
     """Its copies cannot follow: an error before training that says what to do."""
     module = seeded(Wrapped)
-    with pytest.raises(MisconfigurationException, match="`ModelPruning` keeps.*Leave `when` out"):
+    with pytest.raises(MisconfigurationException, match="`ModelPruning` keeps.*Omit `when`"):
         fit(module, tmp_path, structured(module, "wide"), ModelCompaction(when=1))
 
 
@@ -461,7 +461,7 @@ def test_buffers_of_prune_do_not_go_together_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", [0.0, 1.0, -1, True, [0.5], "late"])
 def test_bad_times(when: Any) -> None:
     """An error of the constructor that names it."""
-    with pytest.raises(MisconfigurationException, match="`when` is an epoch or a list of epochs"):
+    with pytest.raises(MisconfigurationException, match="`when` must be an epoch >= 0, a list of such epochs"):
         ModelCompaction(when=when)
 
 

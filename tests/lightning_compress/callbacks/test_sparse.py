@@ -116,7 +116,7 @@ def test_slimming_end_to_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"penalty": "l0"}, "`penalty` is one of bn_scale, group_lasso, got 'l0'"),
+        ({"penalty": "l0"}, "`penalty` must be one of bn_scale, group_lasso, got 'l0'"),
         ({"strength": -1.0}, "`strength`.*-1.0"),
         ({"amount": 2}, "`amount`"),
         ({"growth": "fast"}, "'fast'"),
@@ -131,5 +131,5 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 def test_nothing_to_act_on_is_an_error(tmp_path: Path) -> None:
     """Slimming without a norm fails before the first step, and says what to do."""
-    with pytest.raises(MisconfigurationException, match="nothing to act on.*group_lasso"):
+    with pytest.raises(MisconfigurationException, match="nothing to penalise.*group_lasso"):
         fit(Classifier("vit_b_16"), tmp_path, SparseTraining(layers="*mlp.0"))

@@ -45,7 +45,7 @@ def test_window(timing: Timing, window: tuple[int, int]) -> None:
 
 def test_one_epoch_leaves_nothing_to_gather_in() -> None:
     """A criterion that needs a first epoch for its statistics cannot prune in a fit of one."""
-    with pytest.raises(MisconfigurationException, match="`start=1`, as statistics are gathered before.*`end`"):
+    with pytest.raises(MisconfigurationException, match="`start=1` .the criterion first collects statistics.*`end`"):
         Timing(early=1).window(a_trainer(max_epochs=1))
 
 

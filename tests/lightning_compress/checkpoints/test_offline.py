@@ -150,6 +150,6 @@ def test_nothing_to_remove(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Nothing in .*dense.ckpt can be removed"):
         compact_checkpoint(tmp_path / "dense.ckpt", Given, tmp_path / "small.ckpt")
     torch.save({"weights": nn.Linear(1, 1).state_dict()}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="no Lightning checkpoint"):
+    with pytest.raises(CheckpointError, match="not a Lightning checkpoint"):
         compact_checkpoint(tmp_path / "other.pt", Given, tmp_path / "small.ckpt")
     assert not (tmp_path / "small.ckpt").exists()

@@ -34,7 +34,7 @@ def test_the_rank_that_writes_has_no_space(tmp_path: Path) -> None:
     old.write_text("old")
     zero, one = lines(tmp_path, 0)
     assert zero.removeprefix("rank 0") == one.removeprefix("rank 1")
-    assert "compacted-v1.ckpt could not be written: File too large. What was there is as it was" in zero
+    assert "compacted-v1.ckpt could not be written: File too large. Existing files are unchanged" in zero
     assert "inline_container" not in zero
     assert [path.name for path in tmp_path.iterdir()] == ["compacted.ckpt"] and old.read_text() == "old"
 
@@ -66,7 +66,7 @@ def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         if fits:
             fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(dirpath=tmp_path / "runs"))
             continue
-        with pytest.raises(MisconfigurationException, match="its disk has 0 MB left"):
+        with pytest.raises(MisconfigurationException, match="but only 0 MB are free"):
             fit(module, tmp_path, ChannelPruning(amount=0.5), ModelCompaction(dirpath=tmp_path / "runs"))
 
 

@@ -116,4 +116,4 @@ def test_a_copy_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     net.lock = (part for part in ())  # type: ignore[assignment]  # a generator cannot be copied
     assert replica(net)[0] is None and "cannot be copied" in replica(net)[1]
     monkeypatch.setattr(copy, "deepcopy", full)
-    assert replica(net) == (None, "the memory has no room for the masked network beside the compacted one")
+    assert replica(net) == (None, "there is not enough memory for the masked network beside the compacted one")

@@ -15,4 +15,4 @@ def test_notes_are_said_once() -> None:
 def test_long_notes_are_cut() -> None:
     """Ten of them are shown, and how many there are."""
     lines = brief(engine.Plan(notes=tuple(map(str, range(25)))), 4, 1).splitlines()
-    assert len(lines) == 12 and lines[-1] == "  … and 15 notes more"
+    assert len(lines) == 12 and lines[-1] == "  … and 15 more notes"

@@ -69,7 +69,7 @@ def test_equal_losses() -> None:
 def test_out_of_reach_of_the_table() -> None:
     """Beyond the largest sparsity of the table nothing goes, so that the target may be out of reach."""
     table = engine.SensitivityTable({"wide": {0.1: 0.9}}, [0.1], 0.9, "higher")
-    with pytest.raises(MisconfigurationException, match="out of reach of the table.*larger sparsities"):
+    with pytest.raises(MisconfigurationException, match="cannot be reached with this table.*larger sparsities"):
         allocate_by_sensitivity(table, seeded(Net), X, amount=0.5)
 
 
@@ -129,9 +129,9 @@ def test_annealing_with_a_trainers_validation(tmp_path: Path) -> None:
     [
         ({"better": "most"}, "`better`.*'most'"),
         ({"steps": 0}, "`steps`.*0"),
-        ({"target": "latency"}, "`target` is 'channels', 'macs' or 'params' here"),
+        ({"target": "latency"}, "`target` must be 'channels', 'macs' or 'params' here"),
         ({"amount": 1.5}, "`amount`"),
-        ({"amount": 0.9, "max_amount": 0.1}, "out of reach"),
+        ({"amount": 0.9, "max_amount": 0.1}, "cannot be reached"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -142,5 +142,5 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 def test_a_metric_that_is_nan_is_an_error() -> None:
     """It would compare with nothing."""
-    with pytest.raises(MisconfigurationException, match="returns NaN"):
+    with pytest.raises(MisconfigurationException, match="returned NaN"):
         anneal_amounts(seeded(Net), X, lambda net: float("nan"))

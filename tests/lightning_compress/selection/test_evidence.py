@@ -65,7 +65,7 @@ class Recording(Callback):
 @contextmanager
 def ended_early() -> Iterator[None]:
     """A fit that is too short says so at its start and at its end."""
-    with pytest.warns(UserWarning, match="does not act in this fit|fit ended before") as record:
+    with pytest.warns(UserWarning, match="has no effect in this fit|fit ended before") as record:
         yield
     assert sum("fit ended before" in str(warning.message) for warning in record) == 1
 

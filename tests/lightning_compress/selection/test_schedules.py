@@ -73,8 +73,8 @@ def test_warm_up_and_cool_down() -> None:
         ({"exponential": {"speed": 1}}, "speed"),
         ({"iterative": {"rounds": 0}}, "`rounds`.*got 0"),
         ({"warm_up": {"part": 1.0}}, "`part` of warm_up.*1.0"),
-        ({"linear": {}}, "does not name one of cool_down, exponential"),
-        ({"joined": {"first": "linear", "second": "linear", "at": 1.0}}, "`at` is in"),
+        ({"linear": {}}, "must name one of cool_down, exponential"),
+        ({"joined": {"first": "linear", "second": "linear", "at": 1.0}}, "`at` must be in"),
     ],
 )
 def test_bad_specifications(spec: object, message: str) -> None:

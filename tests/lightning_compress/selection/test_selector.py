@@ -87,7 +87,7 @@ def test_out_of_reach_is_an_error(subject: targets.Subject) -> None:
     """It is found before training, with the lowest number that can be reached."""
     dense = targets.reference(subject, "macs")
     Selector(0.5, target="macs").check_reachable(subject, dense)
-    with pytest.raises(MisconfigurationException, match="target of .* cannot be reached.*are left"):
+    with pytest.raises(MisconfigurationException, match="target of .* cannot be reached.*remain"):
         Selector(0.9, target="macs", layers=("wide",), max_amount=0.5).check_reachable(subject, dense)
 
 
@@ -95,7 +95,7 @@ def test_out_of_reach_is_an_error(subject: targets.Subject) -> None:
     ("arguments", "message"),
     [
         ({"scope": "everywhere"}, "`scope='everywhere'`.*global, group, isomorphic"),
-        ({"max_amount": 2.0}, "`max_amount` is a fraction"),
+        ({"max_amount": 2.0}, "`max_amount` must be a fraction"),
         ({"round_to": 0}, "`round_to`"),
         ({"widths": {"wide": []}}, "`widths` of 'wide'"),
         ({"widths": {"wide": [0]}}, "`widths` of 'wide'"),

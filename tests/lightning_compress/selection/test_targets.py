@@ -162,10 +162,10 @@ def test_a_copy_shares_what_it_has_to() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("flops", 0.5, None), "`target` is one of channels, latency, macs, params, got 'flops'"),
-        (("macs", {"*": 0.5}, None), "`amount` by pattern goes with `target='channels'` only.*max_amount"),
-        (("channels", 0.5, 10.0), "`budget` goes with `target` 'latency'"),
-        (("macs", 0.5, 0), "`budget` is a number of multiply-accumulates above 0, got 0"),
+        (("flops", 0.5, None), "`target` must be one of channels, latency, macs, params, got 'flops'"),
+        (("macs", {"*": 0.5}, None), "`amount` by pattern requires `target='channels'`.*max_amount"),
+        (("channels", 0.5, 10.0), "`budget` requires `target` 'latency'"),
+        (("macs", 0.5, 0), "`budget` must be a positive number of multiply-accumulates, got 0"),
     ],
 )
 def test_bad_targets(arguments: tuple[Any, ...], message: str) -> None:

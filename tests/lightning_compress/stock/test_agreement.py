@@ -139,7 +139,7 @@ def test_outputs_are_measured_on_several_inputs() -> None:
 def test_what_the_inputs_do_not_reach_is_named() -> None:
     """Nothing shows that it computes the same."""
     search = Search(FORM.build, {("width",): 4}, look_at(Model(2)))
-    with pytest.raises(InputError, match=r"do not reach 'other\.weight'"):
+    with pytest.raises(InputError, match=r"do not use 'other\.weight'"):
         check_reached(Model(2), search, {("width",): 2}, {"words": WORDS})
 
 

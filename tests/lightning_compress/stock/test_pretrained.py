@@ -138,7 +138,7 @@ def test_a_hand_narrowed_configuration_does_not_pass(tmp_path: Path) -> None:
     odd = narrow.load_state_dict(model.state_dict(), strict=False).unexpected_keys
     assert len(odd) == sum(isinstance(module, nn.LayerNorm) for module in model.modules())
     assert float((logits(narrow) - logits(model)).abs().max()) > 1e-3
-    with pytest.raises(InputError, match=r"LayerNorm.*16 channels while 8 are left.*plain_norms=True"):
+    with pytest.raises(InputError, match=r"LayerNorm.*16 channels of which 8 remain.*plain_norms=True"):
         save_pretrained(model, tmp_path / "small")
     assert not list(tmp_path.iterdir())
 
@@ -170,10 +170,10 @@ def test_layers_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_shapes_that_fit_prove_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that has the shapes of its class and computes something else is refused."""
+    """A network that has the shapes of its class and computes a different function is refused."""
     model = compacted("llama")
     model.model.layers[0].self_attn.scaling = 1.0
-    with pytest.raises(VerificationError, match="computes something else"):
+    with pytest.raises(VerificationError, match="computes a different function"):
         save_pretrained(model, tmp_path / "small")
     assert not list(tmp_path.iterdir())
 
@@ -218,5 +218,5 @@ def test_other_networks_are_refused(tmp_path: Path) -> None:
     """There is no configuration; the message says what to call or which part to pass."""
     with pytest.raises(InputError, match="save_stock"):
         save_pretrained(nn.Sequential(nn.Linear(1, 1)), tmp_path / "small")
-    with pytest.raises(InputError, match="Pass its part '0'"):
+    with pytest.raises(InputError, match="Pass its submodule '0'"):
         save_pretrained(nn.Sequential(built("llama")), tmp_path / "small")

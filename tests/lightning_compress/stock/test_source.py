@@ -142,7 +142,7 @@ class Draws(nn.Linear):
 
 def test_another_function_is_refused(tmp_path: Path) -> None:
     """The file is compared bit by bit, and nothing is written where it differs."""
-    with pytest.raises(VerificationError, match="computes something other"):
+    with pytest.raises(VerificationError, match="computes a different function"):
         save_stock(Draws(2, 2), tmp_path / "small", example_input=torch.randn(2, 2))
     assert not list(tmp_path.iterdir())
 

@@ -58,7 +58,7 @@ def test_an_average_of_one_of_two_alike() -> None:
     module = seeded(Wrapped)
     module.net.twins = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     module.ema = AveragedModel(module.net.twins[1])
-    with pytest.raises(PlanError, match="'ema' is an average of 'twins.0' or 'twins.1'"):
+    with pytest.raises(PlanError, match="'ema' may be an average of 'twins.0' or 'twins.1'"):
         averages([], module, "net")
 
 

@@ -13,7 +13,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from lightning_compress.trainer.calibration import as_taken, train_batches
+from lightning_compress.trainer.calibration import matching_part, train_batches
 from lightning_compress.trainer.packages import MisconfigurationException
 
 
@@ -134,7 +134,7 @@ def test_the_part_that_the_model_takes() -> None:
     images, labels = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
     net = nn.Conv2d(3, 1, 1)
     for batch in ([images, labels], [[images, labels], labels], {"input": images, "label": labels}):
-        taken = as_taken(batch, net, torch.zeros(1, 3, 6, 6))
+        taken = matching_part(batch, net, torch.zeros(1, 3, 6, 6))
         assert (taken["input"] if isinstance(taken, dict) else taken) is images
-    with pytest.raises(MisconfigurationException, match=r"gives \[Tensor\[4\]\], of which `Conv2d` takes nothing"):
-        as_taken([labels], net, torch.zeros(1, 3, 6, 6))
+    with pytest.raises(MisconfigurationException, match=r"No part of \[Tensor\[4\]\].* of `Conv2d`"):
+        matching_part([labels], net, torch.zeros(1, 3, 6, 6))

@@ -68,7 +68,7 @@ def test_no_code_runs(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match="evil cannot be read"):
         loaded(folder)
     (folder / ".metadata").write_bytes(pickle.dumps(Code(ran)))
-    with pytest.raises(CheckpointError, match=r"\.mkdir, which no index does"):
+    with pytest.raises(CheckpointError, match=r"\.mkdir, which does not belong in an index"):
         loaded(folder)
     assert not ran.exists()
     with pytest.raises(CheckpointException):

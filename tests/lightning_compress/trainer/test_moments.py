@@ -6,7 +6,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule
 
-from lightning_compress.trainer.moments import other_moments
+from lightning_compress.trainer.moments import OtherMoments
 
 
 class Steps(LightningModule):
@@ -37,7 +37,7 @@ class Counting(Steps):
 
 
 def _labels(module: LightningModule, name: str, epoch: int = 0) -> list[str]:
-    return list(other_moments(module, name, (None, 0), epoch))
+    return list(OtherMoments(module, name, (None, 0), {"epoch": epoch}))
 
 
 def test_who_does_not_ask_runs_once() -> None:
@@ -60,6 +60,6 @@ def test_numbers_in_code_and_in_hyperparameters() -> None:
 
 def test_arguments() -> None:
     """The batch stays; what the Trainer counts is given by name."""
-    moments = other_moments(Counting(), "training_step", ("batch", 0))
+    moments = OtherMoments(Counting(), "training_step", ("batch", 0))
     assert moments["epoch 7"] == (("batch", 0), {"epoch": 7}) and moments["step 29"] == (("batch", 0), {"step": 29})
-    assert other_moments(Steps(), "test_step", ("batch", 0, 1))["batch 1"] == (("batch", 1, 1), {})
+    assert OtherMoments(Steps(), "test_step", ("batch", 0, 1))["batch 1"] == (("batch", 1, 1), {})

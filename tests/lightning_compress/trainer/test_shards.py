@@ -96,7 +96,7 @@ def test_a_network_that_runs_in_parts_alone(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(TraceError, match=r"^It does not run\.$"), Sharding(model).without_data():
         raise TraceError("It does not run.")
     monkeypatch.setattr(Sharding, "parts", lambda self: {"0.weight": {0: 2}})
-    with pytest.raises(MisconfigurationException, match="does not run.*whole network is recorded"):
+    with pytest.raises(MisconfigurationException, match="does not run.*whole network is traced"):
         with Sharding(model).without_data():
             raise TraceError("It does not run.")
     with pytest.raises(PlanError, match="^Other$"), Sharding(model).without_data():

@@ -45,7 +45,7 @@ def test_flattening_strategies_are_refused(strategy: type) -> None:
 
 def test_unknown_strategies_are_refused() -> None:
     """Nobody knows how they spread parameters."""
-    with pytest.raises(MisconfigurationException, match="not under `Other`"):
+    with pytest.raises(MisconfigurationException, match="not `Other`"):
         parallel(holder(type("Other", (), {})))
 
 

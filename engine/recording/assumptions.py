@@ -1,0 +1,55 @@
+"""Assumptions about recorded values that hold for all calls of a model, not only for the recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.program.graph import Value
+
+__all__ = ["Assumptions"]
+
+
+@dataclass
+class Assumptions:
+    """What code that did not run may do to recorded values.
+
+    Attributes:
+        used: values that count as used as a whole, each with the reason, by index.
+        varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
+        notes: messages for the user.
+
+    Example:
+        >>> import torch
+        >>> value = Value(0, (2,), torch.float32)
+        >>> assumptions = Assumptions()
+        >>> assumptions.use([value], "may be read elsewhere")
+        >>> assumptions.vary([value], zeros_stay=True)
+        >>> assumptions.used[0][1], assumptions.varying[0][1]
+        ('may be read elsewhere', True)
+    """
+
+    used: dict[int, tuple[Value, str]] = field(default_factory=dict)
+    varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def use(self, values: Iterable[Value], reason: str) -> None:
+        """Count values as used; the first reason is kept.
+
+        Args:
+            values: the values.
+            reason: a verb phrase about a value, for the user.
+        """
+        for value in values:
+            self.used.setdefault(value.index, (value, reason))
+
+    def vary(self, values: Iterable[Value], *, zeros_stay: bool = False) -> None:
+        """Assume that the numbers in values may be any others.
+
+        Args:
+            values: the values.
+            zeros_stay: whether zeros stay zero; they stay only if all assumptions about a value say so.
+        """
+        for value in values:
+            _, before = self.varying.get(value.index, (value, True))
+            self.varying[value.index] = value, zeros_stay and before

@@ -1,0 +1,108 @@
+"""A recorder for entries: values that enter from outside of the model vary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from engine.program.entries import Entry
+from engine.program.trees import map_tensors, tensors_in
+from engine.recording.fakes import Fakes
+from engine.recording.gradients import GRADIENT, GradientRequests
+from engine.recording.mutable_state import MutableState
+from engine.recording.recorder import Recorder, Signature
+from engine.recording.tensor_backup import TensorBackup
+
+__all__ = ["EntryRecorder"]
+
+
+class EntryRecorder(Recorder):
+    """Records entries beside forward.
+
+    Other modules, attributes and random numbers are inputs of an entry whose numbers are unknown. Tensors that it
+    differentiates are outputs. Its writes outside of the model are undone.
+
+    Args:
+        model, fakes, changing: as those of a `Recorder`.
+        literal: the op that creates a tensor from numbers in the code.
+
+    Attributes:
+        entries: recorded entries, and the variants in which they run otherwise.
+        on_data: names of the entries that were recorded on real data.
+    """
+
+    def __init__(
+        self, model: nn.Module, fakes: Fakes | None, literal: Any = None, changing: MutableState | None = None
+    ) -> None:
+        self._is_entry, self._literal = False, literal
+        self.entries: list[Entry] = []
+        self.on_data: set[str] = set()
+        super().__init__(model, fakes, changing)
+        self._fake_maker = fakes
+        self._gradients = GradientRequests(self._leave, self._differentiate)
+
+    def run_entry(
+        self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str, *, fake: bool
+    ) -> None:
+        """Record an entry.
+
+        Args:
+            call, args, kwargs, stack, path: as those of `run`.
+            fake: whether to run it on tensors without data.
+        """
+        self._is_entry, self._maker = True, self._fake_maker if fake else None
+        if self._maker is None:
+            self.on_data.add(path)
+        try:
+            with self._gradients.reset():
+                self.run(call, args, kwargs, stack, path)
+        finally:
+            self._is_entry, self._maker = False, self._fake_maker
+
+    @property
+    def real(self) -> bool:
+        """Whether it records on real data only."""
+        return self._fake_maker is None
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._overwritten = TensorBackup(self._tensors, anything=self._is_entry)
+        self._created: dict[int, Tensor] = {}  # real tensors that this run created from nothing that varies
+
+    # ------------------------------------------------------------------ inputs
+
+    def _relevant(self, what: Signature, func: Any, tensors: Sequence[Tensor]) -> bool:
+        if super()._relevant(what, func, tensors):
+            return True
+        if not self._is_entry or func is self._literal:
+            return False
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        return random or any(map(self._varies, tensors))
+
+    def _varies(self, tensor: Tensor) -> bool:
+        return self._is_entry and id(tensor) not in self._created
+
+    def _keep_unrecorded(self, out: Any) -> Any:
+        if self._is_entry:
+            self._created.update((id(tensor), tensor) for tensor in tensors_in(out))
+        return out
+
+    # ------------------------------------------------------------------ autograd
+
+    def _leave(self, tensors: Sequence[Tensor]) -> None:
+        """Add tensors to the outputs."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            self._outputs += [self._read(self._substitute(t)) for t in tensors]
+
+    def _differentiate(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Record gradients as unknown functions of the tensors that they depend on."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            bound = {"outputs": [self._substitute(t) for t in outputs], "inputs": [self._substitute(t) for t in inputs]}
+            values = map_tensors(bound, self._read)
+            gradients = [0 * t.detach() + 1 if self._maker is None else self._maker.like(t) for t in bound["inputs"]]
+            self._add(GRADIENT, None, bound, values, [], gradients)
+        return gradients

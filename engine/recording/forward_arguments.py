@@ -1,0 +1,72 @@
+"""The arguments of a model's forward, and the functions that receive them under other names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from engine.program.trees import tensors_in
+from engine.recording.model_code import code_of
+from engine.source.argument_flow import passed_arguments
+
+__all__ = ["ForwardArguments"]
+
+
+class ForwardArguments:
+    """The arguments of a model's forward that other calls may pass otherwise than the example does.
+
+    Args:
+        model: the model.
+        args, kwargs: of the example.
+        declared: whether the user declares an argument to keep its value.
+
+    Attributes:
+        code: of forward.
+
+    Example:
+        >>> class Net(nn.Module):
+        ...     def forward(self, x, mask=None):
+        ...         return x if mask is None else x * mask
+        >>> import torch
+        >>> ForwardArguments(Net(), (torch.zeros(1),), {}).options_of(Net.forward.__code__)
+        {'mask'}
+    """
+
+    def __init__(
+        self, model: nn.Module, args: Any, kwargs: Any, declared: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        self._names, options = _names_and_options(model, args, kwargs)
+        self._options = {name for name in options if not declared(name)}
+        self._passed = passed_arguments(model, self._options)
+        self.code = code_of(type(model).forward)
+
+    def options_of(self, code: CodeType) -> Collection[str]:
+        """Return the arguments of a function that the example gives no tensor: those of forward, or what follows them.
+
+        Args:
+            code: of the function.
+        """
+        return self._options if code is self.code else self._passed.get(code, frozenset())
+
+    def that_vary_in(self, code: CodeType) -> set[str]:
+        """Return the names of forward's arguments, and those under which a function receives some of them.
+
+        Args:
+            code: of the function.
+        """
+        return self._names | self._passed.get(code, frozenset())
+
+
+def _names_and_options(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[str], set[str]]:
+    """Return the names of the arguments of forward, and of those that an example gives no tensor."""
+    try:
+        signature = inspect.signature(model.forward)
+        bound = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return set(), set()
+    names = set(signature.parameters)
+    return names, names - {name for name, value in bound.items() if any(True for _ in tensors_in(value))}

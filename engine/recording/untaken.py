@@ -1,0 +1,285 @@
+"""A branch that no recording took: which variables and modules its code reads, calls, returns and assigns."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from engine.program.graph import Value
+from engine.recording.dataflow import Dataflow
+from engine.recording.indexed_reads import IndexedReads
+from engine.recording.model_code import code_of, methods_of
+from engine.source.branches import Branch
+from engine.source.conditions import Conditions
+from engine.source.control_flow import always_run
+from engine.source.coverage import FunctionCoverage
+from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by
+
+__all__ = ["UntakenBranch"]
+
+_CONTAINERS = (ast.Tuple, ast.List, ast.Dict)
+
+
+class UntakenBranch:
+    """A branch of a function that did not run for one module.
+
+    Args:
+        branch: the branch.
+        coverage: of the function, for that module.
+        modules: all modules by name.
+        names: names of the modules by identity.
+        dataflow: of the recorded ops.
+
+    Attributes:
+        code: of the function.
+        owner: name of the module.
+        place: file and line of the branch.
+        self_name: the argument that is the module itself; None in a plain function.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        coverage: FunctionCoverage,
+        modules: Mapping[str, nn.Module],
+        names: Mapping[int, str],
+        dataflow: Dataflow,
+    ) -> None:
+        self.branch, self._coverage, self._dataflow = branch, coverage, dataflow
+        self._modules, self._names = modules, names
+        self.code, self.owner = coverage.function.code, coverage.owner
+        self.place = f"{self.code.co_filename}:{branch.line}"
+        self.self_name = self.code.co_varnames[0] if coverage.is_method else None
+        self._seen = coverage.seen.get(branch, {})
+
+    # ------------------------------------------------------------------ why it did not run
+
+    def is_decided_at(self, places: Collection[str]) -> bool:
+        """Whether its condition stands on one of some lines."""
+        lines = {n for test in self._tests() for n in range(test.lineno, (test.end_lineno or test.lineno) + 1)}
+        return any(f"{self.code.co_filename}:{n}" in places for n in lines)
+
+    def _tests(self) -> list[ast.expr]:
+        test = self.branch.test
+        if isinstance(test, ast.expr):
+            return [test]
+        return [] if test is None else [n.test for n in ast.walk(test) if isinstance(n, (ast.If, ast.IfExp))]
+
+    def is_fixed(
+        self,
+        free: Collection[str],
+        never_changed: Callable[[str], bool],
+        never_reassigned: Callable[[str], bool] | None = None,
+    ) -> bool:
+        """Whether its condition has the same value in every call.
+
+        Args:
+            free: arguments that may be others in other calls.
+            never_changed, never_reassigned: as those of `Conditions`.
+        """
+        function = self._coverage.function
+        ran = functools.partial(function.ran, ran=self._coverage.ran)
+        conditions = Conditions(
+            function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned
+        )
+        return self.branch.test is not None and conditions.is_fixed(self.branch.test)
+
+    def arguments(self) -> set[str]:
+        """Return the names of the function's arguments."""
+        return set(self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount])
+
+    def would_fail(self) -> bool:
+        """Whether it uses an attribute of the module that is None or missing."""
+        owner, name = self._modules[self.owner], self.self_name
+        return name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(self.branch, name))
+
+    # ------------------------------------------------------------------ what it does to variables
+
+    def effects(self) -> Mapping[str, Effect]:
+        """Return its effect on the contents of each variable."""
+        variables = set(self.code.co_varnames)
+        foreign = [
+            name
+            for name, held in self._seen.items()
+            if name in variables and not {kind for kind, _ in held} & {"values", "module"}
+        ]
+        return _effects(self.branch, self._dataflow.functions, frozenset(foreign))
+
+    def reshaped_to_literals(self) -> set[str]:
+        """Return the variables that get sizes which are literals in the code, and so do not follow."""
+        result: set[str] = set()
+        for call in self._calls():
+            if getattr(call.func, "attr", "") in self._dataflow.functions.sizing:
+                if any(_is_literal_size(arg) for arg in call.args):
+                    result |= set(names_read(call))
+        return result
+
+    def passed_through(self) -> set[str]:
+        """Return the variables that it returns, appends to a list, or assigns to other variables unchanged."""
+        results = [
+            n.value for n in self.branch.syntax if isinstance(n, (ast.Return, ast.Assign)) and n.value is not None
+        ]
+        if isinstance(self.branch.nodes[0], ast.expr):
+            results.append(self.branch.nodes[0])
+        parts = [p for r in results for p in (ast.iter_child_nodes(r) if isinstance(r, _CONTAINERS) else [r])]
+        appended = (a for call in self._calls() if getattr(call.func, "attr", "") == "append" for a in call.args)
+        return {n.id for n in (*parts, *appended) if isinstance(n, ast.Name)}
+
+    def indexed_beside_channels(self) -> set[str]:
+        """Return the variables of which it only takes entries by an index along dimensions other than the channels."""
+        reads = IndexedReads(self.branch.syntax, self._tests(), self._recorded_values, self._dataflow)
+        return reads.beside_channels()
+
+    def passed_on(self) -> set[str]:
+        """Return the variables that it passes only to modules that ran, methods, hooks, or functions of other files."""
+        passed: list[ast.expr] = []
+        for call in self._calls():
+            arguments = [
+                a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
+            ]
+            if self._is_from_elsewhere(call.func) or any(map(self._is_module, (call.func, *arguments))):
+                passed += arguments
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
+                passed.append(call.func.value)
+        return names_read_only_by(self.branch.syntax, passed)
+
+    def _is_from_elsewhere(self, node: ast.expr) -> bool:
+        """Whether a function is a method of the module, or is defined in another file."""
+        if not isinstance(node, ast.Name):
+            return inspect.ismethod(self._attribute(node))
+        function = self._coverage.space.get(node.id)
+        code = None if function is None else code_of(function)
+        return function is not None and (code is None or code.co_filename != self.code.co_filename)
+
+    def _calls(self) -> Iterator[ast.Call]:
+        return (node for node in self.branch.syntax if isinstance(node, ast.Call))
+
+    # ------------------------------------------------------------------ recorded values
+
+    def values_read(self, stored: Mapping[str, Value]) -> dict[str, list[Value]]:
+        """Return the recorded values that it may read, by variable; a parameter by its name and a space.
+
+        Args:
+            stored: values of the parameters and buffers that were read, by name.
+        """
+        result = {name: self.values_of(name, stored) for name in self.branch.names}
+        for node in self.branch.syntax:
+            held = self._attribute(node) if isinstance(node, ast.Attribute) else None
+            name = self._parameter_name(held) if isinstance(held, nn.Parameter) else None
+            if name is not None and name in stored:
+                result[f"{name} "] = [stored[name]]
+        return {name: values for name, values in result.items() if values}
+
+    def values_of(self, variable: str, stored: Mapping[str, Value]) -> list[Value]:
+        """Return the recorded values that a variable may hold.
+
+        Args:
+            variable: its name.
+            stored: as for `values_read`.
+        """
+        names = (name for kind, name in self._seen.get(variable, ()) if kind == "stored")
+        return self._recorded_values(variable) + [stored[name] for name in names if name in stored]
+
+    def _recorded_values(self, variable: str) -> list[Value]:
+        values = [v for kind, held in self._seen.get(variable, ()) if kind == "values" for v in held]
+        return list(filter(self._dataflow.contains, values))
+
+    def _parameter_name(self, tensor: nn.Parameter) -> str | None:
+        named = (
+            (f"{n}.{key}".lstrip("."), own) for n, m in self._modules.items() for key, own in m._parameters.items()
+        )
+        return next((name for name, own in named if own is tensor), None)
+
+    # ------------------------------------------------------------------ modules
+
+    def module_calls(self) -> Iterator[tuple[str, set[str]]]:
+        """Yield the modules that it calls, with the variables that it passes to them."""
+        for call in self._calls():
+            variables = {n for a in (*call.args, *(k.value for k in call.keywords)) for n in names_read(a)}
+            modules = self._modules_in(call.func.id) if isinstance(call.func, ast.Name) else []
+            module = self._module_name(self._attribute(call.func))
+            yield from ((name, variables) for name in (*modules, *([] if module is None else [module])))
+
+    def consumer(self) -> str | None:
+        """Return the module that is called with its result."""
+        user = self.branch.user
+        return self._module_name(self._attribute(user.func)) if isinstance(user, ast.Call) else None
+
+    def mentioned_modules(self) -> set[str]:
+        """Return the names of the modules that it mentions, directly or in a method that it calls."""
+        result: set[str] = set()
+        for node in self.branch.syntax:
+            if isinstance(node, ast.Name):
+                result |= set(self._modules_in(node.id))
+            elif isinstance(node, ast.Attribute):
+                held = self._attribute(node)
+                module = self._module_name(held)
+                if module is not None:
+                    result.add(module)
+                elif isinstance(node.value, ast.Name) and node.value.id == self.self_name and inspect.ismethod(held):
+                    result |= self._modules_in_method(node.attr)
+        return result - {self.owner, ""}
+
+    def _modules_in_method(self, method: str) -> set[str]:
+        """Return the modules that a method of the module mentions, directly or in a method that it calls."""
+        owner = self._modules[self.owner]
+        attributes_by_method = dict(methods_of(type(owner)))  # type: ignore[arg-type]
+        mentioned, waiting = set[str](), [method]
+        while waiting:
+            attributes = attributes_by_method.pop(waiting.pop(), frozenset())
+            waiting += attributes & attributes_by_method.keys()
+            mentioned |= attributes
+        return {self._names[id(m)] for n, m in owner._modules.items() if n in mentioned and id(m) in self._names}
+
+    def _modules_in(self, variable: str) -> list[str]:
+        return [name for kind, name in self._seen.get(variable, ()) if kind == "module"]
+
+    def _module_name(self, held: Any) -> str | None:
+        return self._names.get(id(held)) if isinstance(held, nn.Module) else None
+
+    def _is_module(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Subscript):
+            return self._is_module(node.value)
+        if isinstance(node, ast.Name):
+            return node.id != self.self_name and bool(self._modules_in(node.id))
+        return isinstance(self._attribute(node), nn.Module)
+
+    def _attribute(self, node: ast.expr) -> Any:
+        """Return what an attribute of the module, or of a part of it, holds."""
+        if isinstance(node, ast.Name):
+            return self._modules[self.owner] if node.id == self.self_name else None
+        if isinstance(node, ast.Attribute):
+            owner = self._attribute(node.value)
+            return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
+        return None
+
+
+def _is_literal_size(size: ast.expr) -> bool:
+    """Whether a size, or one of several, contains a number greater than one, and reads no attribute."""
+    if isinstance(size, (ast.Tuple, ast.List)):
+        return any(map(_is_literal_size, size.elts))
+    inner = list(ast.walk(size))
+    numbers = (n.value for n in inner if isinstance(n, ast.Constant))
+    return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
+
+
+@functools.cache
+def _attributes_used(branch: Branch, self_name: str) -> tuple[str, ...]:
+    """Return the attributes of the module that a branch always calls, indexes, or takes an attribute of."""
+    names: list[str] = []
+    for node in always_run(branch.nodes):
+        used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
+        if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
+            if isinstance(used.value, ast.Name) and used.value.id == self_name:
+                names.append(used.attr)
+    return tuple(names)
+
+
+@functools.cache
+def _effects(branch: Branch, functions: Functions, foreign: frozenset[str]) -> Mapping[str, Effect]:
+    return effects(branch.nodes, functions, foreign)

@@ -1,0 +1,294 @@
+"""Which attributes the code of a model writes to once the model is built, whether or not that code runs.
+
+An attribute that a method assigns (``self.step += 1``), fills (``self.queue[i] = x``, ``self.scale.copy_(s)``) or
+extends (``self.cache.append(x)``) differs in the next call. Code that builds, converts or loads a model does not count.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from engine.program.stored import modules_of
+
+__all__ = [
+    "EVERYTHING",
+    "assigned_anywhere",
+    "assigned_attributes",
+    "written_anywhere",
+    "written_attributes",
+    "written_by_modules",
+]
+
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
+EVERYTHING = "*"
+"""Stands for all buffers, if code iterates over ``buffers()`` and writes to them."""
+
+_SETUP_PREFIXES = (
+    *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
+    *("_load", "load", "from_", "_from_", "convert", "_convert", "build", "_build", "make", "create", "_make"),
+    *("_create", "half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input"),
+    *("test_", "copy_"),
+)
+"""Prefixes of the names of functions that build or convert a model."""
+
+_FILLS = frozenset(
+    ["add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "popitem", "put", "remove"]
+    + ["setdefault", "update", "__setitem__"]
+)
+_ALL_BUFFERS = frozenset(["buffers", "named_buffers", "state_dict"])
+
+
+class _Names(NamedTuple):
+    """Names of attributes that code writes to.
+
+    Attributes:
+        own: attributes of ``self`` that are assigned.
+        others: attributes of other objects that are assigned.
+        filled: attributes of any object whose contents may change.
+    """
+
+    own: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    filled: frozenset[str] = frozenset()
+
+
+def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
+    """Return, for each class of a model's modules, the names of the attributes that some code writes to.
+
+    The code of these classes counts, and all other code in the same Python modules, such as a callback.
+
+    Example:
+        >>> class Gate(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.alpha, self.scale = 0.0, 2.0
+        ...     def anneal(self):
+        ...         self.alpha += 0.1
+        >>> written = written_attributes(nn.Sequential(Gate()))[Gate]
+        >>> "alpha" in written, "scale" in written
+        (True, False)
+    """
+    return {kind: names.own | names.others | names.filled for kind, names in _names_by_class(model).items()}
+
+
+def assigned_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
+    """Return, for each class of a model's modules, the names of the attributes that some code assigns.
+
+    The contents of a container or a tensor may change without an assignment; a number or a string may not.
+
+    Example:
+        >>> class Queue(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.items, self.steps = [], 0
+        ...     def add(self, x):
+        ...         self.items.append(x)
+        ...         self.steps = self.steps + 1
+        >>> assigned = assigned_attributes(nn.Sequential(Queue()))[Queue]
+        >>> "items" in assigned, "steps" in assigned
+        (False, True)
+    """
+    return {kind: names.own | names.others for kind, names in _names_by_class(model).items()}
+
+
+def written_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
+    """Return the names of the attributes, of any object, that some code writes to.
+
+    Args:
+        model: the code of its modules' classes counts, and all code in the same Python modules.
+        others: further classes whose code counts.
+
+    Example:
+        >>> class Switch:
+        ...     def flip(self):
+        ...         self.on = True
+        >>> "on" in written_anywhere(nn.Linear(1, 1), Switch), "on" in written_anywhere(nn.Linear(1, 1))
+        (True, False)
+    """
+    names = _anywhere(model, others)
+    return names.own | names.others | names.filled
+
+
+def assigned_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
+    """Return the names of the attributes, of any object, that some code assigns.
+
+    Args:
+        model: as for `written_anywhere`.
+        others: further classes whose code counts.
+    """
+    names = _anywhere(model, others)
+    return names.own | names.others
+
+
+def _anywhere(model: nn.Module, others: Iterable[type]) -> _Names:
+    classes = {base for kind in (*_module_classes(model), *others) for base in kind.__mro__ if not _is_torch(base)}
+    return _union([*map(_names_in_python_module, {cls.__module__ for cls in classes}), *map(_names_in_class, classes)])
+
+
+def _module_classes(model: nn.Module) -> set[type]:
+    return {type(module) for _, module in modules_of(model)}
+
+
+def _names_by_class(model: nn.Module) -> dict[type, _Names]:
+    kinds = _module_classes(model)
+    classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
+    anywhere = [_names_in_python_module(name)._replace(own=frozenset()) for name in {cls.__module__ for cls in classes}]
+    return {
+        kind: _union([*anywhere, *(_names_in_class(b) for b in kind.__mro__ if not _is_torch(b))]) for kind in kinds
+    }
+
+
+def written_by_modules(model: nn.Module) -> frozenset[str]:
+    """Return the names of the attributes, of any object, that the classes of a model's modules write to.
+
+    Example:
+        >>> class Adapts(nn.Module):
+        ...     def forward(self, x):
+        ...         self.norm.running_mean = x.mean((0, 2, 3))
+        >>> sorted(written_by_modules(Adapts()))
+        ['running_mean']
+    """
+    classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not _is_torch(base)}
+    names = _union(map(_names_in_class, classes))
+    return names.own | names.others | names.filled
+
+
+def _is_torch(cls: type) -> bool:
+    return cls is object or cls.__module__.startswith("torch.nn")
+
+
+@functools.cache
+def _names_in_class(cls: type) -> _Names:
+    return _union(_names(code) for name, code in _functions(cls) if not name.startswith(_SETUP_PREFIXES))
+
+
+@functools.cache
+def _names_in_python_module(name: str) -> _Names:
+    """Return the names of the attributes that the code of a Python module writes to."""
+    parts: list[_Names] = []
+    space = vars(sys.modules[name]) if name in sys.modules else {}
+    for key, item in list(space.items()):
+        if isinstance(item, FunctionType) and item.__module__ == name and not key.startswith(_SETUP_PREFIXES):
+            parts.append(_names(item.__code__))
+        elif isinstance(item, type) and item.__module__ == name:
+            parts.append(_names_in_class(item))
+    return _union(parts)
+
+
+def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:
+    """Yield the functions of a class: methods, properties, and functions behind decorators."""
+    for name, item in vars(cls).items():
+        inner = [getattr(item, part, None) for part in ("fget", "fset", "__func__")] if not callable(item) else [item]
+        for function in (*inner, getattr(item, "__wrapped__", None)):
+            if isinstance(function, FunctionType):
+                yield name, function.__code__
+
+
+def _union(parts: Iterable[_Names]) -> _Names:
+    columns = zip(*parts, strict=True)
+    return _Names(*(frozenset[str]().union(*column) for column in columns))
+
+
+@functools.cache
+def _names(code: CodeType) -> _Names:
+    """Return the names of the attributes that a function, or one defined inside of it, writes to."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return _union([_names_in_code(code), *inner])
+
+
+class _Step(NamedTuple):
+    """An instruction.
+
+    Attributes:
+        kind: name of the opcode.
+        about: a name, an operator, or the names of keyword arguments.
+        effect: change of the height of the stack.
+    """
+
+    kind: str
+    about: Any
+    effect: int
+
+
+def _names_in_code(code: CodeType) -> _Names:
+    own, others, held = set[str](), set[str](), set[str]()
+    first = code.co_varnames[0] if code.co_argcount else None
+    lines = list(_instructions_by_line(code))
+    targets = [[step for target in _written_expressions(line) for step in target] for line in lines]
+    filled = {step.about for target in targets for step in target if step.kind == "LOAD_FAST"}
+    filled |= {step.about for line in lines if _updates_in_place(line) for step in line if step.kind == "STORE_FAST"}
+    filled -= {first}
+    for line, target in zip(lines, targets, strict=True):
+        for place, (kind, name, _) in enumerate(line):
+            if kind in ("STORE_ATTR", "DELETE_ATTR") and name not in ("data", "grad"):
+                (own if line[place - 1][:2] == ("LOAD_FAST", first) else others).add(name)
+            if kind == "STORE_GLOBAL":
+                others.add(name)
+        aliases = any(step.kind == "STORE_FAST" and step.about in filled for step in line)
+        loaded = _attributes_loaded([*target, *(line if aliases else ())])
+        held |= loaded
+        if loaded & _ALL_BUFFERS:
+            others.add(EVERYTHING)
+        if any(step.about == "setattr" for step in line):
+            others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
+    return _Names(frozenset(own), frozenset(others), frozenset(held))
+
+
+def _attributes_loaded(steps: Iterable[_Step]) -> set[str]:
+    return {name for kind, name, _ in steps if kind in _LOADS and not _is_write(name)}
+
+
+def _instructions_by_line(code: CodeType) -> Iterator[list[_Step]]:
+    """Yield the instructions of each line."""
+    line: list[_Step] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line is not None and line:
+            yield line
+            line = []
+        arg = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
+        effect = dis.stack_effect(instruction.opcode, arg, jump=False)
+        line.append(_Step(instruction.opname, _operand(instruction, code), effect))
+    yield line
+
+
+def _operand(instruction: dis.Instruction, code: CodeType) -> Any:
+    if instruction.opname == "KW_NAMES":
+        return code.co_consts[instruction.arg or 0]
+    return instruction.argrepr if instruction.opname == "BINARY_OP" else instruction.argval
+
+
+def _written_expressions(line: list[_Step]) -> Iterator[list[_Step]]:
+    """Yield the instructions of the expressions that a line writes into: ``self.queue`` in ``self.queue[i] = x``."""
+    for place, (kind, name, _) in enumerate(line):
+        if kind in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            yield line[slice(*_expression_before(line, _expression_before(line, place)[0]))]
+        elif name == "data" if kind in ("STORE_ATTR", "DELETE_ATTR") else kind in _LOADS and _is_write(name):
+            yield line[slice(*_expression_before(line, place))]
+        elif kind == "KW_NAMES" and "out" in name:
+            yield line
+
+
+def _expression_before(line: list[_Step], end: int) -> tuple[int, int]:
+    """Return start and end of the instructions that compute the top of the stack at a position."""
+    depth, start = 0, end
+    while depth < 1 and start > 0:
+        start -= 1
+        depth += line[start].effect
+    return start, end
+
+
+def _updates_in_place(line: list[_Step]) -> bool:
+    """Whether a line updates a variable in place (``x += y``)."""
+    return any(step.kind == "BINARY_OP" and step.about.endswith("=") for step in line)
+
+
+def _is_write(name: Any) -> bool:
+    in_place = isinstance(name, str) and name.endswith("_") and not name.endswith("__") and hasattr(Tensor, name)
+    return name in _FILLS or (in_place and name != "requires_grad_")

@@ -1,0 +1,313 @@
+"""Whether a condition in a function depends on the caller of the model, or is fixed by the model's code."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.source.bindings import Binding, bindings
+from engine.source.branches import syntax_of
+
+__all__ = ["Conditions", "attribute_code", "has_fixed_result", "method_code"]
+
+_ALWAYS_FALSE = frozenset(
+    "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
+)
+"""Functions that return False wherever a model runs as Python code."""
+
+_FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_TYPE_CHECKS = frozenset({"isinstance", "issubclass", "callable", "type"})
+_ATTRIBUTES = frozenset({"hasattr", "getattr"})
+_METHODS_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith strip upper".split())
+"""Methods of lists, dictionaries and strings that have no side effects, and that tensors and modules lack."""
+
+_TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
+_MISSING = object()
+_ALL_LINES = range(sys.maxsize)
+
+_Visited = frozenset[tuple[str, int]]
+"""Variables whose values are being examined, each with the line that sets it."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Decides whether a condition in a function evaluates to the same value in every call of the model.
+
+    Attributes:
+        tree: syntax of the function.
+        space: globals of the function.
+        open: arguments whose values the caller of the model may choose: all arguments of its forward; of other
+            functions, those that receive an argument of forward.
+        never_changed: whether no code sets the attribute at a path (``gate.mode`` of the module; ``*.mode`` of an
+            unknown object) once the model is built; for a path that ends in ``()``, whether the method always returns
+            the same value; for one that ends in ``{}``, whether a container is empty and stays so.
+        ran: whether some syntax ran; syntax that did not run has no influence on a condition.
+        owner: name of the argument that is the module itself; None in a plain function.
+        never_reassigned: whether no code binds the attribute at a path to another object, although its contents may
+            change. This is enough for ``is None``. By default `never_changed`.
+    """
+
+    tree: ast.FunctionDef | ast.AsyncFunctionDef
+    space: Mapping[str, Any]
+    open: Collection[str]
+    never_changed: Callable[[str], bool]
+    ran: Callable[[ast.AST], bool]
+    owner: str | None = None
+    never_reassigned: Callable[[str], bool] | None = None
+    _in_progress: types.CodeType | None = None  # the function being examined, which may call itself
+
+    def is_fixed(self, test: ast.AST) -> bool:
+        """Whether an expression has the same value in every call of the model.
+
+        A statement is fixed if all conditions in it are.
+        """
+        return self._fixed(test, frozenset())
+
+    def _fixed(self, node: ast.AST, visited: _Visited) -> bool:
+        if not self.ran(node):
+            return True
+        if isinstance(node, ast.stmt):
+            tests = [n.test for n in ast.walk(node) if isinstance(n, (ast.If, ast.IfExp, ast.While))]
+            return bool(tests) and all(self._fixed(test, visited) for test in tests)
+        if isinstance(node, ast.Name):
+            return self._name(node.id, visited, getattr(node, "lineno", None))
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, visited)
+        if isinstance(node, ast.Call):
+            return self._call(node, visited)
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and _compares_with_none(node):
+            return self._attribute(node.left, visited, self.never_reassigned)
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.ops[0], (ast.In, ast.NotIn))
+            and self._tests_empty_container(node)
+        ):
+            return True
+        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
+        return all(self._fixed(child, visited) for child in children)
+
+    def _name(self, name: str, visited: _Visited, line: int | None = None) -> bool:
+        lines = self._lines_that_set(name, line)
+        if (name, lines.start) in visited:
+            return True
+        own, passed = list(self._assigned(name, lines)), name in self._arguments() and not lines.start
+        if own or passed:
+            is_open = passed and name in self.open
+            return not is_open and all(self._fixed(value, visited | {(name, lines.start)}) for value in own)
+        value = self.space.get(name, vars(builtins).get(name, _MISSING))
+        return value is _MISSING or isinstance(value, _FIXED_KINDS)
+
+    def _arguments(self) -> set[str]:
+        a = self.tree.args
+        return {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if arg is not None}
+
+    def _lines_that_set(self, name: str, line: int | None) -> range:
+        """Return the lines that may set the value that a variable has on a line.
+
+        They begin with the last assignment that always runs; lines behind that line count only inside of a loop.
+        """
+        body = self.tree.body
+        inside = next((s for s in body if line is not None and s.lineno <= line <= (s.end_lineno or 0)), None)
+        if inside is None:
+            return _ALL_LINES
+        before = {id(s) for s in body[: body.index(inside)] if isinstance(s, (ast.Assign, ast.AnnAssign))}
+        own = self._bindings().get(name, ())
+        start = max((b.line for b in own if b.replaces and id(b.node) in before), default=0)
+        loops = any(isinstance(n, (ast.For, ast.AsyncFor, ast.While)) for n in ast.walk(inside))
+        return range(start, (inside.end_lineno or inside.lineno if loops else line or 0) + 1)
+
+    def _bindings(self) -> Mapping[str, tuple[Binding, ...]]:
+        return bindings(self.tree, self.owner)
+
+    def _assigned(self, name: str, lines: range = _ALL_LINES) -> Iterator[ast.AST]:
+        """Yield the values that some lines assign to a variable or to an attribute of one."""
+        own = self._bindings().get(name, ())
+        return (b.value for b in own if b.line in lines and self.ran(b.value))
+
+    def _attribute(self, node: ast.Attribute, visited: _Visited, last: Callable[[str], bool] | None = None) -> bool:
+        held = self._global_value(node)
+        if held is not _MISSING:
+            return isinstance(held, _FIXED_KINDS)
+        if node.attr in _TENSOR_ATTRIBUTES:
+            return False
+        path, inner = [node.attr], node.value
+        while isinstance(inner, ast.Attribute):
+            path, inner = [inner.attr, *path], inner.value
+        if not self._fixed(inner, visited):
+            return False
+        start = [] if isinstance(inner, ast.Name) and inner.id == self.owner else ["*"]
+        *inside, whole = (".".join([*start, *path[:end]]) for end in range(1, len(path) + 1))
+        return all(map(self.never_changed, inside)) and (last or self.never_changed)(whole)
+
+    def _global_value(self, node: ast.expr) -> Any:
+        """Return the value of a global, or of an attribute of a Python module or a class."""
+        if isinstance(node, ast.Name):
+            inner = node.id in self._arguments() or any(True for _ in self._assigned(node.id))
+            return _MISSING if inner else self.space.get(node.id, _MISSING)
+        if isinstance(node, ast.Attribute):
+            held = self._global_value(node.value)
+            return getattr(held, node.attr, _MISSING) if isinstance(held, (types.ModuleType, type)) else _MISSING
+        return _MISSING
+
+    def _call(self, node: ast.Call, visited: _Visited) -> bool:
+        function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if function.lstrip("_") in _ALWAYS_FALSE:
+            return True
+        if function in _TYPE_CHECKS:
+            if node.args and isinstance(node.args[0], ast.Attribute):
+                return self._attribute(node.args[0], visited)
+            root = _root(node.args[0]) if node.args else None
+            return root not in self.open
+        if function in _ATTRIBUTES and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            owner = ast.Attribute(node.args[0], str(node.args[1].value), ast.Load())
+            return self._attribute(owner, visited) and all(self._fixed(a, visited) for a in node.args[2:])
+        if function in vars(builtins) and isinstance(node.func, ast.Name):
+            return all(self._fixed(a, visited) for a in node.args)
+        if function in _METHODS_OF_PLAIN_VALUES and isinstance(node.func, ast.Attribute):
+            return self._fixed(node.func.value, visited) and all(self._fixed(a, visited) for a in node.args)
+        return self._called_function(node, visited) or self._method(node)
+
+    def _called_function(self, node: ast.Call, visited: _Visited) -> bool:
+        """Whether the result of a function that only returns an expression is fixed (``return x is not None``)."""
+        held = self._global_value(node.func)
+        tree = syntax_of(held.__code__) if isinstance(held, types.FunctionType) and not held.__closure__ else None
+        names = None if tree is None else _bound_arguments(tree, node)
+        result = None if tree is None else _only_result(tree)
+        if tree is None or names is None or result is None or held.__code__ is self._in_progress:
+            return False
+        open_names = {name for name, value in names.items() if not self._fixed(value, visited)}
+        inner = Conditions(
+            tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, _in_progress=held.__code__
+        )
+        return inner.is_fixed(result)
+
+    def _tests_empty_container(self, node: ast.Compare) -> bool:
+        """Whether it tests for an item in a container of the module that is empty and stays so."""
+        path, inner = "{}", node.comparators[0]
+        while isinstance(inner, ast.Attribute):
+            path, inner = f".{inner.attr}{path}", inner.value
+        own = isinstance(inner, ast.Name) and inner.id == self.owner
+        return own and len(node.ops) == 1 and self.never_changed(path.removeprefix("."))
+
+    def _method(self, node: ast.Call) -> bool:
+        """Whether a method of the module, or of a part of it, always returns the same (``self.has_mask()``)."""
+        path, inner = "()", node.func
+        while isinstance(inner, ast.Attribute):
+            path, inner = f".{inner.attr}{path}", inner.value
+        own = isinstance(inner, ast.Name) and inner.id == self.owner
+        return own and not node.args and not node.keywords and self.never_changed(path.removeprefix("."))
+
+
+def attribute_code(kind: type, name: str) -> types.FunctionType | None:
+    """Return the function of a property, and None for a stored attribute.
+
+    Example:
+        >>> class Net(torch.nn.Module):
+        ...     @property
+        ...     def wide(self):
+        ...         return self.width > 8
+        >>> attribute_code(Net, "wide").__name__, attribute_code(Net, "width")
+        ('wide', None)
+    """
+    held = inspect.getattr_static(kind, name, None)
+    function = held.func if isinstance(held, functools.cached_property) else getattr(held, "fget", None)
+    if not isinstance(function, types.FunctionType) or str(function.__module__).startswith("torch.nn."):
+        return None
+    return function
+
+
+def method_code(owner: object, name: str) -> types.FunctionType | None:
+    """Return the function of a method that the class of an object defines, and None for any other attribute.
+
+    Example:
+        >>> class Net(torch.nn.Module):
+        ...     def has_mask(self):
+        ...         return self.mask is not None
+        >>> method_code(Net(), "has_mask").__name__, method_code(Net(), "forward_hook")
+        ('has_mask', None)
+    """
+    held = None if name in getattr(owner, "__dict__", {}) else inspect.getattr_static(type(owner), name, None)
+    own = isinstance(held, types.FunctionType) and not str(held.__module__).startswith("torch.nn.")
+    return held if own else None
+
+
+def has_fixed_result(function: types.FunctionType, never_changed: Callable[[str], bool]) -> bool:
+    """Whether a property, or a method that is called without arguments, always returns the same result.
+
+    It may branch and assign to variables, and do nothing else.
+
+    Args:
+        function: of the property or the method.
+        never_changed: whether no code sets the attribute at a path, starting from the owner.
+    """
+    tree = syntax_of(function.__code__)
+    if tree is None or function.__closure__ or not isinstance(tree, ast.FunctionDef) or not tree.args.args:
+        return False
+    if not all(map(_only_branches, tree.body)):
+        return False
+    code = function.__code__
+    conditions = Conditions(
+        tree, function.__globals__, (), never_changed, lambda syntax: True, code.co_varnames[0], _in_progress=code
+    )
+    return all(map(conditions.is_fixed, _expressions(tree.body)))
+
+
+def _only_branches(statement: ast.stmt) -> bool:
+    """Whether a statement only branches, assigns to variables, or returns."""
+    if isinstance(statement, ast.If):
+        return all(map(_only_branches, (*statement.body, *statement.orelse)))
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return all(isinstance(target, ast.Name) for target in targets)
+    return isinstance(statement, (ast.Return, ast.Pass)) or _is_docstring(statement)
+
+
+def _expressions(body: Sequence[ast.stmt]) -> Iterator[ast.expr]:
+    """Yield the conditions, assigned values and results in statements that only branch."""
+    for statement in body:
+        if isinstance(statement, ast.If):
+            yield statement.test
+            yield from _expressions((*statement.body, *statement.orelse))
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return)) and statement.value is not None:
+            yield statement.value
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _only_result(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
+    """Return the expression that a function returns if it does nothing else, else None."""
+    body = [statement for statement in tree.body if not _is_docstring(statement)]
+    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+
+
+def _bound_arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> dict[str, ast.expr] | None:
+    """Return the arguments that a call passes, by name; None if it unpacks a sequence or a mapping."""
+    names = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)]
+    plain = not any(isinstance(a, ast.Starred) for a in call.args) and all(k.arg is not None for k in call.keywords)
+    if not plain or len(call.args) > len(names) or tree.args.vararg or tree.args.kwarg:
+        return None
+    bound = dict(zip(names, call.args, strict=False))
+    return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
+
+
+def _compares_with_none(node: ast.Compare) -> bool:
+    """Whether it is ``x is None``, or ``x is not None``."""
+    none = [value for value in node.comparators if isinstance(value, ast.Constant) and value.value is None]
+    return len(node.ops) == len(none) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+
+
+def _root(node: ast.AST) -> str | None:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None

@@ -1,0 +1,236 @@
+"""Which instructions of the user's functions run, and which values their variables have at conditions."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import Tensor
+
+from engine.program.trees import tensors_in
+from engine.source.branches import Branch, FunctionBranches, branches_of
+from engine.source.omitted_arguments import fallback_variables
+from engine.source.sites import is_library
+
+__all__ = ["FunctionCoverage", "CoverageTracer"]
+
+_MOST_VALUES = 200
+_PACKAGES = {"site-packages", "dist-packages"}
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@functools.cache
+def _is_foreign(file: str) -> bool:
+    """Whether a file is not part of the user's project: of torch, Python, the engine, or a package."""
+    return is_library(file) or file.startswith((_ENGINE, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
+
+
+@dataclass
+class FunctionCoverage:
+    """The part of a function that ran, in all calls for one module.
+
+    Attributes:
+        function: the function.
+        owner: name of the module.
+        is_method: whether the module is its first argument.
+        space: globals of the function.
+        ran: offsets of the instructions that ran.
+        seen: values of variables where it was decided whether a branch runs, by branch and name.
+        fallbacks: values that replaced arguments which were None, by name of the argument.
+        omitted: arguments that were None.
+    """
+
+    function: FunctionBranches
+    owner: str
+    is_method: bool
+    space: Mapping[str, Any]
+    ran: set[int] = field(default_factory=set)
+    seen: dict[Branch, dict[str, list[Any]]] = field(default_factory=dict)
+    fallbacks: dict[str, list[Any]] = field(default_factory=dict)
+    omitted: set[str] = field(default_factory=set)
+
+    def merge(self, other: FunctionCoverage) -> None:
+        """Add the coverage of another run."""
+        self.ran |= other.ran
+        self.omitted |= other.omitted
+        for branch, names in other.seen.items():
+            for name, summary in names.items():
+                own = self.seen.setdefault(branch, {}).setdefault(name, [])
+                own += [k for k in summary if k not in own]
+        for name, summary in other.fallbacks.items():
+            self.fallbacks.setdefault(name, []).extend(summary)
+
+    def pending(self) -> list[Branch]:
+        """Return the branches that did not run yet."""
+        return [branch for branch in self.function.branches if self.ran.isdisjoint(branch.offsets)]
+
+
+class CoverageTracer:
+    """Traces functions outside of torch that have branches; a debugger's trace function is suspended meanwhile.
+
+    A run that raises an error is discarded.
+
+    Args:
+        files: files of packages whose functions are traced as well as the user's own.
+        summarize: returns what to keep of the value of a variable, or None.
+        owner: returns the name of the module that a call belongs to, and whether that is its first argument.
+        forward: the code of forward, which is traced even if it has no branches.
+        recorded_as: returns the tensor that stands for a tensor in the recording.
+
+    Attributes:
+        functions: coverage by code of the function and name of the module.
+    """
+
+    def __init__(
+        self,
+        files: Container[str],
+        summarize: Callable[[Any], Any],
+        owner: Callable[[FrameType], tuple[str, bool]],
+        forward: CodeType | None = None,
+        recorded_as: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> None:
+        self._files, self._summarize, self._owner = files, summarize, owner
+        self._forward, self._recorded_as = forward, recorded_as
+        self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
+        self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
+        self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
+        self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
+        self._is_watching, self._pauses = False, 0
+        self._ignored: set[int] = set()  # identities of code that is kept alive above
+        self._trace = self._tracer()
+
+    def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
+        """Return a trace function, which Python calls for each call of a function."""
+        ignored, call = self._ignored, self._enter
+
+        def trace(frame: FrameType, event: str, arg: Any) -> Any:
+            return None if id(frame.f_code) in ignored else call(frame)
+
+        return trace
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Trace the body."""
+        self._this_run, self._is_watching, self._pauses, prior = {}, True, 0, sys.gettrace()
+        self._fallbacks = []
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            self._is_watching = False
+            sys.settrace(prior)
+        for coverage, name, value in self._fallbacks:
+            summary = self._summarize(self._recorded_as(value))
+            coverage.fallbacks.setdefault(name, []).extend([] if summary is None else [summary])
+        self._fallbacks = []
+        for key, coverage in self._this_run.items():
+            if key in self.functions:
+                self.functions[key].merge(coverage)
+            else:
+                self.functions[key] = coverage
+
+    def pause(self) -> None:
+        """Stop tracing: the following calls are not the user's code."""
+        if self._is_watching:
+            self._pauses += 1
+            if self._pauses == 1:
+                sys.settrace(None)
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        if self._is_watching:
+            self._pauses -= 1
+            if not self._pauses:
+                sys.settrace(self._trace)
+
+    def _coverage(self, function: FunctionBranches, frame: FrameType) -> FunctionCoverage:
+        owner, is_method = self._owner(frame)
+        key = function.code, owner
+        if key not in self._this_run:
+            coverage = self._this_run[key] = FunctionCoverage(function, owner, is_method, frame.f_globals)
+            coverage.ran |= self.functions[key].ran if key in self.functions else set()
+        return self._this_run[key]
+
+    def _watch(self, code: CodeType) -> FunctionBranches | None:
+        """Return the branches of a function that is to be traced, else None."""
+        file = code.co_filename
+        own = not is_library(file) and (file in self._files or not _is_foreign(file))
+        function = branches_of(code, code is self._forward) if own else None
+        self._watched[id(code)] = code, function
+        if function is None:
+            self._ignored.add(id(code))
+        return function
+
+    def _enter(self, frame: FrameType) -> Any:
+        code = frame.f_code
+        watched = self._watched.get(id(code))  # by identity: hashing a code object takes longer than the rest
+        function = self._watch(code) if watched is None else watched[1]
+        if function is None:
+            return None
+        coverage = self._coverage(function, frame)
+        pending = coverage.pending()
+        fallbacks = fallback_variables(function, frame.f_locals) if pending or code is self._forward else {}
+        coverage.omitted.update(fallbacks.values())
+        if not (pending or fallbacks):
+            return None
+        ran, shared_lines, decided_on, last = (
+            coverage.ran,
+            function.shared_lines,
+            function.decided_on,
+            dict[str, list[Tensor]](),
+        )
+
+        def step(frame: FrameType, event: str, arg: Any) -> Any:
+            if fallbacks and event != "opcode":
+                self._note_fallbacks(coverage, frame, fallbacks, last)
+            if event == "line":
+                line = frame.f_lineno
+                ran.add(frame.f_lasti)
+                frame.f_trace_opcodes = line in shared_lines
+                if line in decided_on:
+                    self._note_variables(coverage, frame, decided_on[line])
+            elif event == "opcode":
+                ran.add(frame.f_lasti)
+            elif event == "return":
+                self._note_variables(coverage, frame, function.decided_late, decided_late=True)
+            return step
+
+        return step
+
+    def _note_fallbacks(
+        self, coverage: FunctionCoverage, frame: FrameType, fallbacks: Mapping[str, str], last: dict[str, list[Tensor]]
+    ) -> None:
+        """Note the tensors in variables that replace omitted arguments, if these are new."""
+        variables = frame.f_locals
+        for name, argument in fallbacks.items():
+            held = variables.get(name)
+            if isinstance(held, (Tensor, tuple, list, dict)):
+                tensors = list(islice(tensors_in(held), _MOST_VALUES))
+                if list(map(id, tensors)) != list(map(id, last.get(name, ()))):
+                    last[name] = tensors
+                    self._fallbacks += [(coverage, argument, tensor) for tensor in tensors]
+
+    def _note_variables(
+        self, coverage: FunctionCoverage, frame: FrameType, branches: Sequence[Branch], decided_late: bool = False
+    ) -> None:
+        """Note the values of variables that branches which did not run yet would read."""
+        for branch in branches:
+            if not coverage.ran.isdisjoint(branch.offsets):
+                continue
+            seen, variables = coverage.seen.setdefault(branch, {}), frame.f_locals
+            single = decided_late and isinstance(branch.test, ast.expr)
+            for name in branch.targets if single else branch.names | branch.targets if decided_late else branch.names:
+                summary = self._summarize(variables.get(name)) if name in variables else None
+                values = seen.setdefault(name, [])
+                if summary is not None and summary not in values and len(values) < _MOST_VALUES:
+                    values.append(summary)

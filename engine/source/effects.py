@@ -1,0 +1,205 @@
+"""Effects of statements on the tensors that their variables hold, as far as the source code tells."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Effect", "Functions", "effects", "names_read", "names_read_only_by"]
+
+
+class Effect(enum.IntEnum):
+    """An effect of code on the contents of a variable; each includes the smaller ones."""
+
+    KEEPS = 0
+    KEEPS_ZERO = 1
+    CHANGES = 2
+    USES = 3
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Effects of torch's functions and methods on the entries of a tensor, by name.
+
+    Attributes:
+        keeps: functions that return the same entries, in another dtype or order.
+        keeps_zero: elementwise functions that map zero to zero.
+        changes: other elementwise functions.
+        sizing: functions whose arguments are the sizes of the result.
+        selecting: functions that take entries by an index along a dimension.
+        spreading: those of them whose index has all dimensions, or broadcasts.
+        filling: ops that create a tensor of one number, and of an input read at most its shape.
+        contracted: returns the value that an op contracts with a weight, and over which dimension, or None.
+    """
+
+    keeps: frozenset[str]
+    keeps_zero: frozenset[str]
+    changes: frozenset[str]
+    sizing: frozenset[str]
+    selecting: frozenset[str]
+    spreading: frozenset[str]
+    filling: frozenset[str]
+    contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
+
+    def of_call(self, name: str) -> Effect | None:
+        """Return the effect of a function on the entries of a tensor; None if it is unknown."""
+        if name in self.keeps:
+            return Effect.KEEPS
+        return Effect.KEEPS_ZERO if name in self.keeps_zero else Effect.CHANGES if name in self.changes else None
+
+
+_METADATA = frozenset(
+    "dtype device requires_grad is_cuda is_cpu is_mps is_meta is_sparse is_nested is_quantized is_floating_point "
+    "layout itemsize ndim dim shape size numel training".split()
+)
+_METADATA_FUNCTIONS = frozenset(
+    "isinf isnan isfinite is_tensor is_floating_point isinstance hasattr finfo type len id is_grad_enabled".split()
+)
+_NAMESPACES = frozenset("torch F nn functional math".split())
+
+
+def effects(nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[str] = ()) -> dict[str, Effect]:
+    """Return the effect of statements on the contents of each variable that they read.
+
+    An assignment that recomputes a variable (``x = x * 2``) has the effect of its functions. A variable that an object
+    of the caller's returns in place of itself (``k, v = cache.update(k, v)``) counts as unchanged. All else is a use.
+
+    Args:
+        nodes: the statements.
+        functions: known effects of functions.
+        foreign: variables that hold an object of the caller's.
+
+    Example:
+        >>> functions = Functions(*([frozenset()] * 7))
+        >>> effects(ast.parse("x = F.dropout(x, p); y = y + bias; z = layer(x)").body, functions)["y"].name
+        'CHANGES'
+    """
+    result: dict[str, Effect] = {}
+    for node in nodes:
+        own = _assignment_effect(node, functions) or _round_trips(node, foreign)
+        for name in set(names_read(node)):
+            result[name] = max(result.get(name, Effect.KEEPS), own.get(name, Effect.USES))
+    return result
+
+
+def _assignment_effect(node: ast.AST, functions: Functions) -> dict[str, Effect]:
+    """Return the effect of an assignment that recomputes a variable."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        name, expr = node.targets[0].id, node.value
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        name, expr = node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+    else:
+        return {}
+    effect = _effect(expr, name, functions)
+    return {} if effect is None else {name: effect}
+
+
+def _round_trips(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:
+    """Return the variables that a method of a caller's object takes and returns."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or len(node.targets) != 1:
+        return {}
+    function = node.value.func
+    if not isinstance(function, ast.Attribute) or _root(function) not in foreign:
+        return {}
+    returned = {n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)}
+    passed = {a.id for a in (*node.value.args, *(k.value for k in node.value.keywords)) if isinstance(a, ast.Name)}
+    return dict.fromkeys(returned & passed, Effect.KEEPS)
+
+
+def _effect(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
+    """Return the effect of an expression on the entries of a variable; None if it is not a tensor of such entries."""
+    if isinstance(expr, ast.Name):
+        return Effect.KEEPS if expr.id == name else None
+    if isinstance(expr, ast.BinOp):
+        left, right = _effect(expr.left, name, functions), _effect(expr.right, name, functions)
+        own, other = (left, expr.right) if left is not None else (right, expr.left)
+        if own is None or _mentions(other, name):
+            return None
+        if isinstance(expr.op, ast.Mult) or (isinstance(expr.op, ast.Div) and left is not None):
+            return max(own, Effect.KEEPS_ZERO)
+        return max(own, Effect.CHANGES) if isinstance(expr.op, (ast.Add, ast.Sub)) else None
+    if isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.USub):
+        inner = _effect(expr.operand, name, functions)
+        return None if inner is None else max(inner, Effect.KEEPS_ZERO)
+    if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
+        return _call_effect(expr, expr.func, name, functions)
+    return None
+
+
+def _call_effect(expr: ast.Call, function: ast.Attribute, name: str, functions: Functions) -> Effect | None:
+    level = functions.of_call(function.attr)
+    if function.attr.rstrip("_") == "clamp" and _is_symmetric_clamp(expr):
+        level = Effect.KEEPS_ZERO
+    plain = _root(function.value) in _NAMESPACES
+    own = (expr.args[0] if expr.args else None) if plain else function.value
+    rest = [*(expr.args[1:] if plain else expr.args), *(k.value for k in expr.keywords)]
+    inner = None if own is None else _effect(own, name, functions)
+    if level is None or inner is None or any(_mentions(part, name) for part in rest):
+        return None
+    return max(inner, level)
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_symmetric_clamp(call: ast.Call) -> bool:
+    """Whether the limits of a clamp are a number and its negative."""
+    limits = {k.arg: k.value for k in call.keywords}
+    low, high = limits.get("min"), limits.get("max")
+    negated = isinstance(low, ast.UnaryOp) and isinstance(low.op, ast.USub)
+    return negated and high is not None and ast.dump(low.operand) == ast.dump(high)  # type: ignore[union-attr]
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return name in names_read(node)
+
+
+def names_read(node: ast.AST) -> Iterator[str]:
+    """Yield the variables whose entries are read; reading a dtype or a shape, or testing for None, does not count.
+
+    Example:
+        >>> list(names_read(ast.parse("y = x.to(w.dtype) if z is not None else b")))
+        ['x', 'b']
+    """
+    if isinstance(node, ast.Name):
+        yield from [node.id] if isinstance(node.ctx, ast.Load) else []
+    elif isinstance(node, ast.AugAssign):
+        yield from (n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
+        yield from names_read(node.value)
+    elif not _reads_metadata(node):
+        for child in ast.iter_child_nodes(node):
+            yield from names_read(child)
+
+
+def names_read_only_by(syntax: Iterable[ast.AST], reads: Iterable[ast.AST]) -> set[str]:
+    """Return the variables that some code reads at certain places, and nowhere else.
+
+    Args:
+        syntax: all syntax nodes of the code.
+        reads: the nodes that may read them.
+
+    Example:
+        >>> call, other = ast.parse("f(x)", mode="eval").body, ast.parse("g(x, y)", mode="eval").body
+        >>> names_read_only_by(ast.walk(call), call.args), names_read_only_by(ast.walk(other), other.args[1:])
+        ({'x'}, {'y'})
+    """
+    allowed = set(map(id, reads))
+    loads = [n for n in syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    return {n.id for n in loads} - {n.id for n in loads if id(n) not in allowed}
+
+
+def _reads_metadata(node: ast.AST) -> bool:
+    """Whether an expression reads metadata of a variable, which does not depend on its entries."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in _METADATA and isinstance(node.value, (ast.Name, ast.Attribute))
+    if isinstance(node, ast.Compare):
+        return all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "attr", getattr(node.func, "id", "")) in _METADATA_FUNCTIONS
+    return False

@@ -1,0 +1,87 @@
+"""The epochs in which `ModelCompaction` compacts during training, and checks that the fit reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+import engine
+from lightning_compress.callbacks.masking import masking_callbacks
+from lightning_compress.callbacks.timing import length
+from lightning_compress.trainer.packages import MisconfigurationException
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+    from torch import nn
+
+When = float | tuple[int, ...] | None
+
+
+def parse_when(when: int | float | Sequence[int] | None) -> When:
+    """Normalise the argument ``when`` of `ModelCompaction` to a fraction, a tuple of epochs, or None.
+
+    Raises:
+        MisconfigurationException: for any other value.
+
+    Example:
+        >>> parse_when(2), parse_when([1, 3]), parse_when(0.5)
+        ((2,), (1, 3), 0.5)
+    """
+    if when is None or (isinstance(when, float) and 0 < when < 1):
+        return when
+    epochs = [when] if isinstance(when, (int, float)) else list(when)
+    if all(type(epoch) is int and epoch >= 0 for epoch in epochs):
+        return tuple(int(epoch) for epoch in epochs)
+    raise MisconfigurationException(
+        f"`when` must be an epoch >= 0, a list of such epochs, or a fraction of the parameters in (0, 1); got {when!r}."
+    )
+
+
+def check_source(when: When, trainer: Trainer, model: nn.Module) -> None:
+    """Check that some callback masks channels during training if `when` is set.
+
+    Args:
+        when: as `parse_when` returns it.
+        trainer: the Trainer of the fit.
+        model: the model to compact.
+
+    Raises:
+        MisconfigurationException: if no callback does.
+    """
+    if when is None or engine.read_masks(model):
+        return
+    if not any(callback.first_epoch(trainer) is not None for callback in masking_callbacks(trainer)):
+        raise MisconfigurationException(
+            f"`ModelCompaction(when={when!r})` removes channels that callbacks mask during training, but no callback "
+            "of this Trainer masks any. Add `ChannelPruning`, or omit `when` to remove zeros at the end of the fit."
+        )
+
+
+def check_epochs(when: When, trainer: Trainer) -> None:
+    """Check that masks exist by the given epochs, and warn of epochs that the fit does not reach.
+
+    Args:
+        when: as `parse_when` returns it.
+        trainer: the Trainer of the fit that is about to start.
+
+    Raises:
+        MisconfigurationException: if all epochs precede the first masks.
+    """
+    if not isinstance(when, tuple) or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    firsts = [first for c in masking_callbacks(trainer) if (first := c.first_epoch(trainer)) is not None]
+    if firsts and when and max(when) < min(firsts):
+        raise MisconfigurationException(
+            f"`ModelCompaction(when={list(when)})` never removes anything: no channel is masked before epoch "
+            f"{min(firsts)}. Compact later, or start pruning earlier."
+        )
+    epochs = length(trainer, "epoch")
+    late = [] if epochs is None else [epoch for epoch in when if epoch >= epochs]
+    if late:
+        rank_zero_warn(
+            f"`ModelCompaction(when={list(when)})` does not compact in epoch {', '.join(map(str, late))}: the fit has "
+            f"only {epochs} epochs, counted from 0. Train longer, or compact earlier; it always compacts at the end of "
+            "the fit."
+        )

@@ -1,0 +1,88 @@
+"""Counts of batches, epochs and steps that note what code compares them with, wherever that code is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Count"]
+
+
+class Count(int):
+    """A number that notes what it is compared with, and by what it is divided.
+
+    What comes of it by whole numbers that are added, subtracted or divided by is a count, too; of what that is compared
+    with, the first number is noted for which the comparison may turn out otherwise.
+
+    Args:
+        value: the number.
+        noted: where numbers are noted.
+        origin: gives the first number for one of this count.
+
+    Example:
+        >>> noted = set()
+        >>> epoch = Count(0, noted)
+        >>> epoch - 2 >= 5, min(epoch / 10, 1.0), epoch % 4 == 3, epoch // 6 > 2
+        (False, 0.0, False, False)
+        >>> sorted(noted)
+        [4, 6, 7, 10, 12]
+    """
+
+    _noted: set[int]
+    _origin: Callable[[float], float]
+
+    def __new__(cls, value: int, noted: set[int], origin: Callable[[float], float] = float) -> Count:
+        """Make one."""
+        count = super().__new__(cls, value)
+        count._noted, count._origin = noted, origin
+        return count
+
+    def note(self, other: Any) -> None:
+        """Note a number that decides.
+
+        Args:
+            other: anything; what is no number, or cannot be reached by counting, is left out.
+        """
+        if isinstance(other, (int, float)) and not isinstance(other, bool) and math.isfinite(other):
+            first = self._origin(other)
+            self._noted.update(n for n in (math.floor(first), math.ceil(first)) if n > 1)
+
+    def moved(self, value: Any, origin: Callable[[float], float]) -> Any:
+        """Return a number that comes of this one as a count.
+
+        Args:
+            value: the number; where it is no whole number, it is returned.
+            origin: gives the number of this count for one of that.
+        """
+        own = self._origin
+        return Count(value, self._noted, lambda n: own(origin(n))) if type(value) is int else value
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+    def __add__(self, other: Any) -> Any:
+        return self.moved(int(self).__add__(other), lambda n: n - other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self.moved(int(self).__sub__(other), lambda n: n + other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        self.note(other)
+        return self.moved(int(self).__floordiv__(other), lambda n: n * other)
+
+
+def _noting(name: str) -> Callable[[Count, Any], Any]:
+    plain = getattr(int, name)
+
+    def method(self: Count, other: Any) -> Any:
+        self.note(other)
+        return plain(self, other)
+
+    return method
+
+
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__mod__", "__truediv__", "__divmod__"):
+    setattr(Count, _name, _noting(_name))

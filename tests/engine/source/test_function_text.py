@@ -1,0 +1,120 @@
+"""Text that is no longer what runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import pytest
+
+from engine.source.function_text import same_code, source_of
+
+ROOT = Path(__file__).parents[3]
+TEXT = '''
+from __future__ import annotations
+
+
+class Model:
+    def plain(self, x: Unknown, scale=1.0) -> None:
+        """A docstring
+            over two lines."""
+        y = [n * scale for n in (1, 2.0, -0.0)]
+        return lambda z: (x, y, z, """text
+    of lines""", {1, 2})
+
+    @staticmethod
+    def decorated(x):
+        try:
+            return x in {"a", "b", "c"}
+        finally:
+            print(x)
+
+
+def free(x):
+    return x + 1
+'''
+
+
+def imported(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    """A module from a file of its own."""
+    (folder / f"{name}.py").write_text(TEXT)
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module(name)
+
+
+FUNCTIONS: dict[str, Callable[[ModuleType], FunctionType]] = {
+    "method": lambda module: module.Model.plain,
+    "decorated": lambda module: module.Model.decorated,
+    "function": lambda module: module.free,
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Methods with docstrings, nested functions, decorators and annotations of the future."""
+    function = FUNCTIONS[kind](imported(tmp_path, monkeypatch, f"texts_{kind}"))
+    text = source_of(function)
+    assert text is not None and f"def {function.__name__}" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("x + 1", "x - 1"), ("x + 1", "x + 1.0"), ("x + 1", "y + 1"), ("x + 1", "x + True"), ("def free", "\n\ndef free")],
+)
+def test_a_file_that_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """An operator, a constant, its type, a name; where the lines have moved, another text stands there."""
+    name = f"texts_{abs(hash((old, new)))}"
+    module = imported(tmp_path, monkeypatch, name)
+    (tmp_path / f"{name}.py").write_text(TEXT.replace(old, new))
+    assert source_of(module.free) is None
+
+
+def test_a_comment_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code is the same."""
+    module = imported(tmp_path, monkeypatch, "texts_comment")
+    (tmp_path / "texts_comment.py").write_text(TEXT.replace("return x + 1", "return x + 1  # one more"))
+    assert "one more" in (source_of(module.free) or "")
+
+
+def test_code_is_compared_by_what_it_does() -> None:
+    """Nested functions count, places do not."""
+    assert same_code((lambda x: lambda: x).__code__, (lambda x: lambda: x).__code__)
+    assert not same_code((lambda x: lambda: x).__code__, (lambda x: lambda: -x).__code__)
+    assert not same_code((lambda x: x in {1, 2}).__code__, (lambda x: x in {1, 3}).__code__)
+
+
+EDITED = """
+import sys, pathlib, torch
+from torch import nn
+import engine, edited
+from tests.engine.attentions import without_heads, tokens
+from tests.engine.exactness import randomised, masked, run
+model = randomised(nn.Sequential(nn.Linear(5, 8), edited.Attention(), nn.Linear(8, 3)))
+masks = {"1.qkv": without_heads(model[1].qkv, [1, 2])}
+file = pathlib.Path(edited.__file__)
+expected = run(masked(model, masks).train(), tokens())[0]
+file.write_text(file.read_text().replace("# TRAIN", "y = y * (1.5 if self.training else 1)"))
+speedup = engine.ModelSpeedup(model, tokens(), masks)
+small = speedup.speedup_model()
+print(len(speedup.plan.exchanges), float((run(small.train(), tokens())[0] - expected).abs().max()))
+print(speedup.plan)
+"""
+
+
+def test_a_train_branch_that_was_edited_meanwhile(tmp_path: Path) -> None:
+    """The model keeps running the code that it was verified with: nothing is pinned in text that it is not."""
+    lines = (ROOT / "tests/engine/attentions.py").read_text().split("\n")
+    begin = next(n for n, line in enumerate(lines) if line.startswith("class Attention"))
+    end = next(n for n, line in enumerate(lines) if line.startswith("class Rewritten"))
+    text = "\n".join(lines[begin:end]).replace("        return self.out", "        # TRAIN\n        return self.out")
+    (tmp_path / "edited.py").write_text(f"from torch import Tensor, nn\n\n\n{text}")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "OMP_NUM_THREADS": "1"}
+    out = subprocess.run([sys.executable, "-c", EDITED], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert out.returncode == 0, out.stderr
+    pins, difference = out.stdout.split("\n")[0].split()
+    assert pins == "0" and float(difference) < 1e-12
