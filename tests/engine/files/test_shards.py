@@ -161,6 +161,6 @@ def test_what_cannot_be_compacted(tmp_path: Path, written: Path) -> None:
         engine.compact_shards(on_meta(lambda: Language(depth=1)), folder, tmp_path / "new", WORDS, masks)
     with pytest.raises(CheckpointError, match=r"'blocks\.2.*is in none of its files"):
         engine.compact_shards(on_meta(lambda: Language(depth=3)), folder, tmp_path / "new", WORDS, masks)
-    with pytest.raises(CheckpointError, match="holds 0 indices"):
+    with pytest.raises(CheckpointError, match="contains 0 indices"):
         engine.compact_shards(on_meta(), tmp_path, tmp_path / "new", WORDS, masks)
     assert not (tmp_path / "new").exists()

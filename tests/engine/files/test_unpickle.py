@@ -64,7 +64,7 @@ def tensor(sizes: bytes, strides: bytes) -> bytes:
         (b"]q\x01h\x01a", "hold themselves"),
         (b"]" * 200 + b"a" * 199, "nested too deep"),
         (b"](" + b"}" * 20_000 + b"e", "more memory"),
-        (b"\x8a\xff" + bytes(255), "sensible size"),
+        (b"\x8a\xff" + bytes(255), "implausible size"),
         (b"cos\nmkdir\n(X\x01\0\0\0xtR", "os.mkdir"),
         (b"\x95" + bytes(8) + b"N", "instruction"),
         (b"}(" + b"".join(RAW.colliding(n) + b"N" for n in range(2000)) + b"u", "neither text nor small"),

@@ -210,7 +210,7 @@ class Given(Base):
 def test_hyper_parameters_that_are_no_values(tmp_path: Path) -> None:
     """A network among the hyper-parameters is left out with a warning, and has to be given when loading."""
     module, compaction = seeded(Given, net=seeded(Net), rate=0.2), ModelCompaction(on_failure="raise")
-    with pytest.warns(UserWarning, match="hyper-parameters 'net' are not plain values"):
+    with pytest.warns(UserWarning, match="hyperparameters 'net' are not plain values"):
         fit(module, tmp_path, ChannelPruning(amount=0.5), compaction)
     loaded = load_compacted(compaction.checkpoint_path, Given, net=Net())
     assert loaded.hparams["rate"] == 0.2

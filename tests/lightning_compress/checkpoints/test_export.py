@@ -193,7 +193,7 @@ def test_another_result_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Where the exported program computes something else there is no file."""
     model, x = compacted("convolutional")
     monkeypatch.setattr(torch.jit, "load", lambda path: lambda x: model(x) * 1.001)
-    with pytest.raises(VerificationError, match="differ by"):
+    with pytest.raises(VerificationError, match="differ from those of the model by"):
         export_torchscript(model, tmp_path / "m.pt", x)
     assert not list(tmp_path.iterdir())
 

@@ -20,7 +20,7 @@ FORM = Format(Net, CONFIG)
 def test_norms_are_named() -> None:
     """With what they span and what to do."""
     explain.check_norms({"norm": Rescaled("RMSNorm", 8, 4, is_plain=True)})
-    with pytest.raises(InputError, match="'norm' .LayerNorm. keeps the statistics of 8 channels while 4"):
+    with pytest.raises(InputError, match="'norm' .LayerNorm. keeps the statistics of 8 channels of which 4 remain"):
         explain.check_norms({"norm": Rescaled("LayerNorm", 8, 4)})
     with pytest.raises(InputError, match="statistics of 8 channels of which some were removed, and has no weight per"):
         explain.check_norms({"norm": Rescaled("RMSNorm", 8, 0)})
