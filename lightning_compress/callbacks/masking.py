@@ -23,6 +23,7 @@ from lightning_compress.callbacks.base import CompressionCallback
 from lightning_compress.callbacks.zeroing import Zeroing, zero_gradients, zero_weights
 from lightning_compress.selection.amounts import Masks
 from lightning_compress.trainer.averages import averages
+from lightning_compress.trainer.quiet import is_quiet
 from lightning_compress.trainer.strategy import parallel
 from lightning_compress.trainer.target import to_device
 
@@ -232,7 +233,12 @@ class MaskingCallback(CompressionCallback):
         self._masks, self._zeroings = {}, []
 
     def impose(self, pl_module: LightningModule, masks: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Apply masks: masked entries become zero and stay zero, in averaged copies too."""
+        """Apply masks: masked entries become zero and stay zero, in averaged copies too.
+
+        While a step and its hooks are recorded, nothing is masked: the analysis must see the model as it is.
+        """
+        if is_quiet(pl_module):
+            return
         self._at_rest(pl_module)
         path, model = self.target(pl_module)
         self._masks = place(masks, model)
@@ -242,7 +248,9 @@ class MaskingCallback(CompressionCallback):
             zero_weights(zeroings(average.module, place(rebase(self._masks, "", average.path), average.module)))
 
     def enforce(self, pl_module: LightningModule) -> None:
-        """Zero masked entries again, in case an averaging callback overwrote them."""
+        """Zero masked entries again, in case an averaging callback overwrote them; not while a step is recorded."""
+        if is_quiet(pl_module):
+            return
         self._at_rest(pl_module)
         self._zeroings = zeroings(self.target(pl_module)[1], self._masks)
         zero_weights(self._zeroings)

@@ -21,7 +21,7 @@ from lightning_compress.trainer.unwritten import unwritten
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-__all__ = ["Logged", "quiet", "stage_of"]
+__all__ = ["Logged", "is_quiet", "quiet", "stage_of"]
 
 
 class _Metrics(dict[str, Any]):
@@ -157,6 +157,17 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
         if trainer.world_size > 1:  # the other ranks do not run this
             scope.enter_context(alone())
         yield record
+
+
+def is_quiet(pl_module: LightningModule) -> bool:
+    """Whether a LightningModule is attached to a Trainer that does nothing, so that its steps are being recorded.
+
+    Example:
+        >>> from pytorch_lightning import LightningModule
+        >>> is_quiet(LightningModule())
+        False
+    """
+    return isinstance(pl_module._trainer, _Delegate)
 
 
 @contextmanager
