@@ -44,6 +44,7 @@ from lightning_compress import (
     MaskConflictRepair,
     ModelCompaction,
 )
+from lightning_compress.trainer.quiet import is_quiet
 from tests.lightning_compress.ddp_fit import Smooth
 from tests.lightning_compress.models import seeded, trainer
 
@@ -242,16 +243,20 @@ class Record(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what the fit starts from."""
+        if is_quiet(pl_module):
+            return
         self.notes["start"] = {name: gathered(value) for name, value in pl_module.state_dict().items()}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
-        """Keep."""
+        """Keep; not while steps are recorded, or all that is kept would have to stay whole."""
+        if is_quiet(pl_module):
+            return
         masks = {f"{m}.{n} mask": mask.clone() for m, own in self.pruning.masks.items() for n, mask in own.items()}
         self.steps.append({k: gathered(v) for k, v in pl_module.state_dict().items()} | masks)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save."""
-        if trainer.current_epoch == 2:
+        if trainer.current_epoch == 2 and not is_quiet(pl_module):
             trainer.save_checkpoint(self.folder / "middle.ckpt")
             if pl_module.hparams.model != "cnn":
                 words = torch.arange(4 * LENGTH).view(4, LENGTH) % WORDS
