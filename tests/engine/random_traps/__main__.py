@@ -40,6 +40,7 @@ def main() -> int:
 
 def _results(seeds: range, processes: int) -> Iterator[Result]:
     if processes == 1:
+        torch.set_num_threads(1)  # as below: threads that wait for one another take several times as long
         yield from map(examine, seeds)
         return
     start = functools.partial(torch.set_num_threads, 1)
