@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it, and for the processes that tests start
 
 import pytest
 import torch

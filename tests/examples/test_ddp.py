@@ -16,7 +16,7 @@ def test_two_processes_end_with_the_same_small_network(tmp_path: Path) -> None:
     options = ["--log-dir", str(tmp_path), "--limit", "96", "--epochs", "2"]
     done = subprocess.run(
         [sys.executable, ddp.__file__, *options],
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -23,7 +23,7 @@ STRATEGIES = ["ddp", "ddp_fork", pytest.param("ddp_spawn", marks=pytest.mark.slo
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a fit on two processes wrote what each holds; by its own scores each would choose other channels."""
     folder = tmp_path_factory.mktemp(request.param)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = [sys.executable, str(Path(__file__).with_name("ddp_fit.py")), str(folder), request.param]
     subprocess.run(script, env=environment, cwd=folder, check=True, timeout=300)
     return folder

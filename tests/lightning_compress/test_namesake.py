@@ -19,7 +19,7 @@ def test_one_line_says_what_happened(tmp_path: Path, name: str, first: str) -> N
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("print('the own engine ran')\n")
     (tmp_path / "train.py").write_text(f"{first}import lightning_compress\n")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "train.py"]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
     last = out.stderr.strip().split("\n")[-1]
@@ -29,6 +29,6 @@ def test_one_line_says_what_happened(tmp_path: Path, name: str, first: str) -> N
 
 def test_the_package_itself() -> None:
     """Where nothing is in the way, nothing is said."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     code = "from lightning_compress.namesake import check_engine; check_engine()"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)

@@ -149,7 +149,7 @@ def test_training_goes_on(made: Made) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn"])
 def test_on_two_processes(tmp_path: Path, strategy: str) -> None:
     """Compacted there, loaded there in every stage, and back in the process that started them: the same bits."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = [sys.executable, str(Path(__file__).with_name("ddp_load.py")), str(tmp_path), strategy]
     subprocess.run(script, env=environment, cwd=tmp_path, check=True, timeout=600)
     for kind in NETWORKS:

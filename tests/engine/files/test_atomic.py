@@ -62,7 +62,7 @@ LEFT = ".lightning-compress-" + "0" * 32 + ".txt"
 
 def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Run code in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=env)

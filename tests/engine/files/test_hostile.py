@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 def run(first: int, count: int) -> subprocess.CompletedProcess[str]:
     """Read the files of some seeds."""
     command = [sys.executable, "-m", "tests.engine.files.hostile", str(first), str(count)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 def process(code: str, *arguments: object) -> subprocess.Popen[str]:
     """Run code in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
 

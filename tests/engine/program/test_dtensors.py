@@ -107,7 +107,7 @@ def test_two_processes(tmp_path: Path) -> None:
     """A parameter that is exchanged under FSDP2 trains on as a small one does; private names of torch are as known."""
     script = tmp_path / "check.py"
     script.write_text(CODE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", str(script)]
     out = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=170)
     assert out.stdout.endswith("done\n"), out.stdout + out.stderr[-3000:]

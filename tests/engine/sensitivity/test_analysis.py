@@ -317,7 +317,7 @@ def work(folder: str, name: str, kill_at: int, index: int, count: int) -> None:
 def start(*args: Any) -> subprocess.Popen[bytes]:
     """Start `work` in another process."""
     code = f"from tests.engine.sensitivity.test_analysis import work; work(*{args!r})"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT)
 
 

@@ -113,7 +113,7 @@ def test_a_train_branch_that_was_edited_meanwhile(tmp_path: Path) -> None:
     end = next(n for n, line in enumerate(lines) if line.startswith("class Rewritten"))
     text = "\n".join(lines[begin:end]).replace("        return self.out", "        # TRAIN\n        return self.out")
     (tmp_path / "edited.py").write_text(f"from torch import Tensor, nn\n\n\n{text}")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     out = subprocess.run([sys.executable, "-c", EDITED], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     assert out.returncode == 0, out.stderr
     pins, difference = out.stdout.split("\n")[0].split()

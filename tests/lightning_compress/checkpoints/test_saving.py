@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 def lines(folder: Path, rank: int) -> list[str]:
     """What the two ranks say of their fit, in which one of them cannot write."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = [sys.executable, str(Path(__file__).parents[1] / "ddp_disk.py"), str(folder), str(rank)]
     out = subprocess.run(script, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     assert out.returncode == 0, out.stdout + out.stderr

@@ -133,7 +133,7 @@ def test_bad_arguments(tmp_path: Path, options: dict[str, Any], kind: type[Excep
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `ddp_sensitivity.py` wrote to."""
     folder = tmp_path_factory.mktemp("ddp")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = str(Path(__file__).parents[1] / "ddp_sensitivity.py")
     subprocess.run([sys.executable, script, str(folder)], env=environment, cwd=folder, check=True, timeout=300)
     return folder

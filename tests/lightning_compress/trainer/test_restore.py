@@ -216,7 +216,7 @@ def test_into_a_plain_module(compacted: Any) -> None:
 def test_no_code_runs_before_the_check(tmp_path: Path) -> None:
     """Where Lightning unpickles freely (before 2.6, or by torch's own switch), the file is checked first."""
     root = Path(__file__).parents[3]
-    env = {**os.environ, "PYTHONPATH": str(root), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(root), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
     command = [sys.executable, "-m", "tests.lightning_compress.hostile_restore", str(tmp_path)]
     out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=env).stdout.split("\n")
     ways = ("test", "fit", "mixin", "load_from_checkpoint")
