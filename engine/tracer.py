@@ -20,8 +20,8 @@ from torch import nn
 from engine.errors import TraceError
 from engine.ops.calls import FUNCTIONS
 from engine.ops.draws import entrywise
-from engine.ops.norm import sized_like
 from engine.ops.opaque import LITERAL
+from engine.ops.results import layout_of_result
 from engine.ops.spread import separate_layers
 from engine.program.entries import Entry, entries_of
 from engine.program.expressions import AttributeOf
@@ -160,7 +160,7 @@ def _record(
     dynamic_dims: Any,
     entries: Sequence[Entry] = (),
 ) -> EntryRecorder:
-    recorder = EntryRecorder(model, Fakes(sized_like) if fake else None, LITERAL, changing)
+    recorder = EntryRecorder(model, Fakes(layout_of_result) if fake else None, LITERAL, changing)
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
     settings = Settings(changing.attributes, distinct_modules(model))

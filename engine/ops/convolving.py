@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.program.signature import signature
 from engine.recording.recomputed import RecomputedTensor
 
-__all__ = ["COLUMNS", "in_float64"]
+__all__ = ["COLUMNS", "in_float64", "output_sizes"]
 
 COLUMNS = 4 * 2**20
 """Bytes of columns to unfold at once, unless a single row is longer."""
@@ -44,11 +44,9 @@ class _Geometry:
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> _Geometry:
-        kernel, x = list(arguments["weight"].shape[2:]), arguments["input"]
+        kernel = list(arguments["weight"].shape[2:])
         stride, padding, dilation = (_each(arguments[name], len(kernel)) for name in ("stride", "padding", "dilation"))
-        sides = zip(x.shape[-len(kernel) :], kernel, stride, padding, dilation, strict=True)
-        sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
-        return cls(kernel, stride, padding, dilation, sizes)
+        return cls(kernel, stride, padding, dilation, output_sizes(arguments))
 
     def tall(self, x: Tensor) -> Tensor:
         """Return a batch padded with zeros along its first spatial dimension."""
@@ -63,6 +61,23 @@ class _Geometry:
         return slice(start, start + count), slice(begin, begin + count * step, step)
 
 
+def output_sizes(arguments: Mapping[str, Any]) -> list[int]:
+    """Return the spatial sizes of what a convolution returns: ``⌊(n + 2p − d(k − 1) − 1) / s⌋ + 1``.
+
+    Args:
+        arguments: of the op, by name; ``padding`` in numbers.
+
+    Example:
+        >>> images, kernels = torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)
+        >>> output_sizes({"input": images, "weight": kernels, "stride": [2], "padding": [1], "dilation": [1]})
+        [4, 4]
+    """
+    kernel, x = arguments["weight"].shape[2:], arguments["input"]
+    stride, padding, dilation = (_each(arguments[name], len(kernel)) for name in ("stride", "padding", "dilation"))
+    sides = zip(x.shape[-len(kernel) :], kernel, stride, padding, dilation, strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
+
+
 def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Compute a float64 convolution in bands if its columns are large, or as shifted sums if it is depthwise.
 
@@ -75,8 +90,8 @@ def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
     Example:
         >>> x, weight = torch.rand(1, 8, 128, 128).double(), torch.rand(4, 8, 3, 3).double()
-        >>> found = in_float64(torch.ops.aten.conv2d.default, (x, weight), {})
-        >>> torch.testing.assert_close(found, F.conv2d(x, weight))
+        >>> result = in_float64(torch.ops.aten.conv2d.default, (x, weight), {})
+        >>> torch.testing.assert_close(result, F.conv2d(x, weight))
         >>> in_float64(torch.ops.aten.conv2d.default, (x.float(), weight.float()), {}) is None
         True
     """

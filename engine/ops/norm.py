@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +13,11 @@ from engine.analysis.labels import Labels
 from engine.analysis.use import Use
 from engine.ops.samples import chain
 from engine.program.graph import Node, Value
-from engine.program.signature import signature
 from engine.rule import Rare, Rule, Sample, Shapes
 
-__all__ = ["RULES", "sized_like"]
+__all__ = ["RULES"]
 
 _STORED = ("weight", "bias", "running_mean", "running_var")
-
-
-def sized_like(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the argument whose size and layout the result has; None if the op itself has to compute them.
-
-    Torch's meta function of batch norm is written in Python and takes 20 ms for each new shape, which would be most of
-    the time of a first recording.
-    """
-    if func is not torch.ops.aten.batch_norm.default:
-        return None
-    arguments = signature(func).bind(args, kwargs)
-    x: Tensor = arguments["input"]
-    sizes = [arguments[name].shape for name in _STORED if arguments[name] is not None]
-    fits = x.ndim > 1 and all(shape == x.shape[1:2] for shape in sizes)
-    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return x if fits and (x.is_contiguous() or last) else None
 
 
 def _stored(node: Node) -> list[Value]:

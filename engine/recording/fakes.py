@@ -1,14 +1,15 @@
 """Tensors without data, and what ops do to their sizes: `FakeTensorMode`, with a memory.
 
-Most ops of a model are calls that were made before with the same sizes: the blocks of a network repeat. What an op puts
-out is then known, and only its new tensors have to be made. Remembered are ops whose outputs are fresh memory, or
-arguments that they were given; all others (views, data-dependent ops, ops on constants) run in the mode each time.
+Most ops of a model are calls that were made before with the same sizes: the blocks of a network repeat. What an op
+returns is then a matter of record, and only its new tensors have to be created. Remembered are ops whose outputs are
+fresh memory, or arguments that were passed in; all others (views, data-dependent ops, ops on constants) run in the mode
+each time. Of an op that computes each element by itself, one call is remembered for all sizes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 
 from engine.recording.opaque_modules import storage_of
 
-__all__ = ["Fakes"]
+__all__ = ["Fakes", "Layout"]
 
 _LIMIT = 20_000
 _SCALARS = (bool, int, float, complex, str, type(None))
@@ -26,16 +27,31 @@ _TOKENS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = frozenset({*_SCALARS, *_TOKENS})
 
 
-class _Fresh(NamedTuple):
-    """An output in memory of its own."""
+class Layout(NamedTuple):
+    """Sizes, strides, type and place of a tensor in memory of its own.
+
+    Example:
+        >>> Layout.of(torch.zeros(2, 3)) == Layout.contiguous((2, 3), torch.ones(1))
+        True
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """That of a tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
-class _Given(NamedTuple):
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], like: Tensor) -> Layout:
+        """That of a contiguous tensor of these sizes, with the type and the place of another one."""
+        return cls(shape, torch.empty(shape, device="meta").stride(), like.dtype, like.device)
+
+
+class _Argument(NamedTuple):
     """An output that is one of the tensors among the arguments."""
 
     position: int
@@ -45,17 +61,18 @@ class _Recipe(NamedTuple):
     """How to make what an op puts out; ``container`` is None for a single tensor."""
 
     container: type | None
-    parts: tuple[_Fresh | _Given, ...]
+    parts: tuple[Layout | _Argument, ...]
 
 
-Like = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Tensor | None]
+LayoutOf = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Layout | None]
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_KNOWN: dict[Any, _Recipe | None] = {}
+_RECIPES: dict[Any, _Recipe | None] = {}
+_RECIPES_BY_ELEMENT: dict[Any, _Recipe | None] = {}
 
 
-class _Unknown(Exception):
-    """Something among the arguments that a key cannot be made of."""
+class _NoKey(Exception):
+    """There is something among the arguments that a key cannot consist of."""
 
 
 @functools.cache
@@ -67,15 +84,15 @@ def _states_keep_their_shape() -> bool:
     return shape == state.shape
 
 
-def _not_known(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """No output is like an argument that is known of."""
+def _no_layout(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Leave the layouts of all results to the mode."""
 
 
 class Fakes:
     """Makes and runs tensors without data. What was learned of ops is shared in the process.
 
     Args:
-        like: tells of a call which of its arguments has the sizes and the layout of its output, where it is known to.
+        layout_of: returns the layout of what a call returns; None leaves it to the mode.
 
     Attributes:
         mode: the mode that knows all ops.
@@ -89,8 +106,8 @@ class Fakes:
         (torch.Size([2, 2]), device(type='cpu'))
     """
 
-    def __init__(self, like: Like = _not_known) -> None:
-        self._like = like
+    def __init__(self, layout_of: LayoutOf = _no_layout) -> None:
+        self._layout_of = layout_of
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._memory: dict[int, torch.UntypedStorage] = {}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
@@ -102,7 +119,7 @@ class Fakes:
     def of_stored(self, tensor: Tensor) -> Tensor:
         """Return a parameter or buffer without data, the same in each run unless a run has changed its sizes."""
         before = self._stored.get(id(tensor))
-        if before is not None and before[0] is tensor and tensor.ndim and _metadata(before[1]) == _metadata(tensor):
+        if before is not None and before[0] is tensor and tensor.ndim and Layout.of(before[1]) == Layout.of(tensor):
             return before[1]
         fake = self.of(tensor)
         self._stored[id(tensor)] = (tensor, fake)
@@ -135,33 +152,39 @@ class Fakes:
 
     def like(self, tensor: Tensor) -> Tensor:
         """Return a new tensor of the sizes and the layout of a fake one."""
-        return self._fresh(_metadata(tensor))
+        return self._fresh(Layout.of(tensor))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what an op gives; all tensors among its arguments are fake."""
-        like = self._like(func, args, kwargs)
-        if like is not None:
-            return self._fresh(_metadata(like))
+        layout = self._layout_of(func, args, kwargs)
+        if layout is not None:
+            return self._fresh(layout)
         inputs: list[Tensor] = []
         try:
             key = (func, torch.get_default_dtype(), _key(args, inputs), _key(tuple(kwargs.items()), inputs))
-        except _Unknown:
+        except _NoKey:
             return self._run(func, args, kwargs)
-        if key in _KNOWN:
-            recipe = _KNOWN[key]
+        if key in _RECIPES:
+            recipe = _RECIPES[key]
             if recipe is not None and not self._holds_constants():
                 return self._outputs_from(recipe, inputs)
             return self._view(func, args, kwargs, inputs) if recipe is None else self._run(func, args, kwargs)
-        before = [_metadata(t) for t in inputs]
+        same = _by_element(func, args, kwargs, inputs)
+        recipe = None if same is None else _RECIPES_BY_ELEMENT.get(same)
+        if recipe is not None and not self._holds_constants():
+            _remember(_RECIPES, key, recipe := _resized(recipe, inputs[0]))
+            return self._outputs_from(recipe, inputs)
+        before = [Layout.of(t) for t in inputs]
         out = self._run(func, args, kwargs)
-        if len(_KNOWN) > _LIMIT:
-            _KNOWN.clear()
-        _KNOWN[key] = _recipe(out, inputs, before)
+        _remember(_RECIPES, key, recipe := _recipe(out, inputs, before))
+        if same is not None and recipe is not None and _resized(recipe, inputs[0]) == recipe:
+            _remember(_RECIPES_BY_ELEMENT, same, recipe)
         return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self.mode:
-            if _COMPOSITE in func.py_kernels and not _states_keep_their_shape():
+            several = len(func._schema.returns) > 1  # where there may be states
+            if several and _COMPOSITE in func.py_kernels and not _states_keep_their_shape():
                 return func._op_dk(_COMPOSITE, *args, **kwargs)  # what runs, and not what Python makes of it
             return func(*args, **kwargs)
 
@@ -169,7 +192,7 @@ class Fakes:
         """Whether the mode knows the numbers in some tensors, which it has to forget where they are written to."""
         return bool(self.mode.fake_tensor_converter.constant_storage_mapping)
 
-    def _fresh(self, what: _Fresh) -> Tensor:
+    def _fresh(self, what: Layout) -> Tensor:
         meta = torch.empty_strided(what.shape, what.stride, dtype=what.dtype, device="meta")
         return self._fake(meta, what.device)
 
@@ -191,7 +214,7 @@ class Fakes:
         return fake
 
     def _outputs_from(self, recipe: _Recipe, inputs: list[Tensor]) -> Any:
-        outputs = [inputs[p.position] if isinstance(p, _Given) else self._fresh(p) for p in recipe.parts]
+        outputs = [inputs[p.position] if isinstance(p, _Argument) else self._fresh(p) for p in recipe.parts]
         return outputs[0] if recipe.container is None else recipe.container(outputs)
 
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Any:
@@ -207,47 +230,78 @@ class Fakes:
         return out if out is inputs[0] else self._fake(out, device)
 
 
-def _metadata(tensor: Tensor) -> _Fresh:
-    return _Fresh(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-
-
 def _key(tree: Any, inputs: list[Tensor]) -> Any:
     """Return what an argument's effect on sizes follows from, and collect its tensors.
 
     Raises:
-        _Unknown: for what is not known to be harmless.
+        _NoKey: for what is not known to be harmless.
     """
     kind = type(tree)
     if kind in _PLAIN:
         return kind, tree  # 1, 1.0 and True are equal, but their types decide dtypes
     if isinstance(tree, Tensor):
         if type(tree) is not FakeTensor or tree.constant is not None or tree.layout is not torch.strided:
-            raise _Unknown
+            raise _NoKey
         inputs.append(tree)
-        return (*_metadata(tree), tree.storage_offset() == 0)
+        return (*Layout.of(tree), tree.storage_offset() == 0)
     if isinstance(tree, (list, tuple)):
         return kind, tuple([_key(item, inputs) for item in tree])
     if isinstance(tree, (*_SCALARS, *_TOKENS)):
         return kind, tree
-    raise _Unknown
+    raise _NoKey
 
 
-def _recipe(out: Any, inputs: list[Tensor], before: list[_Fresh]) -> _Recipe | None:
+def _by_element(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Any:
+    """Return what decides on the outputs of an op whatever the sizes of its inputs; None where sizes decide.
+
+    An element of the output follows from the same element of each input, so the sizes and the order of the output are
+    those of the inputs, where these agree and there is only one way to say their order. What remains is the dtype.
+    """
+    if torch.Tag.pointwise not in func.tags or not inputs:
+        return None
+    shape, usual = inputs[0].shape, Layout.contiguous(tuple(inputs[0].shape), inputs[0]).stride
+    if not len(shape) or not shape.numel() or any(t.shape != shape or t.stride() != usual for t in inputs):
+        return None
+    order = {position: number for number, position in enumerate(dict.fromkeys(map(id, inputs)))}
+    leaves = [(name, leaf) for name, leaf in (*enumerate(args), *kwargs.items())]
+    if not all(isinstance(leaf, (Tensor, *_SCALARS, torch.dtype, torch.device)) for _, leaf in leaves):
+        return None
+    parts = (
+        (name, order[id(leaf)], leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (name, type(leaf), leaf)
+        for name, leaf in leaves
+    )
+    return func, torch.get_default_dtype(), *parts
+
+
+def _resized(recipe: _Recipe, like: Tensor) -> _Recipe:
+    """Return a recipe for outputs of the size of a contiguous tensor."""
+    shape, stride = tuple(like.shape), like.stride()
+    parts = (p._replace(shape=shape, stride=stride) if isinstance(p, Layout) else p for p in recipe.parts)
+    return recipe._replace(parts=tuple(parts))
+
+
+def _remember(recipes: dict[Any, _Recipe | None], key: Any, recipe: _Recipe | None) -> None:
+    if len(recipes) > _LIMIT:
+        recipes.clear()
+    recipes[key] = recipe
+
+
+def _recipe(out: Any, inputs: list[Tensor], before: list[Layout]) -> _Recipe | None:
     """Return how to make these outputs again; None where they are views, or where an argument was changed."""
     single = isinstance(out, Tensor)
     outputs = [out] if single else list(out) if type(out) in (list, tuple) else []
     if not outputs or not all(isinstance(t, FakeTensor) and t.constant is None for t in outputs):
         return None
-    if [_metadata(t) for t in inputs] != before:
+    if [Layout.of(t) for t in inputs] != before:
         return None
-    parts: list[_Fresh | _Given] = []
+    parts: list[Layout | _Argument] = []
     taken = {storage_of(t) for t in inputs}
     for tensor in outputs:
         position = next((i for i, t in enumerate(inputs) if t is tensor), None)
         if position is None and (storage_of(tensor) in taken or tensor.storage_offset() or not _is_plain(tensor)):
             return None
         taken.add(storage_of(tensor))
-        parts.append(_metadata(tensor) if position is None else _Given(position))
+        parts.append(Layout.of(tensor) if position is None else _Argument(position))
     return _Recipe(None if single else type(out), tuple(parts))
 
 

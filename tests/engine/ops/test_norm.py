@@ -8,7 +8,6 @@ from torch import nn
 
 import engine
 from engine.analysis.constants import Constants
-from engine.ops.norm import sized_like
 from tests.engine.exactness import check_exact, masked, randomised, relative_error, run
 from tests.engine.nets import Mean, constants_of, dead, image, plain, structure
 from tests.engine.ops.brute import check_constants, check_labels, check_macs, check_use
@@ -123,39 +122,6 @@ def test_repaired_constants_are_zero() -> None:
     constants = constants_of(model, image(), dead(model, {"0": [0, 1]}), repaired=True)
     node = next(n for n in constants.graph.nodes if n.module == "1")
     assert constants.along(node.output, 1)[:2].tolist() == [0, 0]
-
-
-ATEN = torch.ops.aten.batch_norm.default
-
-
-def layouts() -> list[torch.Tensor]:
-    """Inputs of batch norms: of every rank, in halves, and channels last."""
-    plain = [torch.randn(3, 4, *[5] * n) for n in range(4)]
-    return [*plain, plain[2].bfloat16(), plain[2].contiguous(memory_format=torch.channels_last), plain[2][:, :, :1]]
-
-
-@pytest.mark.parametrize("x", layouts(), ids=lambda x: f"{x.ndim}d-{x.dtype}-{x.stride()}")
-@pytest.mark.parametrize("training", [False, True])
-def test_what_comes_out_is_like_what_went_in(x: torch.Tensor, training: bool) -> None:
-    """So that it need not be worked out; where strides are others, the op is asked."""
-    args = (x, torch.ones(4), None, torch.zeros(4), torch.ones(4), training, 0.1, 1e-5, True)
-    like, out = sized_like(ATEN, args, {}), ATEN(*args)
-    if like is None:
-        assert not x.is_contiguous()
-    else:
-        assert like is x and (like.shape, like.stride(), like.dtype) == (out.shape, out.stride(), out.dtype)
-
-
-def test_what_does_not_fit_is_for_the_op_to_say() -> None:
-    """So is every other op."""
-    x, ones = torch.randn(3, 4, 5), torch.ones(4)
-    rest = (False, 0.1, 1e-5, True)
-    assert sized_like(ATEN, (x, ones, ones[:3], ones, ones, *rest), {}) is None
-    assert sized_like(ATEN, (x[0, 0], ones, ones, ones, ones, *rest), {}) is None
-    assert sized_like(torch.ops.aten.relu.default, (x,), {}) is None
-    wrong = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(4)).double()
-    with pytest.raises(engine.errors.TraceError, match="5"):
-        engine.trace(wrong, image())
 
 
 @pytest.mark.parametrize("training", [False, True])

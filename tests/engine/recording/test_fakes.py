@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import engine
 from engine.recording import fakes
-from engine.recording.fakes import Fakes
+from engine.recording.fakes import Fakes, Layout
 from engine.recording.opaque_modules import storage_of
 
 ATEN = torch.ops.aten
@@ -33,7 +33,7 @@ def test_a_graph_is_the_same_with_and_without_memory(rule: Any, sample: Any, mon
     torch.manual_seed(0)
     model, x = sample.make(), torch.randn(sample.shape)
     model(x)  # lazy layers
-    monkeypatch.setattr(fakes, "_KNOWN", {})
+    monkeypatch.setattr(fakes, "_RECIPES", {})
     first, again = recorded(model, x), recorded(model, x)
     monkeypatch.setattr(Fakes, "run", Fakes._run)
     assert first == again == recorded(model, x)
@@ -41,7 +41,7 @@ def test_a_graph_is_the_same_with_and_without_memory(rule: Any, sample: Any, mon
 
 def twice(make: Callable[[Fakes], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The result from memory."""
-    monkeypatch.setattr(fakes, "_KNOWN", {})
+    monkeypatch.setattr(fakes, "_RECIPES", {})
     make(Fakes())
     return make(Fakes())
 
@@ -58,7 +58,7 @@ def test_tensors_that_share_memory_do_so_as_fakes() -> None:
 
 def test_an_output_that_is_like_an_argument_is_made_without_asking() -> None:
     """In memory of its own; whatever is not known goes to the mode."""
-    made = Fakes(lambda func, args, kwargs: args[0] if func is ATEN.mul.Tensor else None)
+    made = Fakes(lambda func, args, kwargs: Layout.of(args[0]) if func is ATEN.mul.Tensor else None)
     x, wide = made.of(torch.zeros(1, 4)), made.of(torch.zeros(3, 4))
     like = made.run(ATEN.mul.Tensor, (x, wide), {})  # wrong on purpose: so it is not the mode that says it
     assert like.shape == (1, 4) and storage_of(like) != storage_of(x)
@@ -79,7 +79,7 @@ def test_equal_numbers_of_other_types_are_told_apart(
     number: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1, 1.0 and True hash alike, and promote differently."""
-    monkeypatch.setattr(fakes, "_KNOWN", {})
+    monkeypatch.setattr(fakes, "_RECIPES", {})
     made = Fakes()
     found = {}
     for other in (1, 1.0, True, number, number):
@@ -89,7 +89,7 @@ def test_equal_numbers_of_other_types_are_told_apart(
 
 def test_the_default_dtype_is_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """An integer divided gives the default."""
-    monkeypatch.setattr(fakes, "_KNOWN", {})
+    monkeypatch.setattr(fakes, "_RECIPES", {})
     before = torch.get_default_dtype()
     try:
         for dtype in (torch.float32, torch.float64, torch.float32):
@@ -150,7 +150,7 @@ def test_a_reshape_that_copies_has_its_own_memory(monkeypatch: pytest.MonkeyPatc
 
 def test_a_data_dependent_op_needs_data_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never remembered."""
-    monkeypatch.setattr(fakes, "_KNOWN", {})
+    monkeypatch.setattr(fakes, "_RECIPES", {})
     made = Fakes()
     for _ in range(2):
         with pytest.raises(torch._subclasses.fake_tensor.DynamicOutputShapeException):
@@ -159,12 +159,12 @@ def test_a_data_dependent_op_needs_data_each_time(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long-lived process that sees ever new sizes does not grow."""
-    monkeypatch.setattr(fakes, "_KNOWN", {})
+    monkeypatch.setattr(fakes, "_RECIPES", {})
     monkeypatch.setattr(fakes, "_LIMIT", 5)
     made = Fakes()
     for n in range(1, 30):
         made.run(ATEN.relu.default, (made.of(torch.zeros(n)),), {})
-    assert len(fakes._KNOWN) <= 6
+    assert len(fakes._RECIPES) <= 6
 
 
 @pytest.mark.parametrize("inference", [True, False])
@@ -187,3 +187,46 @@ def test_a_fake_tensor_has_no_address() -> None:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="data pointer"):
                 maker._fake(torch.empty(2, 3, device="meta"), torch.device("cpu")).data_ptr()
+
+
+def overloads() -> list[Any]:
+    """Those that compute each element by itself."""
+    packets = [getattr(ATEN, name) for name in dir(ATEN)]
+    functions = (getattr(packet, name) for packet in packets for name in getattr(packet, "overloads", list)())
+    return [f for f in functions if torch.Tag.pointwise in f.tags and "out" not in f._overloadname]
+
+
+def arguments(func: Any, dtype: torch.dtype, shape: tuple[int, ...], fakes: Fakes) -> list[Any]:
+    """Of an overload: tensors of a shape, and numbers."""
+    plain = {"Scalar": 2, "float": 0.5, "int": 1, "bool": True, "str": "none"}
+    result = []
+    for argument in func._schema.arguments:
+        kind = str(argument.type)
+        if argument.has_default_value() or argument.kwarg_only:
+            break
+        result.append(fakes.of(torch.ones(shape, dtype=dtype)) if kind == "Tensor" else plain.get(kind))
+    return result
+
+
+def layouts(run: Callable[..., Any], func: Any, args: Sequence[Any]) -> Any:
+    """Of what an op returns, or the class of its error."""
+    try:
+        out = run(func, tuple(args), {})
+    except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError) as error:
+        return type(error)
+    return [Layout.of(t) for t in ([out] if isinstance(out, Tensor) else out)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_what_holds_for_one_size_holds_for_all(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every op that computes each element by itself: remembered at one size, asked at others, and in other layouts."""
+    monkeypatch.setattr(fakes, "_RECIPES", {})
+    monkeypatch.setattr(fakes, "_RECIPES_BY_ELEMENT", {})
+    recorded, functions = 0, overloads()
+    for func in functions:
+        for shape in [(2, 3), (4, 1, 1, 5), (1, 1), ()]:
+            made = Fakes()
+            ours = layouts(made.run, func, arguments(func, dtype, shape, made))
+            assert ours == layouts(made._run, func, arguments(func, dtype, shape, made)), (func, shape)
+        recorded += any(key[0] is func for key in fakes._RECIPES_BY_ELEMENT)
+    assert recorded > len(functions) / 4

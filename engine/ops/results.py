@@ -1,0 +1,77 @@
+"""Layouts of results that torch works out in Python, which would take most of the time of a first recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ops.convolving import output_sizes
+from engine.program.signature import signature
+from engine.recording.fakes import Layout
+
+__all__ = ["layout_of_result"]
+
+_ATEN = torch.ops.aten
+_STORED = ("weight", "bias", "running_mean", "running_var")
+
+
+def layout_of_result(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout | None:
+    """Return the layout of what an op returns; None if the op itself has to say, or to refuse its arguments.
+
+    Args:
+        func: overload of an op.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Example:
+        >>> images, kernels = torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)
+        >>> layout_of_result(torch.ops.aten.conv2d.default, (images, kernels), {}).shape
+        (1, 4, 6, 6)
+    """
+    layout_of = _LAYOUTS.get(func)
+    return None if layout_of is None else layout_of(signature(func).bind(args, kwargs))
+
+
+def _of_batch_norm(arguments: Mapping[str, Any]) -> Layout | None:
+    x: Tensor = arguments["input"]
+    sizes = [arguments[name].shape for name in _STORED if arguments[name] is not None]
+    fits = x.ndim > 1 and all(shape == x.shape[1:2] for shape in sizes)
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return Layout.of(x) if fits and (x.is_contiguous() or last) else None
+
+
+def _of_convolution(arguments: Mapping[str, Any]) -> Layout | None:
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    alike = all(t is None or (t.dtype, t.device) == (x.dtype, x.device) for t in (weight, bias))
+    if not alike or isinstance(arguments["padding"], str) or x.ndim != weight.ndim or not _is_plain(x, weight):
+        return None
+    groups, outputs = arguments["groups"], len(weight)
+    fits = groups > 0 and x.shape[1] == weight.shape[1] * groups and outputs % groups == 0
+    sides = output_sizes(arguments)
+    if not fits or (bias is not None and bias.shape != (outputs,)) or min(sides) < 1:
+        return None
+    return Layout.contiguous((len(x), outputs, *sides), x)
+
+
+def _of_pool(arguments: Mapping[str, Any]) -> Layout | None:
+    x: Tensor = arguments["self"]
+    sides = arguments["output_size"]
+    fits = x.ndim in (3, 4) and len(sides) == 2 and min(sides) > 0 and x.is_floating_point()
+    return Layout.contiguous((*x.shape[:-2], *sides), x) if fits and _is_plain(x) else None
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether tensors have elements, in the usual order, said in the usual way: other strides are other formats."""
+    return all(t.numel() and Layout.of(t) == Layout.contiguous(tuple(t.shape), t) for t in tensors)
+
+
+_LAYOUTS = {
+    _ATEN.batch_norm.default: _of_batch_norm,
+    _ATEN.conv1d.default: _of_convolution,
+    _ATEN.conv2d.default: _of_convolution,
+    _ATEN.conv3d.default: _of_convolution,
+    _ATEN.adaptive_avg_pool2d.default: _of_pool,
+}
