@@ -149,6 +149,7 @@ class Rare:
         absorbs: the stored value that a constant added to the input can be folded into (``value - constant``), if there
             is one.
         refills: channels that can be removed if they are constant, because the op fills the constants in again.
+        lends: whether the op takes no more than a dtype and a device from its inputs, and a number.
         unchecked: whether the op reads out of bounds when sizes do not match, so that cuts must not be tried on it.
 
     Example:
@@ -166,6 +167,7 @@ class Rare:
     produces: Callable[[Node], Iterable[Statistic]] = _no_channels
     absorbs: Callable[[Node], Value | None] | None = None
     refills: Callable[[Node], Iterable[Statistic]] = _no_channels
+    lends: bool = False
     unchecked: bool = False
 
 

@@ -109,7 +109,9 @@ class Constants:
             node, rules = self._waiting[value.index]
             for other in node.outputs:
                 self._waiting.pop(other.index, None)
+            asked, self._asked = self._asked, False  # what the reader depends on is not what it reads depends on
             self._evaluate(node, rules)
+            self._asked |= asked
 
     def _evaluate(self, node: Node, rules: _Rules) -> None:
         rule, numbers = rules.rule(node.op).constants, self.graph.uncertain.get(node.index)
@@ -172,6 +174,8 @@ class Constants:
                     self._infinite.add(value.index)
 
     def _differs(self, index: int, other: Constants) -> bool:
+        if index in self._waiting:  # not computed yet, so that nothing says that it is the same
+            return True
         same = (index in self._profiles) == (index in other._profiles)
         mine, theirs = self._arrays[index].numpy(), other._arrays[index].numpy()
         return not (same and np.array_equal(mine, theirs, equal_nan=True))
@@ -287,6 +291,20 @@ class Constants:
         if links is None:
             links = self._links[key] = Links.of(c, ~self.zero(c.weight))
         return links
+
+    def settled_inputs(self, c: Contraction) -> Tensor:
+        """Return at which inputs all weights have numbers, so that the share of a constant can be computed.
+
+        Args:
+            c: a contraction with its weight, which may be computed, or a buffer that changes.
+        """
+        name = c.weight.name
+        if name is None:
+            numbers = ~self[c.weight].isnan().expand(c.weight.shape)
+            return c.canonical(numbers).all(-1).all(1).reshape(-1)
+        data = self._stored[name]
+        stays = data.is_meta or _is_plain(data) and not data.is_complex() and name not in self.graph.changing
+        return torch.full((c.groups * c.inputs,), stays)
 
     def magnitude(self, c: Contraction) -> Tensor:
         """Return the L1 norm of the weights of each output, ignoring masks: float64, (groups * outputs,)."""

@@ -27,6 +27,7 @@ class Labels:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.node: Node | None = None  # whose rule writes at present
         self.slots = Slots()
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []
@@ -104,6 +105,7 @@ class Labels:
 
     def without(self, value: Value, dims: Sequence[int], reason: str) -> list[Tensor]:
         """Return the value's layers tied along ``dims``; slots that span only these dimensions are frozen."""
+        self._fix_unclaimed(value, dims)
         kept = []
         for layer in self.layers(value):
             touched = support(layer)
@@ -125,6 +127,8 @@ class Labels:
     def add(self, value: Value, layer: Tensor) -> None:
         """Add a layer to a value and tie it to the value's other slots along the same dimensions.
 
+        A computed value is as wide as its producer says: slots that a reader adds along another dimension are frozen.
+
         Raises:
             RuleError: if the layer does not fit the value.
         """
@@ -133,6 +137,8 @@ class Labels:
         layer = self.settled(layer)
         touched = set(support(layer))
         have = self.layers(value)
+        if self._imposed(value, touched):
+            self.slots.freeze(layer, f"{value!r} is computed by what does not follow there ({self.node!r})")
         if touched and not have:
             have.append(layer)
         if not touched or have[0] is layer:
@@ -155,6 +161,12 @@ class Labels:
         else:
             for array in (*met, layer):
                 self.slots.freeze(array, f"its axes overlap in {value!r}")
+
+    def _imposed(self, value: Value, touched: Collection[int]) -> bool:
+        """Whether a reader of a computed value gives it slots along a dimension for which its producer has none."""
+        if self.node is None or self._stored(value) or value in self.node.outputs:
+            return False
+        return not {d for layer in self.layers(value) for d in support(layer)}.issuperset(touched)
 
     def hold(self, value: Value, dims: Collection[int], reason: str) -> None:
         """Fix the sizes along some dimensions; slots that also span others can still be removed along those."""
@@ -190,6 +202,23 @@ class Labels:
             if (layer := self._fixed.get(tuple(shape))) is None:
                 layer = self._fixed[tuple(shape)] = torch.full(shape, FROZEN)
             self.add(value, layer)
+
+    def fix_unclaimed(self, node: Node) -> None:
+        """Fix the dimensions of stored values for which the rule of a reader has no slots.
+
+        What it computes along them has the recorded size, whatever a later reader of the same tensor could lose. What
+        has the slots of a stored value gives them back: its readers decide.
+        """
+        same = {self._same[output.index] for output in node.outputs if output.index in self._same}
+        for value in node.inputs:
+            if self._same.get(value.index, value) not in same:
+                self._fix_unclaimed(value, range(value.ndim))
+
+    def _fix_unclaimed(self, value: Value, dims: Iterable[int]) -> None:
+        if self._stored(value):
+            covered = {d for layer in self.layers(value) for d in support(layer)}
+            for dim in set(dims) - covered:
+                self.fix(value, dim)
 
     def outputs_of(self, c: Contraction) -> Tensor | None:
         """Return the output slots of a contraction's weight, (groups, outputs); None if it is computed without any."""

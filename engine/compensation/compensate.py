@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from engine.program.dtensors import has_shards, local, placeholders, resharded
 from engine.program.graph import Graph, Node
 from engine.program.trees import tensors_in
 from engine.recording.inputs import check_model
+from engine.recording.tensor_backup import unwritten
 from engine.removal.keep import consumers
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
@@ -107,7 +109,8 @@ def compensate(
         )
     processes = Alone() if processes is None else processes
     inputs = processes.together(lambda: inputs_of(batches, graph, samples))
-    with torch.no_grad(), processes.running(model):
+    untouched = nullcontext() if has_shards(model) else unwritten(model)
+    with torch.no_grad(), processes.running(model), untouched:
         fitting = _Fitting(model, graph, canonical, inputs, ridge, processes)
         try:
             check_program(model, graph, fitting.dense, inputs[0])

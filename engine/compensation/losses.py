@@ -27,6 +27,7 @@ from engine.ops.columns import columns, columns_at
 from engine.program.graph import Graph
 from engine.recording.evaluation import evaluating
 from engine.recording.inputs import check_model
+from engine.recording.tensor_backup import unwritten
 from engine.removal.keep import Consumer, consumers
 from engine.removal.structure import structure_of
 from engine.surgery.kinds.norms import WideNorm, wide_norms
@@ -86,7 +87,7 @@ def reconstruction_losses(
     graph.check_fresh(model)
     inputs = inputs_of(batches, graph, samples)
     stored = {name: t.detach() for name, t in canonical_tensors(model, graph).items()}
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluating(model), unwritten(model):
         check_program(model, graph, Weights(stored), inputs[0])
         losses: dict[str, Tensor] = {}
         for name, loss in _Losses(graph, stored, inputs, groups, ridge, wide_norms(model)).run():

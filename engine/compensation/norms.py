@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from engine.compensation.weights import Processes
 from engine.errors import InputError
 from engine.program.dtensors import resharded, spread, whole
 from engine.program.stored import distinct_modules
+from engine.program.trees import tensors_in
+from engine.recording.evaluation import evaluating
 from engine.recording.inputs import call_model, check_model
+from engine.recording.tensor_backup import unwritten
+from engine.source.provenance import METADATA_FUNCTIONS, QUERY_PREFIXES
 
 __all__ = ["recalibrate_norms"]
 
@@ -46,7 +50,7 @@ def recalibrate_norms(
         batches: inputs of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments;
             pairs of inputs and targets are accepted if the model can be called with one argument.
         keep_outputs: whether to preserve the outputs of eval mode up to rounding; norms that do not have a weight and a
-            bias, or share them, are then not changed.
+            bias, or of which something else reads a weight, a bias or a statistic, are then not changed.
         processes: processes that run the model together, each on the same number of batches; every process has to call
             this, and all get the same statistics. Required if parameters are sharded.
 
@@ -73,10 +77,10 @@ def recalibrate_norms(
         return {}
     alone = _takes_one(model)
     before = {name: {key: t.clone() for key, t in _statistics(norm).items()} for name, norm in norms.items()}
-    estimating = _observing if keep_outputs else _replacing
+    estimating: Callable[[Mapping[str, nn.Module]], Any] = _Observing if keep_outputs else _replacing
     try:
         count = 0
-        with torch.no_grad(), _evaluating(model), estimating(norms) as estimates:
+        with torch.no_grad(), _untouched(model, norms, processes), estimating(norms) as estimates:
             for batch in batches:
                 call_model(model, *_arguments(batch, alone))
                 count += 1
@@ -110,11 +114,12 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _is_scaled_alone(norm: nn.Module, model: nn.Module) -> bool:
-    """Whether a norm has a weight and a bias that no other module has."""
+    """Whether a norm has a weight and a bias, and no other module has one of these or of its statistics."""
     own = [norm._parameters.get(key) for key in ("weight", "bias")]
     if not isinstance(norm, _BATCH_NORMS) or None in own:
         return False
-    return all(sum(p is q for m in model.modules() for q in m._parameters.values()) == 1 for p in own)
+    stored = [t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values())]
+    return all(sum(t is other for other in stored) == 1 for t in (*own, *_statistics(norm).values()))
 
 
 def _takes_one(model: nn.Module) -> bool:
@@ -136,6 +141,20 @@ def _arguments(batch: Any, alone: bool) -> tuple[tuple[Any, ...], Mapping[str, A
 
 
 # ---------------------------------------------------------------- estimates
+
+
+@contextmanager
+def _untouched(model: nn.Module, norms: Mapping[str, nn.Module], processes: Processes | None) -> Iterator[None]:
+    """Run the body in eval mode, and keep nothing of what it leaves on the model, except for the norms' statistics."""
+    with ExitStack() as stack:
+        if processes is None:
+            stack.enter_context(evaluating(model))
+            stack.enter_context(
+                unwritten(model, but=[t for norm in norms.values() for t in _statistics(norm).values()])
+            )
+        else:
+            stack.enter_context(_evaluating(model))
+        yield
 
 
 @contextmanager
@@ -165,26 +184,69 @@ def _replacing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
             norm.momentum = momentum
 
 
-@contextmanager
-def _observing(norms: Mapping[str, nn.Module]) -> Iterator[Estimates]:
-    """Average the statistics of the batches while the norms use their own."""
-    estimates = {name: {k: torch.zeros_like(t) for k, t in _statistics(norm).items()} for name, norm in norms.items()}
-    hooks = [
-        norm.register_forward_pre_hook(functools.partial(_observe, estimates[name]), with_kwargs=True)
-        for name, norm in norms.items()
-    ]
-    try:
-        yield estimates
-    finally:
-        for hook in hooks:
-            hook.remove()
+class _Observing(TorchFunctionMode):
+    """Average the statistics of the batches while the norms use their own.
+
+    A norm of which anything but batch normalisation reads a weight, a bias or a statistic counts as not run: the change
+    of one would not make up for the change of the other there.
+    """
+
+    def __init__(self, norms: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._norms: Mapping[str, Any] = norms
+        self._owners = {id(t): name for name, norm in norms.items() for t in _tensors(norm)}
+        self.estimates = {
+            n: {k: torch.zeros_like(t) for k, t in _statistics(norm).items()} for n, norm in norms.items()
+        }
+        self._read: set[str] = set()
+
+    def __enter__(self) -> Estimates:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self.estimates
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for name in self._read:
+            self.estimates[name]["num_batches_tracked"].zero_()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        owners = {self._owners[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self._owners}
+        if not owners:
+            return func(*args, **kwargs)
+        call = inspect.signature(F.batch_norm).bind(*args, **kwargs) if func is F.batch_norm else None
+        name = next(iter(owners))
+        if call is not None and self._is_its_own(name, call):
+            _observe(self.estimates[name], call.arguments["input"])
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if not _is_metadata(func, result):
+            self._read |= owners
+        return result
+
+    def _is_its_own(self, name: str, call: inspect.BoundArguments) -> bool:
+        """Whether a call normalises by all that a norm has, and by nothing else."""
+        norm = self._norms[name]
+        call.apply_defaults()
+        own = {key: getattr(norm, key) for key in ("running_mean", "running_var", "weight", "bias")}
+        settings = call.arguments["eps"] == norm.eps and not call.arguments["training"]
+        return settings and all(call.arguments[key] is tensor for key, tensor in own.items())
 
 
-def _observe(
-    estimate: Mapping[str, Tensor], _norm: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
+def _tensors(norm: Any) -> list[Tensor]:
+    return [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+
+
+def _is_metadata(func: Any, result: Any) -> bool:
+    """Whether a function reads no numbers of a tensor: its shape, its dtype, whether it is on a GPU."""
+    if any(True for _ in tensors_in(result)):
+        return False
+    name = getattr(func, "__name__", "")
+    return name in ("__get__", *METADATA_FUNCTIONS) or name.startswith(("is_", *QUERY_PREFIXES))
+
+
+def _observe(estimate: Mapping[str, Tensor], x: Tensor) -> None:
     mean, variance, count = estimate.values()
-    x = args[0] if args else kwargs["input"]
     if x.numel() > len(mean):  # one value has no variance
         count += 1
         F.batch_norm(x, mean, variance, training=True, momentum=1 / float(count))

@@ -13,7 +13,7 @@ from engine.analysis.use import Use
 from engine.ops.shape import size_demands, through
 from engine.program.arrays import align
 from engine.program.graph import Node, Value
-from engine.rule import Demand, Rule, Sample, Shapes
+from engine.rule import Demand, Rare, Rule, Sample, Shapes
 
 __all__ = ["OF_ONE_NUMBER", "RULES"]
 
@@ -26,6 +26,7 @@ def _filled(node: Node, constants: Constants) -> Sequence[Tensor]:
 
 
 def _like_labels(node: Node, labels: Labels) -> None:
+    labels.claim(node.inputs[0])
     labels.pass_on(node.inputs[0], node.output)
 
 
@@ -72,9 +73,10 @@ RULES = [
         _filled,
         _unused,
         demands=_sized,
+        rare=Rare(lends=True),
     ),
     Rule(("empty_like",), _like_labels, use=_unused),  # uninitialised memory varies; it is written later
-    Rule(("new_empty", "empty"), _factory_labels, use=_unused, demands=_sized),
+    Rule(("new_empty", "empty"), _factory_labels, use=_unused, demands=_sized, rare=Rare(lends=True)),
 ]
 
 OF_ONE_NUMBER = frozenset(op for rule in RULES if rule.constants is _filled for op in rule.ops)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.recording.opaque_modules import storage_of
 
-__all__ = ["TensorBackup"]
+__all__ = ["TensorBackup", "unwritten"]
 
 
 class TensorBackup:
@@ -54,6 +56,52 @@ class TensorBackup:
         for pairs in self._kept.values():
             for tensor, before in pairs:
                 tensor.copy_(before)
+
+
+@contextmanager
+def unwritten(model: nn.Module, but: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Run the body, and take back what it writes into parameters and buffers.
+
+    Args:
+        model: the model.
+        but: tensors that keep what is written into them.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> with unwritten(norm), torch.no_grad():
+        ...     _ = norm(torch.ones(3, 2)), norm.weight.zero_()
+        >>> norm.running_mean, norm.weight.data
+        (tensor([0., 0.]), tensor([1., 1.]))
+    """
+    skipped = set(map(id, but))
+    kept = (b for b in model.buffers() if id(b) not in skipped and _has_memory(b) and not b.is_meta)
+    buffers = [(b, b.detach().clone()) for b in kept]
+    backup = TensorBackup({name: p for name, p in model.named_parameters() if id(p) not in skipped})
+    try:
+        with _Keeping(backup):
+            yield
+    finally:
+        with torch.no_grad():
+            backup.restore()
+            for buffer, before in buffers:  # a norm writes to its statistics, which its schema does not say
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+class _Keeping(TorchDispatchMode):
+    """Keeps what an op writes to before it runs."""
+
+    def __init__(self, backup: TensorBackup) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._backup = backup
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for number, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = args[number] if number < len(args) else kwargs.get(argument.name)
+                self._backup.keep(written if isinstance(written, (list, tuple)) else [written])
+        return func(*args, **kwargs)
 
 
 def _all_of(tensor: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 
+from torch import Tensor
+
+from engine.analysis.constants import Constants
 from engine.program.contraction import Contraction
 from engine.program.graph import Node, Value
 from engine.removal.propagate import Structure
@@ -22,6 +25,7 @@ class Homes:
         self._structure, self._graph = structure, structure.graph
         self._outputs = {value.index for value in structure.graph.outputs}
         self._foldable: dict[int, bool] = {}
+        self._settled: dict[tuple[int, bool], Tensor] = {}
         self._sinks: dict[tuple[int, bool], Value | None] = {}
 
     @functools.cached_property
@@ -57,6 +61,18 @@ class Homes:
                 return False
             ways |= same
         return len(ways) == 1
+
+    def settled(self, c: Contraction, constants: Constants) -> Tensor:
+        """Return at which inputs of a contraction all weights have numbers.
+
+        Args:
+            c: a contraction.
+            constants: what is constant.
+        """
+        key = c.weight.index, c.transposed
+        if key not in self._settled:
+            self._settled[key] = constants.settled_inputs(c)
+        return self._settled[key]
 
     def sink(self, c: Contraction) -> Value | None:
         """Return the bias, or else the running mean of the norm that is the only consumer of the output, at each call.

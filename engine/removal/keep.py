@@ -46,6 +46,7 @@ class Consumer:
         used: whether a used output reads the position.
         bordered: whether constants differ between positions, so that only a carrier can absorb them.
         foldable: whether constants can be folded into the weight: it is stored and nothing else reads it.
+        settled: at which positions all weights have numbers, without which no share of a constant can be computed.
         sink: the value that absorbs constants that need no carrier, or None.
     """
 
@@ -56,6 +57,7 @@ class Consumer:
     used: Tensor
     bordered: bool
     foldable: bool
+    settled: Tensor
     sink: Value | None
 
     @property
@@ -123,7 +125,8 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
         if used.any():
             row = constants.along(c.input, c.input_dim)
             bordered = constants.bordered(node, c)
-            readers.append(Consumer(node, c, slots, row, used, bordered, homes.foldable(c), homes.sink(c)))
+            settled = homes.settled(c, constants)
+            readers.append(Consumer(node, c, slots, row, used, bordered, homes.foldable(c), settled, homes.sink(c)))
     return tuple(_merged(readers))
 
 
@@ -152,7 +155,7 @@ def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tens
                 keep[slots[needed]] = True
     calls: dict[tuple[int, bool], list[Consumer]] = {}
     for consumer in readers:
-        needed = consumer.used & consumer.constants.isnan()
+        needed = consumer.used & (consumer.constants.isnan() | ~consumer.settled & (consumer.constants != 0))
         keep[consumer.slots[needed]] = True
         if consumer.carried and not consumer.foldable:
             keep[consumer.slots[consumer.used & (consumer.constants != 0)]] = True

@@ -217,8 +217,12 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
     """
     labels = Labels(graph)
     for node in graph.nodes:
+        labels.node = node
         with rule_errors(node):
-            rules.rule(node.op).labels(node, labels)
+            rule = rules.rule(node.op)
+            rule.labels(node, labels)
+            if not rule.rare.lends:
+                labels.fix_unclaimed(node)
         if amounts(node, graph.uncertain.get(node.index, ())):
             _hold_amounts(node, labels)
     for value in graph.outputs:

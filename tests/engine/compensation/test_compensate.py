@@ -15,6 +15,7 @@ import engine
 import engine.compensation.compensate as compensating
 from engine.compensation.fit import Correction, correction
 from engine.errors import EngineError
+from tests.engine.compensation.test_norms import Remembering
 from tests.engine.exactness import Masks, masked, randomised, relative_error, run
 
 
@@ -297,3 +298,18 @@ def test_nothing_is_kept_where_the_outputs_are_further_off(monkeypatch: pytest.M
     assert report and not any(row.layers for row in report.values())
     assert all("outputs on held-out samples rose" in why for row in report.values() for why in row.skipped.values())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_the_model_keeps_of_its_inputs_stays_as_it_was() -> None:
+    """Buffers and weights that the program itself writes to; the model is changed in its weights alone."""
+    torch.manual_seed(0)
+    net, x = randomised(Remembering()), torch.randn(64, 4).double()
+    mask = (torch.arange(8) % 2).double()
+    masks = {"first": {"weight": mask[:, None].expand(8, 4), "bias": mask}, "norm": {"weight": mask, "bias": mask}}
+    before = copy.deepcopy(net.state_dict())
+    groups = engine.dependency_groups(net, x[:2])
+    engine.reconstruction_losses(net, x[:2], groups, [x])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    engine.compensate(net, x[:2], masks, [x])
+    changed = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"head.weight", "head.bias"} and net.calls == 0 and net.sizes == []
