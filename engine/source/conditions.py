@@ -16,6 +16,7 @@ import torch
 
 from engine.source.bindings import Binding, bindings
 from engine.source.branches import syntax_of
+from engine.source.static_attributes import static_attribute
 
 __all__ = ["Conditions", "attribute_code", "has_fixed_result", "method_code"]
 
@@ -155,7 +156,8 @@ class Conditions:
             return _MISSING if inner else self.space.get(node.id, _MISSING)
         if isinstance(node, ast.Attribute):
             held = self._global_value(node.value)
-            return getattr(held, node.attr, _MISSING) if isinstance(held, (types.ModuleType, type)) else _MISSING
+            is_space = isinstance(held, (types.ModuleType, type))
+            return static_attribute(held, node.attr, _MISSING) if is_space else _MISSING
         return _MISSING
 
     def _call(self, node: ast.Call, visited: _Visited) -> bool:
