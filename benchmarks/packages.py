@@ -38,7 +38,7 @@ from benchmarks.breadth import TOLERANCE, general, half_of_each_group, staying, 
 from benchmarks.networks import sequences, sound, vision, yolo
 from benchmarks.networks.network import Network, by_key
 from benchmarks.survey import ROOT, Survey, code_state
-from engine.program.trees import tensors_in
+from engine.program.trees import map_tensors, tensors_in
 from tests.engine.exactness import masked, parameters, randomised, relative_error
 
 RESULTS = ROOT / "build" / "packages.jsonl"
@@ -77,6 +77,11 @@ def run(model: nn.Module, inputs: Any) -> list[Tensor]:
         return list(tensors_in(model.eval()(*inputs) if isinstance(inputs, tuple) else model.eval()(inputs)))
 
 
+def in_precision(inputs: Any, dtype: torch.dtype) -> Any:
+    """Return inputs with the floating-point tensors among them in a dtype."""
+    return map_tensors(inputs, lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
 def costs(model: nn.Module, groups: Iterable[engine.Group]) -> dict[str, int]:
     """Return by reason how many entries the weights have whose outputs stay."""
     total: Counter[str] = Counter()
@@ -98,7 +103,7 @@ def check(key: str) -> dict[str, Any]:
         model = build(key)
     except Exception as error:  # what a package raises beside this torch is a result, and none of the engine's
         return {"unbuilt": f"{type(error).__name__}: {error}"}
-    one, two = map(network.inputs, network.batches)
+    one, two = (in_precision(network.inputs(batch), network.dtype) for batch in network.batches)
     graph = engine.trace(model, one)
     groups = engine.dependency_groups(model, one, graph=graph)
     masks, before, whole = half_of_each_group(model, groups), parameters(model), costs(model, groups)
@@ -144,8 +149,7 @@ def left(row: Mapping[str, Any]) -> float:
 
 def dearest(row: Mapping[str, Any]) -> str:
     """Return the reason that keeps the most weights, where much is left."""
-    inner = {reason: cost for reason, cost in row["stays"].items() if reason != "is an output of the model"}
-    costs = inner or row["stays"]
+    costs = row["stays"]
     return max(costs, key=lambda reason: costs[reason])[:110] if left(row) > MUCH and costs else ""
 
 

@@ -135,6 +135,13 @@ def _molecule(batch: int) -> tuple[Any, ...]:
     return integers(9)(5 * batch), 2 * noise(3)(5 * batch), torch.arange(batch).repeat_interleave(5)
 
 
+def _near(positions: Tensor, molecules: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pairs of atoms of a molecule, and their distances; the package's own function needs a C++ library."""
+    same = molecules[:, None] == molecules[None, :]
+    pairs = (same & ~torch.eye(len(positions), dtype=torch.bool)).nonzero().t()
+    return pairs, (positions[pairs[0]] - positions[pairs[1]]).norm(dim=-1)
+
+
 _GRAPH = "torch_geometric.nn.models"
 
 NETWORKS = [
@@ -165,6 +172,7 @@ NETWORKS = [
             num_decoder_blocks=(1, 1),
         ),
         _coded,
+        dtype=torch.float32,
     ),
     Network(
         "diffusers",
@@ -196,5 +204,10 @@ NETWORKS = [
             "EdgeCNN": {},
         }.items()
     ),
-    Network("torch-geometric", "SchNet", lambda: _call(_GRAPH, "SchNet", 16, 16, 2, 8), _molecule),
+    Network(
+        "torch-geometric",
+        "SchNet",
+        lambda: _call(_GRAPH, "SchNet", 16, 16, 2, 8, interaction_graph=_near),
+        _molecule,
+    ),
 ]

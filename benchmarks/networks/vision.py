@@ -223,7 +223,7 @@ NETWORKS = [
     Network(
         "torchgeo",
         "LTAE",
-        lambda: _call("torchgeo.models", "LTAE", in_channels=8, n_head=4, d_k=4, n_neurons=(16, 8), d_model=16),
+        lambda: _call("torchgeo.models", "LTAE", 8, 4, 4, (16, 8), d_model=16, len_max_seq=6),
         noise(6, 8),
     ),
 ]

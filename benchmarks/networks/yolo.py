@@ -68,7 +68,8 @@ def exported_error(net: nn.Module, name: str) -> float:
     """Export a compacted model to ONNX by Ultralytics' own exporter, and return the largest relative difference.
 
     The exporter leaves out what only losses need, so each output of the ONNX graph is compared with the model's output
-    of that shape that lies nearest; one of a shape that no output has is infinitely far off.
+    of that shape that lies nearest, of those with the heads' switch for the export on or off; one of a shape that no
+    output has is infinitely far off.
 
     Args:
         net: the model, in float32 and eval mode.
@@ -76,8 +77,7 @@ def exported_error(net: nn.Module, name: str) -> float:
     """
     runtime = importlib.import_module("onnxruntime")
     x = noise(3, SIZE, SIZE)(1).float().sigmoid()
-    with torch.no_grad():
-        expected = list(tensors_in(net(x)))
+    expected = [*_outputs(net, x), *_outputs_as_exported(net, x)]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         wrapper = _wrapper(name)
         wrapper.model = net
@@ -85,6 +85,23 @@ def exported_error(net: nn.Module, name: str) -> float:
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         results = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     return max(difference(torch.from_numpy(result), expected) for result in results)
+
+
+def _outputs(net: nn.Module, x: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        return [tensor.clone() for tensor in tensors_in(net(x))]
+
+
+def _outputs_as_exported(net: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the outputs with the switch on by which some heads resize or decode what they return to an exporter."""
+    heads = [module for module in net.modules() if getattr(module, "export", None) is False]
+    try:
+        for head in heads:
+            head.export = True  # type: ignore[assignment]
+        return _outputs(net, x)
+    finally:
+        for head in heads:
+            head.export = False  # type: ignore[assignment]
 
 
 def difference(result: Tensor, expected: Sequence[Tensor]) -> float:

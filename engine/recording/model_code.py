@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from engine.program.stored import modules_of
+from engine.source.static_attributes import table_of
 
 __all__ = ["code_of", "methods_of", "module_namespaces", "source_files", "user_classes"]
 
@@ -39,7 +40,7 @@ def module_namespaces(model: nn.Module) -> list[dict[str, Any]]:
 def source_files(model: nn.Module) -> set[str]:
     """Return the files that define the classes of a model's modules and their bases."""
     modules = (sys.modules.get(name) for name in {cls.__module__ for cls in _classes(model)})
-    return {file for module in modules if (file := getattr(module, "__file__", None)) is not None}
+    return {file for module in modules if (file := table_of(module).get("__file__")) is not None}
 
 
 def _classes(model: nn.Module) -> set[type]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import inspect
+import linecache
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -83,7 +86,7 @@ class UntakenBranch:
             never_changed, never_reassigned: as those of `Conditions`.
         """
         function = self._coverage.function
-        ran = functools.partial(function.ran, ran=self._coverage.ran)
+        ran = functools.partial(function.evaluated, ran=self._coverage.ran)
         conditions = Conditions(
             function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned
         )
@@ -94,9 +97,12 @@ class UntakenBranch:
         return set(self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount])
 
     def would_fail(self) -> bool:
-        """Whether it uses an attribute of the module that is None or missing."""
+        """Whether it uses an attribute of the module that is None or missing, or a name that nothing defines."""
         owner, name = self._modules[self.owner], self.self_name
-        return name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(self.branch, name))
+        if name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(self.branch, name)):
+            return True
+        space = self._coverage.space
+        return any(n not in space and not hasattr(builtins, n) for n in _globals_used(self.branch, self.code))
 
     # ------------------------------------------------------------------ what it does to variables
 
@@ -278,6 +284,31 @@ def _attributes_used(branch: Branch, self_name: str) -> tuple[str, ...]:
             if isinstance(used.value, ast.Name) and used.value.id == self_name:
                 names.append(used.attr)
     return tuple(names)
+
+
+@functools.cache
+def _globals_used(branch: Branch, code: CodeType) -> tuple[str, ...]:
+    """Return the global names that a branch always reads, and that its function does not bind itself."""
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    bound_later = _globals_bound_by_functions(code.co_filename)
+    names = (n.id for n in always_run(branch.nodes) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return tuple(name for name in names if name in code.co_names and not {name, _ANY} & (own | bound_later))
+
+
+_ANY = "*"
+"""Stands for all names, if code looks global names up in a table."""
+
+
+@functools.cache
+def _globals_bound_by_functions(file: str) -> frozenset[str]:
+    """Return the names that functions of a file declare as global, and may bind when they run."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return frozenset({_ANY})
+    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    tables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & {"globals", "setattr", "exec"}
+    return frozenset(names | ({_ANY} if tables else set()))
 
 
 @functools.cache

@@ -94,14 +94,14 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
     """Settle with the current attributes; also return the attributes that would have to change, per module."""
     attribute = _attributes(shrunk)
     checked, broken = list(_checked(shrunk, attribute)), tuple(_broken(shrunk, attribute))
-    if all(c.met for c in checked):
-        return Settled(shrunk, (), broken), {}
+    if all(c.met for c in checked) and not broken:
+        return Settled(shrunk, (), ()), {}
     wanted: dict[tuple[Any, ...], set[int | float]] = {}
     for c in checked:
         wanted.setdefault(c.place, set()).add(c.demand.wanted)
     pins: dict[tuple[Any, ...], Pin] = {}
     unmet: dict[int, Unmet] = {}
-    wishes: dict[str, dict[str, int]] = {}
+    wishes = _wished_by(shrunk, [unmet.node for unmet in broken if isinstance(unmet.node, Guard)])
     for c in checked:
         if not c.met and c.place not in pins:
             pin = _pin(shrunk, c) if len(wanted[c.place]) == 1 else None
@@ -122,6 +122,24 @@ def _settled(shrunk: Shrunk) -> tuple[Settled, dict[str, dict[str, int]]]:
     return Settled(shrunk, tuple(pins.values()), (*unmet.values(), *broken)), {
         name: wish for name, wish in wishes.items() if wish
     }
+
+
+def _wished_by(shrunk: Shrunk, guards: Iterable[Guard]) -> dict[str, dict[str, int]]:
+    """Return the attributes that comparisons with a size find equal to it, with the numbers that keep them so.
+
+    ``assert x.shape[1] == self.channels`` holds again once ``channels`` is set.
+    """
+    wishes: dict[str, dict[str, int]] = {}
+    for guard in guards:
+        if guard.expr.symbol != ("==" if guard.outcome else "!="):
+            continue
+        for own, other in ((guard.expr.left, guard.expr.right), (guard.expr.right, guard.expr.left)):
+            if not any(isinstance(leaf, AttributeOf) for leaf in leaves(other)):
+                size = evaluate(other, shrunk.shape, _no_attribute)
+                for attribute, factor in _multiplied(shrunk, own):
+                    if type(size) is int and size % factor == 0:
+                        wishes.setdefault(attribute.module, {})[attribute.name] = size // factor
+    return wishes
 
 
 def _scales(shrunk: Shrunk, checked: _Checked, wishes: Mapping[str, Mapping[str, int]]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engine.source.bindings import bindings, path_of
 from engine.source.branches import syntax_of
+from engine.source.static_attributes import attribute_of_a_part, static_attribute
 
 __all__ = ["passed_arguments"]
 
@@ -287,7 +288,8 @@ def _parts(value: ast.expr) -> Iterator[ast.expr]:
 def _attribute(candidate: Any, name: str) -> Any:
     """Return an attribute without evaluating properties."""
     if isinstance(candidate, ModuleType):
-        return getattr(candidate, name, None)
+        held = static_attribute(candidate, name)
+        return attribute_of_a_part(candidate, name) if held is None else held
     if not isinstance(candidate, (nn.Module, type)):
         return None
     for table in (candidate._modules, vars(candidate)) if isinstance(candidate, nn.Module) else ():

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -104,6 +104,7 @@ class FunctionBranches:
         }
         self._nodes = list(self._branches_of_block(tree.body, None))
         self.branches: list[Branch] = []
+        self._of_conditions: list[Branch] = []
         self.decided_on: dict[int, list[Branch]] = {}
         self.decided_late: list[Branch] = []
         self.shared_lines: set[int] = set()
@@ -113,6 +114,9 @@ class FunctionBranches:
         lines = dict(self._lines())
         for node in nodes:
             self._index(node.inner)
+            if node.branch.is_condition:
+                self._of_conditions.append(node.branch)
+                self._share_line(node.branch, lines)
             if not node.branch.computes_nothing:
                 self.branches.append(node.branch)
                 test = self._offsets(*([] if node.branch.test is None else [node.branch.test]))
@@ -120,9 +124,13 @@ class FunctionBranches:
                     self.decided_on.setdefault(lines[min(test)], []).append(node.branch)
                 if not test or node.branch.targets or isinstance(node.branch.test, ast.stmt):
                     self.decided_late.append(node.branch)
-                first = lines[min(node.branch.offsets)]
-                if any(line == first and at not in node.branch.offsets for at, line in lines.items()):
-                    self.shared_lines.add(first)
+                self._share_line(node.branch, lines)
+
+    def _share_line(self, branch: Branch, lines: Mapping[int, int]) -> None:
+        """Note the line on which a branch begins, if other code is on it, too."""
+        first = lines[min(branch.offsets)]
+        if any(line == first and at not in branch.offsets for at, line in lines.items()):
+            self.shared_lines.add(first)
 
     def _lines(self) -> Iterator[tuple[int, int]]:
         return ((at, start[0]) for at, start, _ in self._spans)
@@ -149,10 +157,23 @@ class FunctionBranches:
             node: of the function.
             ran: offsets of the instructions that ran.
         """
+        return self._is_outside(self.branches, node, ran)
+
+    def evaluated(self, node: ast.AST, ran: set[int]) -> bool:
+        """Whether a syntax node ran, as far as branches and the parts of conditions (``b`` in ``a and b``) tell.
+
+        Args:
+            node: of the function.
+            ran: offsets of the instructions that ran.
+        """
+        return self.ran(node, ran) and self._is_outside(self._of_conditions, node, ran)
+
+    def _is_outside(self, branches: Sequence[Branch], node: ast.AST, ran: set[int]) -> bool:
+        """Whether a syntax node is outside of those of some branches that did not run."""
         if node not in self._offsets_of:
             self._offsets_of[node] = self._offsets(node)
         offsets = self._offsets_of[node]
-        return not offsets or not any(offsets <= p.offsets and ran.isdisjoint(p.offsets) for p in self.branches)
+        return not offsets or not any(offsets <= p.offsets and ran.isdisjoint(p.offsets) for p in branches)
 
     def _offsets(self, *nodes: ast.AST) -> frozenset[int]:
         ranges = [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes if hasattr(n, "lineno")]  # type: ignore[attr-defined]

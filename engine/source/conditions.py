@@ -16,6 +16,7 @@ import torch
 
 from engine.source.bindings import Binding, bindings
 from engine.source.branches import syntax_of
+from engine.source.static_attributes import static_attribute
 
 __all__ = ["Conditions", "attribute_code", "has_fixed_result", "method_code"]
 
@@ -79,7 +80,7 @@ class Conditions:
             tests = [n.test for n in ast.walk(node) if isinstance(n, (ast.If, ast.IfExp, ast.While))]
             return bool(tests) and all(self._fixed(test, visited) for test in tests)
         if isinstance(node, ast.Name):
-            return self._name(node.id, visited, getattr(node, "lineno", None))
+            return self._name(node.id, visited, node)
         if isinstance(node, ast.Attribute):
             return self._attribute(node, visited)
         if isinstance(node, ast.Call):
@@ -95,11 +96,11 @@ class Conditions:
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return all(self._fixed(child, visited) for child in children)
 
-    def _name(self, name: str, visited: _Visited, line: int | None = None) -> bool:
-        lines = self._lines_that_set(name, line)
+    def _name(self, name: str, visited: _Visited, node: ast.AST | None = None) -> bool:
+        lines = self._lines_that_set(name, getattr(node, "lineno", None))
         if (name, lines.start) in visited:
             return True
-        own, passed = list(self._assigned(name, lines)), name in self._arguments() and not lines.start
+        own, passed = list(self._assigned(name, lines, node)), name in self._arguments() and not lines.start
         if own or passed:
             is_open = passed and name in self.open
             return not is_open and all(self._fixed(value, visited | {(name, lines.start)}) for value in own)
@@ -128,10 +129,14 @@ class Conditions:
     def _bindings(self) -> Mapping[str, tuple[Binding, ...]]:
         return bindings(self.tree, self.owner)
 
-    def _assigned(self, name: str, lines: range = _ALL_LINES) -> Iterator[ast.AST]:
-        """Yield the values that some lines assign to a variable or to an attribute of one."""
+    def _assigned(self, name: str, lines: range = _ALL_LINES, node: ast.AST | None = None) -> Iterator[ast.AST]:
+        """Yield the values that some lines assign to a variable or to an attribute of one, before it is read at a node.
+
+        In ``c = x if c is None else f(c)``, ``c`` is read before the statement assigns it, unless a loop repeats that.
+        """
         own = self._bindings().get(name, ())
-        return (b.value for b in own if b.line in lines and self.ran(b.value))
+        later = () if node is None else _assignments_that_read(node, self.tree)
+        return (b.value for b in own if b.line in lines and b.node not in later and self.ran(b.value))
 
     def _attribute(self, node: ast.Attribute, visited: _Visited, last: Callable[[str], bool] | None = None) -> bool:
         held = self._global_value(node)
@@ -155,7 +160,9 @@ class Conditions:
             return _MISSING if inner else self.space.get(node.id, _MISSING)
         if isinstance(node, ast.Attribute):
             held = self._global_value(node.value)
-            return getattr(held, node.attr, _MISSING) if isinstance(held, (types.ModuleType, type)) else _MISSING
+            return (
+                static_attribute(held, node.attr, _MISSING) if isinstance(held, (types.ModuleType, type)) else _MISSING
+            )
         return _MISSING
 
     def _call(self, node: ast.Call, visited: _Visited) -> bool:
@@ -184,11 +191,18 @@ class Conditions:
         result = None if tree is None else _only_result(tree)
         if tree is None or names is None or result is None or held.__code__ is self._in_progress:
             return False
-        open_names = {name for name, value in names.items() if not self._fixed(value, visited)}
+        identities = _only_compared_with_none(result)
+        open_names = {name for name, value in names.items() if not self._passed(value, visited, name in identities)}
         inner = Conditions(
             tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, _in_progress=held.__code__
         )
         return inner.is_fixed(result)
+
+    def _passed(self, value: ast.expr, visited: _Visited, only_identity: bool) -> bool:
+        """Whether an argument is fixed; what an attribute holds may change inside if only its identity matters."""
+        if only_identity and isinstance(value, ast.Attribute):
+            return self._attribute(value, visited, self.never_reassigned)
+        return self._fixed(value, visited)
 
     def _tests_empty_container(self, node: ast.Compare) -> bool:
         """Whether it tests for an item in a container of the module that is empty and stays so."""
@@ -299,6 +313,40 @@ def _bound_arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Cal
         return None
     bound = dict(zip(names, call.args, strict=False))
     return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
+
+
+def _assignments_that_read(node: ast.AST, tree: ast.AST) -> Sequence[ast.AST]:
+    """Return the assignments whose value contains a variable, and which therefore assign after it is read."""
+    return _read_before_assigned(tree).get(node, ())
+
+
+@functools.cache
+def _read_before_assigned(tree: ast.AST) -> Mapping[ast.AST, Sequence[ast.AST]]:
+    """Return the variables in the values of assignments that run once, each with the assignment."""
+    again = {inner for node in ast.walk(tree) if node is not tree and _may_repeat(node) for inner in ast.walk(node)}
+    assignments = [n for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.AnnAssign)) and n not in again]
+    values = [(n, n.value) for n in assignments if n.value is not None]
+    names = ((name, n) for n, value in values for name in ast.walk(value) if isinstance(name, ast.Name))
+    return {name: (n,) for name, n in names if name not in again}
+
+
+def _may_repeat(node: ast.AST) -> bool:
+    """Whether what is inside may be evaluated several times, or later: in loops, functions and generators."""
+    loops = (ast.For, ast.AsyncFor, ast.While)
+    return isinstance(node, (*loops, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp))
+
+
+def _only_compared_with_none(result: ast.expr) -> set[str]:
+    """Return the variables that an expression compares with None, and does nothing else with."""
+    compared = {
+        n.left for n in ast.walk(result) if isinstance(n, ast.Compare) and _compares_with_none(n) and _is_name(n.left)
+    }
+    names = [n for n in ast.walk(result) if isinstance(n, ast.Name)]
+    return {n.id for n in names if n in compared} - {n.id for n in names if n not in compared}
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name)
 
 
 def _compares_with_none(node: ast.Compare) -> bool:

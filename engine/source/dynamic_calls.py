@@ -12,6 +12,7 @@ from typing import Any
 from engine.source.bindings import bindings, path_of
 from engine.source.branches import syntax_of
 from engine.source.conditions import Conditions
+from engine.source.static_attributes import table_of
 
 __all__ = ["DynamicCalls", "module_globals"]
 
@@ -114,5 +115,5 @@ def _is_lookup(node: ast.expr, names: Collection[str] = _BY_NAME) -> bool:
 @functools.cache
 def module_globals(file: str) -> Mapping[str, Any]:
     """Return the globals of the Python module that was loaded from a file."""
-    loaded = [module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == file]
-    return vars(loaded[0]) if loaded else {}
+    tables = map(table_of, list(sys.modules.values()))  # some modules import others when an attribute is asked for
+    return next((table for table in tables if table.get("__file__") == file), {})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from benchmarks import packages
 from benchmarks.networks.network import Network, noise
@@ -34,7 +35,7 @@ def test_the_page() -> None:
     assert "| monai UNet | failed: took longer than 9 s | | | | |" in text
     assert "| peft LoRA | exported with an error of 2e-03 | 1e-16 | 0 → 0 | 95% | 2e-03 | b |" in text
     assert "| is an output of the model | 1 |" in text
-    stream = whole | {"stays": {"is an output of the model": 8}}
+    stream = whole | {"stays": {"is an output of the model": 8, "b": 5}}
     assert packages.line(stream).endswith("| is an output of the model |")
 
 
@@ -62,6 +63,28 @@ def test_the_smallest_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "NETWORKS", {small.key: small})
     row = {"network": small.key} | packages.check(small.key)
     assert packages.verdict(row) == "exact" and packages.left(row) < 0.6 and not packages.dearest(row)
+
+
+class Half(nn.Module):
+    """Converts to float32 inside, as code does that was written for one precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return maps."""
+        return self.last(self.first(x.float() * 255).relu())  # type: ignore[no-any-return]
+
+
+def test_a_network_of_one_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets inputs of its precision, and is compared with the tolerance of that."""
+    single = Network("none", "single", Half, noise(3, 8, 8), dtype=torch.float32)
+    monkeypatch.setattr(packages, "NETWORKS", {single.key: single})
+    row = {"network": single.key} | packages.check(single.key)
+    assert packages.verdict(row) == "exact" and row["tolerance"] > 1e-9
+    x, n = packages.in_precision((torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.long)), torch.float32)
+    assert x.dtype is torch.float32 and n.dtype is torch.long
 
 
 @pytest.mark.slow

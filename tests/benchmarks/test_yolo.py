@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import engine
 from benchmarks.breadth import half_of_each_group
@@ -80,3 +80,20 @@ def test_what_is_nearest() -> None:
     expected: list[Tensor] = [torch.tensor([1.0, 2.0]), torch.tensor([4.0, 4.0]), torch.ones(3)]
     assert yolo.difference(torch.tensor([4.0, 3.0]), expected) == 0.25
     assert yolo.difference(torch.zeros(4), expected) == float("inf")
+
+
+class Head(nn.Module):
+    """Resizes what it returns to an exporter."""
+
+    export = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a map, as large as the image while exporting."""
+        return x.repeat_interleave(2, -1) if self.export else x
+
+
+def test_heads_with_a_switch_for_the_export() -> None:
+    """Their outputs count with the switch on, which is off again afterwards."""
+    net = nn.Sequential(Head())
+    [result] = yolo._outputs_as_exported(net, torch.ones(1, 3))
+    assert result.shape == (1, 6) and not net[0].export and yolo._outputs(net, torch.ones(1, 3))[0].shape == (1, 3)

@@ -63,3 +63,46 @@ def test_descriptions_cost_nothing() -> None:
     """Shapes, dtypes and lengths are not uses of entries."""
     graph = engine.trace(Plain(), torch.zeros(1, 3))
     assert not graph.exits and not graph.unsettled
+
+
+class Missing(nn.Module):
+    """Two layers, and a branch that calls a function which is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        h = self.enter(x)
+        if SWITCHES:
+            return kernel_that_is_not_installed(h)  # type: ignore[name-defined,no-any-return]  # noqa: F821
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class Imported(Missing):
+    """The same, but a function imports what the branch calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        h = self.enter(x)
+        if SWITCHES:
+            import_kernel()
+            return kernel_that_is_imported_later(h)  # type: ignore[name-defined,no-any-return]
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+SWITCHES: list[int] = []
+
+
+def import_kernel() -> None:
+    """Stands for a function that imports something when it is needed."""
+    global kernel_that_is_imported_later
+    kernel_that_is_imported_later = torch.relu  # type: ignore[name-defined]
+
+
+@pytest.mark.parametrize(("net", "kept"), [(Missing, False), (Imported, True)])
+def test_code_that_calls_what_is_not_there(net: type[nn.Module], kept: bool) -> None:
+    """Nothing reaches a name that no code defines, and so nothing is kept for it."""
+    graph = engine.trace(net(), torch.zeros(1, 3))
+    assert any("could be read" in how for how in graph.exits.values()) is kept

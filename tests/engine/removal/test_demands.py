@@ -147,7 +147,7 @@ def _branch(condition: Callable[[Sized, Tensor], bool]) -> Callable[[Sized, Tens
 
 BRANCHES: dict[str, tuple[Callable[[Sized, Tensor], bool], bool]] = {
     # a condition, and whether it comes out the same with fewer channels
-    "as many as an attribute": (lambda m, x: x.shape[1] == m.width, False),
+    "as many as an attribute": (lambda m, x: x.shape[1] == m.width, True),
     "at least a literal": (lambda m, x: x.shape[1] >= 7, False),
     "at least a part": (lambda m, x: x.shape[1] > 0.9 * 8, False),
     "a multiple": (lambda m, x: not x.shape[1] % 8, False),

@@ -147,6 +147,69 @@ def test_what_a_variable_holds_by_then() -> None:
     }
 
 
+def large(value: object, other: object) -> bool:
+    """Whether values are there, and more than that."""
+    return value is not None and other is not None and bool(other)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_fixed"),
+    [
+        ("self.table is None", True),
+        ("exists(self.table)", True),
+        ("self.table", False),
+        ("large(self.table, self.width)", True),
+        ("large(self.width, self.table)", False),
+        ("exists(self.reassigned)", False),
+    ],
+)
+def test_contents_do_not_matter_to_an_identity(test: str, is_fixed: bool) -> None:
+    """What only is compared with None may change inside, as a parameter does, but must not be exchanged."""
+    tree = ast.parse(_FUNCTION).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    conditions = Conditions(
+        tree,
+        {"exists": exists, "large": large},
+        {"x", "flag"},
+        lambda path: path not in ("table", "reassigned"),
+        lambda node: True,
+        "self",
+        lambda path: path != "reassigned",
+    )
+    assert conditions.is_fixed(ast.parse(test, mode="eval").body) is is_fixed
+
+
+_IN_ITS_OWN_VALUE = """
+def forward(self, x, flag=False, inner=None):
+    inner = x.norm if inner is None else x.sum
+    inner, other = (x.mean, 1) if flag else (x.max, 2)
+    again = x.norm
+    for block in self.blocks:
+        again = x.norm if again is None else x.sum
+    late = lambda: x.norm if late is None else x.sum
+    later = list(x.norm if later is None else x.sum for block in self.blocks)
+    def nested():
+        nonlocal lasting
+        lasting = x.norm if lasting is None else x.sum
+"""
+
+
+def test_what_an_assignment_reads_before_it_assigns() -> None:
+    """Its own value is none of those that the variable may have, unless something repeats or postpones it."""
+    tree = ast.parse(_IN_ITS_OWN_VALUE).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.IfExp)]
+    conditions = Conditions(tree, {}, {"x", "flag"}, lambda path: True, lambda node: True, "self")
+    assert {ast.unparse(test): conditions.is_fixed(test) for test in tests} == {
+        "inner is None": True,
+        "flag": False,
+        "again is None": False,
+        "late is None": False,
+        "later is None": False,
+        "lasting is None": False,
+    }
+
+
 class _Switched:
     """Properties of each kind."""
 

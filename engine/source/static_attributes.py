@@ -1,0 +1,73 @@
+"""Attributes of Python modules and classes, looked up without running any code of theirs.
+
+A module may import something the first time that an attribute is asked for (``__getattr__``, a subclass of
+`types.ModuleType`), and a class may stand for one that is not installed. Analysing a model must neither import anything
+nor end with an error of such code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+__all__ = ["attribute_of_a_part", "static_attribute", "table_of"]
+
+
+def static_attribute(holder: ModuleType | type, name: str, default: Any = None) -> Any:
+    """Return what a Python module or a class holds under a name, without running any code.
+
+    Args:
+        holder: the module or class.
+        name: of the attribute; of a static or class method, the function is returned.
+        default: what is returned if the holder has nothing there yet.
+
+    Example:
+        >>> import math
+        >>> static_attribute(math, "pi") == math.pi, static_attribute(math, "tau_over_two", 0)
+        (True, 0)
+    """
+    if isinstance(holder, ModuleType):
+        return table_of(holder).get(name, default)
+    held = inspect.getattr_static(holder, name, default)
+    return held.__func__ if isinstance(held, (staticmethod, classmethod)) else held
+
+
+def attribute_of_a_part(holder: ModuleType, name: str) -> Any:
+    """Return what a loaded part of a package holds under a name; None where no part does.
+
+    Packages that import their parts only when they are asked for show what these hold as their own.
+
+    Args:
+        holder: the package.
+        name: of the attribute.
+
+    Example:
+        >>> import concurrent, concurrent.futures.thread
+        >>> attribute_of_a_part(concurrent, "ThreadPoolExecutor") is concurrent.futures.ThreadPoolExecutor
+        True
+    """
+    start = f"{table_of(holder).get('__name__')}."
+    if start + name in sys.modules:
+        return sys.modules[start + name]
+    parts = [table_of(module) for key, module in list(sys.modules.items()) if key.startswith(start)]
+    return next((part[name] for part in parts if name in part), None)
+
+
+def table_of(holder: Any) -> Mapping[str, Any]:
+    """Return the table of attributes of an object; an empty one where it has none, as ``None`` in `sys.modules`.
+
+    Args:
+        holder: anything; neither ``__getattr__`` nor a property of it runs.
+
+    Example:
+        >>> "table_of" in table_of(sys.modules[table_of.__module__]), len(table_of(None))
+        (True, 0)
+    """
+    try:
+        table = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return {}
+    return table if isinstance(table, Mapping) else {}
