@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 import re
@@ -24,6 +25,12 @@ ORDER = """
     version errors html progress program source recording analysis rule surgery ops tracer removal groups masks plots
     dependency sensitivity compaction compensation verification cost speedup repair checking files
 """.split()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which nobody changes."""
+    return ast.parse(path.read_text())
 
 
 def test_the_public_api_is_sorted_and_true() -> None:
@@ -77,7 +84,7 @@ def part_of(path: Path) -> str:
 def imports(path: Path) -> set[str]:
     """Names of all modules that a file imports, and of what it imports from them."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -118,7 +125,7 @@ def test_importing_the_engine_loads_no_lightning() -> None:
 
 def strings_and_names(path: Path) -> set[str]:
     """Strings (without docstrings) and attributes of ``torch.ops.aten`` in a file."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     skip = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and _is_text(n.body[0])}
     skip |= {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and _is_text(n)}
@@ -138,7 +145,7 @@ def _is_text(node: ast.stmt) -> bool:
 def compared_with_op(path: Path) -> list[str]:
     """Comparisons of a node's op with a literal."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             literal = any(isinstance(n, ast.Constant) for side in sides for n in ast.walk(side))
@@ -149,7 +156,7 @@ def compared_with_op(path: Path) -> list[str]:
 
 def tables(path: Path) -> Iterator[set[str]]:
     """Collections of strings in a file, and strings that are split into words."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         items: list[ast.expr | None] = []
         if isinstance(node, (ast.Set, ast.List, ast.Tuple)):
             items = [*node.elts]
@@ -237,7 +244,7 @@ def test_the_table_of_files_is_complete() -> None:
 def private_names(path: Path) -> set[str]:
     """Names of torch that a file uses and torch does not document."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -297,7 +304,7 @@ def test_private_attributes_of_others_are_listed_with_a_reason() -> None:
     own |= {"_asdict", "_replace", "_getframe"}  # of Python, and documented
     for package in (ROOT, ROOT.parent / "lightning_compress"):
         for path in package.rglob("*.py"):
-            more_used, more_own = private_attributes(ast.parse(path.read_text()))
+            more_used, more_own = private_attributes(parsed(path))
             used, own = used | more_used, own | more_own
     rows = re.findall(r"^\| (`[^|]*)\|", DESIGN.split("attributes of objects")[1], re.M)
     listed = {name for row in rows for name in re.findall("`([^`]+)`", row)}
