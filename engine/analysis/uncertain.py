@@ -113,6 +113,8 @@ def widened(node: Node, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value
         node: of a graph.
         used: returns the used entries of an output.
     """
+    if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read
+        return
     dim, source = place_of(node), node.inputs[0]
     for value in node.outputs:
         if dim is not None and value.ndim == source.ndim:

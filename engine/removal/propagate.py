@@ -221,7 +221,7 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
         with rule_errors(node):
             rule = rules.rule(node.op)
             rule.labels(node, labels)
-            if not rule.rare.lends:
+            if node.outputs and not rule.rare.lends:
                 labels.fix_unclaimed(node)
         if amounts(node, graph.uncertain.get(node.index, ())):
             _hold_amounts(node, labels)

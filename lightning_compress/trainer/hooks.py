@@ -15,15 +15,17 @@ from engine.recording import NEEDS_DATA
 from lightning_compress.trainer.copies import copied
 from lightning_compress.trainer.named import named_tensors
 from lightning_compress.trainer.packages import MisconfigurationException, overrides
-from lightning_compress.trainer.quiet import quiet
+from lightning_compress.trainer.quiet import PACKAGES, own_hooks, quiet
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
 __all__ = ["GradientHooks", "Hooks", "around"]
 
-_ON_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
-_PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
+_ON_GRADIENTS = (
+    *("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"),
+    "lr_scheduler_step",
+)
 
 
 def around(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -160,8 +162,9 @@ class GradientHooks:
         return (*_ON_GRADIENTS, *around("training_step")[1])
 
     def __bool__(self) -> bool:
-        """Whether there are such hooks."""
-        return any(map(self._hooks.has, self.names()))
+        """Whether there are such hooks, or hooks of optimizers."""
+        trainer: Any = self._module._trainer
+        return any(map(self._hooks.has, self.names())) or any(any(own_hooks(o)) for o in trainer.optimizers)
 
     def __call__(self) -> None:
         """Run them, for each optimizer."""
@@ -182,7 +185,7 @@ class GradientHooks:
                 if overrides(module, "optimizer_step") and module.automatic_optimization:
                     module.optimizer_step(module.current_epoch, 0, optimizer, closure)
                 else:
-                    closure()
+                    optimizer.step(closure)
             self._end()
 
     def _present(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -195,4 +198,4 @@ class GradientHooks:
 def _has(callback: Any, name: str) -> bool:
     """Whether a callback, or a class that it comes from, has a hook that is neither Lightning's nor this package's."""
     own = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
-    return own is not None and not f"{own.__module__}.".startswith(_PACKAGES)
+    return own is not None and not f"{own.__module__}.".startswith(PACKAGES)

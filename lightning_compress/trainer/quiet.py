@@ -21,7 +21,16 @@ from lightning_compress.trainer.unwritten import unwritten
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule
 
-__all__ = ["Logged", "is_quiet", "quiet", "stage_of"]
+__all__ = ["PACKAGES", "Logged", "is_quiet", "own_hooks", "quiet", "stage_of"]
+
+
+PACKAGES = ("pytorch_lightning.", "lightning.", "lightning_compress.")
+"""Those whose callbacks and hooks do not run: they follow a model that becomes smaller."""
+
+_READS_STATE = (
+    "It reads the state of an optimizer, of which a compaction removes entries. Keep what you need "
+    "of it in a buffer of the module."
+)
 
 
 class _Metrics(dict[str, Any]):
@@ -82,8 +91,25 @@ class _Still(_Delegate):
     """An optimizer or a scheduler that does nothing."""
 
     def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate the closure, and change nothing."""
-        return closure() if callable(closure) else None
+        """Evaluate the closure between the user's hooks of an optimizer, and change nothing."""
+        before, behind = own_hooks(self)
+        for hook in before:
+            hook(self, (closure, *args), kwargs)
+        out = closure() if callable(closure) else None
+        for hook in behind:
+            hook(self, (closure, *args), kwargs)
+        return out
+
+    @property
+    def state(self) -> Any:
+        """Refuse to show the state of parameters, which has other sizes behind a compaction."""
+        raise MisconfigurationException(_READS_STATE)
+
+    def state_dict(self) -> Any:
+        """Refuse it likewise for an optimizer; that of a scheduler has no parameters."""
+        if hasattr(vars(self)["_other"], "state"):
+            raise MisconfigurationException(_READS_STATE)
+        return vars(self)["_other"].state_dict()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Change nothing."""
@@ -95,6 +121,29 @@ class _Still(_Delegate):
     def toggle_model(self, *args: Any, **kwargs: Any) -> Any:
         """Change nothing."""
         return nullcontext()
+
+
+def own_hooks(optimizer: Any) -> tuple[list[Any], list[Any]]:
+    """The user's hooks before and behind the steps of an optimizer; those of Lightning and of this package do not run.
+
+    Args:
+        optimizer: an optimizer, or what stands in for one.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
+        >>> _ = optimizer.register_step_post_hook(print)
+        >>> [len(hooks) for hooks in own_hooks(optimizer)]
+        [0, 1]
+    """
+    real = vars(optimizer).get("_other", optimizer)
+    if not isinstance(real, torch.optim.Optimizer):  # a scheduler
+        return [], []
+    before, behind = real._optimizer_step_pre_hooks.values(), real._optimizer_step_post_hooks.values()
+    return [*filter(_is_users, before)], [*filter(_is_users, behind)]
+
+
+def _is_users(hook: Any) -> bool:
+    return not f"{getattr(hook, '__module__', None)}.".startswith(PACKAGES)
 
 
 def _still(optimizer: Any) -> _Still:

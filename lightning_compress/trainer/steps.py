@@ -254,9 +254,11 @@ class Step:
             read += self.hooks.run("on_before_backward", loss)
         if overrides(module, "backward") and loss is not None:
             module.backward(loss)
-        if not torch.is_grad_enabled() and overrides(module, "optimizer_step"):
-            for optimizer in optimizers:
+        for optimizer in () if torch.is_grad_enabled() else optimizers:
+            if overrides(module, "optimizer_step"):
                 module.optimizer_step(module.current_epoch, arguments[1], optimizer, lambda: loss)
+            else:  # it may have hooks
+                optimizer.step(lambda: loss)
         return read
 
     def moment(self) -> Mapping[str, Any]:
@@ -269,8 +271,18 @@ class Step:
         Returns:
             What counts as read.
         """
-        runs = (self.hooks.run(name, *(self._last if "_batch_" in name else ())) for name in self._behind)
+        runs = [self.hooks.run(name, *(self._last if "_batch_" in name else ())) for name in self._behind]
+        if self._kind == TRAINING and overrides(self._module, "lr_scheduler_step"):
+            runs += [self.hooks.run("lr_scheduler_step", *arguments) for arguments in self._schedulers()]
         return [tensor for read in runs for tensor in read]
+
+    def _schedulers(self) -> Iterator[tuple[Any, Any]]:
+        """The schedulers that stand in for those of the Trainer, each with the metric that it gets."""
+        trainer: Any = self._module._trainer
+        have: Any = self._module.lr_schedulers()
+        some = have if isinstance(have, list) else [] if have is None else [have]
+        for scheduler, config in zip(some, trainer.lr_scheduler_configs, strict=True):
+            yield scheduler, 0.5 if config.reduce_on_plateau else None
 
     def _fitting(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The arguments that the step takes: without the number of the batch where it names none."""

@@ -277,3 +277,74 @@ def test_callbacks_that_change_each_weight_by_itself(tmp_path: Path) -> None:
     assert max(float((a - b).abs() / a.abs()) for a, b in zip(*losses, strict=True)) <= 1e-9
     assert [callback.calls for callback in callbacks] == [list(range(1, 10))] * 2
     assert torch.allclose(callbacks[0].average, callbacks[1].average, rtol=1e-9, atol=0)
+
+
+class _SteppedSchedule(_Watched):
+    """Shifts a weight whenever the learning rate is scheduled."""
+
+    def configure_optimizers(self) -> Any:
+        """With a schedule."""
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Subtract the mean, and step."""
+        with torch.no_grad():
+            self.net.wide.weight.sub_(self.net.wide.weight.mean())
+        scheduler.step()
+
+
+class _HookedOptimizer(_Watched):
+    """Has an optimizer with a hook that subtracts the mean of a weight behind each step."""
+
+    def configure_optimizers(self) -> Any:
+        """With the hook."""
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(self.centre)
+        return optimizer
+
+    def centre(self, *arguments: Any) -> None:
+        """Subtract the mean."""
+        with torch.no_grad():
+            self.net.wide.weight.sub_(self.net.wide.weight.mean())
+
+
+@pytest.mark.parametrize("make", [_SteppedSchedule, _HookedOptimizer])
+def test_what_runs_around_the_optimizer_counts(make: type[Module], tmp_path: Path) -> None:
+    """It reads weights as a whole."""
+    with pytest.raises(MisconfigurationException, match=r"net.wide: mean \(.*test_hooks_of_steps.py"):
+        trained(make(), tmp_path, compact=True)
+
+
+class _Decayed(_HookedOptimizer):
+    """The hook changes each entry by itself, and counts."""
+
+    calls = 0
+
+    def centre(self, *arguments: Any) -> None:
+        """Decay."""
+        self.calls += 1
+        with torch.no_grad():
+            self.net.wide.weight.mul_(0.99)
+
+
+def test_a_hook_of_the_optimizer_that_may_be_cut(tmp_path: Path) -> None:
+    """The fit goes on as with masks; the hook runs as often as there are steps."""
+    assert _gap(_Decayed, tmp_path) <= 1e-9
+    module = _Decayed()
+    trained(module, tmp_path / "again", True)
+    assert module.calls == 9
+
+
+class _Momentum(_Watched):
+    """Penalises the mean momentum."""
+
+    def _loss(self, x: Tensor, y: Tensor, batch_idx: int) -> Tensor:
+        state = self.optimizers().state.get(self.net.wide.weight, {})
+        return super()._loss(x, y, batch_idx) + (state["momentum_buffer"].mean() if state else 0)
+
+
+def test_a_step_that_reads_the_optimizers_state_is_refused(tmp_path: Path) -> None:
+    """Its entries go with the channels, and no program says how the step reads them then."""
+    with pytest.raises(MisconfigurationException, match="reads the state of an optimizer"):
+        trained(_Momentum(), tmp_path, compact=True)

@@ -59,3 +59,32 @@ def test_amounts_hold_their_dimension(dim: int, frozen: bool) -> None:
     structure = propagate(graph, engine.RULES)
     row = structure.along(node.inputs[0], 1)
     assert row is not None and bool(structure.slots.frozen(row).all()) == frozen
+
+
+class Mixing(nn.Module):
+    """Trains on mixtures of samples (Zhang et al., mixup, ICLR 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.head(self.first(x).relu())  # type: ignore[no-any-return]
+
+    def step(self, x: Tensor) -> Tensor:
+        """Return those of a mixture, with a number that was read and an order that was drawn."""
+        share, order = float(torch.rand(()).item()), torch.randperm(len(x))
+        return self(share * x + (1 - share) * x[order])  # type: ignore[no-any-return]
+
+
+def test_what_is_drawn_after_a_read_reads_nothing() -> None:
+    """An op without inputs whose size may follow from data; the channels of the network go."""
+    net, x = Mixing().double(), torch.randn(4, 3, dtype=torch.float64)
+    mask = (torch.arange(8) % 2).double()
+    masks = {"first": {"weight": mask[:, None].expand(8, 3), "bias": mask}}
+    graph = engine.trace(net, x, entries={"step": engine.Entry(net.step, (x,), training=True)})
+    repaired = engine.fix_mask_conflict(masks, net, x, graph=graph)
+    speedup = engine.ModelSpeedup(net, x, repaired, graph=graph)
+    speedup.speedup_model()
+    assert net.first.out_features == 4 and "step" in speedup.certificate.entries

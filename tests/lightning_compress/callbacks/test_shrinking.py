@@ -392,7 +392,7 @@ def test_masks_inside_of_what_stays_hold(tmp_path: Path) -> None:
     """A group that is masked as a whole keeps one channel, which stays zero in the small model."""
 
     class Watch(Callback):
-        """Looks behind the optimizer's steps: what a hook of a callback reads would keep its size."""
+        """Looks behind the optimizer's steps, as the package does: what a user's hook reads would keep its size."""
 
         def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
             def look(*_: Any) -> None:
@@ -400,6 +400,7 @@ def test_masks_inside_of_what_stays_hold(tmp_path: Path) -> None:
                 if len(wide.weight) == 1:
                     alive.append(bool(wide.weight.any() or wide.bias.any()))
 
+            look.__module__ = "lightning_compress.callbacks"
             trainer.optimizers[0].register_step_post_hook(look)
 
     class Everything(MaskingCallback):
