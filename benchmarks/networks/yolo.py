@@ -93,15 +93,17 @@ def _outputs(net: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _outputs_as_exported(net: nn.Module, x: Tensor) -> list[Tensor]:
-    """Return the outputs with the switch on by which some heads resize or decode what they return to an exporter."""
+    """Return the outputs with the switches set by which some heads resize or decode what they return to an exporter."""
+    switches: dict[str, Any] = {"export": True, "format": "onnx"}
     heads = [module for module in net.modules() if getattr(module, "export", None) is False]
+    before = [{name: getattr(head, name, None) for name in switches} for head in heads]
     try:
         for head in heads:
-            head.export = True  # type: ignore[assignment]
+            vars(head).update(switches)
         return _outputs(net, x)
     finally:
-        for head in heads:
-            head.export = False  # type: ignore[assignment]
+        for head, values in zip(heads, before, strict=True):
+            vars(head).update(values)
 
 
 def difference(result: Tensor, expected: Sequence[Tensor]) -> float:
@@ -111,7 +113,8 @@ def difference(result: Tensor, expected: Sequence[Tensor]) -> float:
         result: an output of the exported graph.
         expected: the outputs of the model; infinity where none has the shape.
     """
-    candidates = [tensor for tensor in expected if tensor.shape == result.shape]
+    candidates = [tensor.double() for tensor in expected if tensor.shape == result.shape]
+    result = result.double()  # the difference of two unsigned integers would wrap around
     return min((float((result - t).abs().max() / t.abs().max()) for t in candidates), default=math.inf)
 
 

@@ -80,16 +80,18 @@ def test_what_is_nearest() -> None:
     expected: list[Tensor] = [torch.tensor([1.0, 2.0]), torch.tensor([4.0, 4.0]), torch.ones(3)]
     assert yolo.difference(torch.tensor([4.0, 3.0]), expected) == 0.25
     assert yolo.difference(torch.zeros(4), expected) == float("inf")
+    classes = torch.tensor([4, 1], dtype=torch.uint8)
+    assert yolo.difference(torch.tensor([4, 2], dtype=torch.uint8), [classes]) == 0.25
 
 
 class Head(nn.Module):
     """Resizes what it returns to an exporter."""
 
-    export = False
+    export, format = False, None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map, as large as the image while exporting."""
-        return x.repeat_interleave(2, -1) if self.export else x
+        """Return a map, as large as the image while exporting to ONNX."""
+        return x.repeat_interleave(2, -1) if self.export and self.format == "onnx" else x
 
 
 def test_heads_with_a_switch_for_the_export() -> None:
