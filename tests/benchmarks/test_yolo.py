@@ -99,3 +99,21 @@ def test_heads_with_a_switch_for_the_export() -> None:
     net = nn.Sequential(Head())
     [result] = yolo._outputs_as_exported(net, torch.ones(1, 3))
     assert result.shape == (1, 6) and not net[0].export and yolo._outputs(net, torch.ones(1, 3))[0].shape == (1, 3)
+
+
+def test_the_class_of_a_file() -> None:
+    """RT-DETR has one of its own, also on another backbone."""
+    assert yolo.kind_of("yolov8-rtdetr.yaml") == yolo.kind_of("rtdetr-l.yaml") == "RTDETR"
+    assert yolo.kind_of("yolov8-world.yaml") == "YOLO"
+
+
+def test_a_size_that_the_exporter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it refuses one, the next is tried."""
+
+    def error(net: nn.Module, name: str, size: int) -> float:
+        if size == yolo.SIZE:
+            raise torch.onnx.errors.OnnxExporterError("no such pool")
+        return float(size)
+
+    monkeypatch.setattr(yolo, "_exported_error", error)
+    assert yolo.exported_error(nn.Identity(), "yolov8-world.yaml") == 96
