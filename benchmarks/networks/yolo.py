@@ -55,13 +55,14 @@ def _wrapper(name: str) -> Any:
     _quiet()
     ultralytics = importlib.import_module("ultralytics")
     kind = getattr(ultralytics, kind_of(name))
+    options = {"verbose": False} if kind is ultralytics.YOLO else {}  # RTDETR takes no such argument
     text = next(file for file in _files() if file.name == name).read_text()
     if "DEFAULT" not in text:
-        return kind(_smallest(name), verbose=False)
+        return kind(_smallest(name), **options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / _smallest(name)
         path.write_text(text.replace("DEFAULT", "null"))
-        return kind(path, verbose=False)
+        return kind(path, **options)
 
 
 def _build(name: str) -> nn.Module:
