@@ -17,6 +17,7 @@ from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
 from engine.recording.indexed_reads import IndexedReads
 from engine.recording.model_code import code_of, methods_of
+from engine.source.bindings import bindings
 from engine.source.branches import Branch
 from engine.source.conditions import Conditions
 from engine.source.control_flow import always_run
@@ -101,7 +102,9 @@ class UntakenBranch:
         owner, name = self._modules[self.owner], self.self_name
         if name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(self.branch, name)):
             return True
-        space = self._coverage.space
+        space, tree = self._coverage.space, self._coverage.function.tree
+        if any(isinstance(n, ast.Try) for n in ast.walk(tree)):  # what it computes before the error may be used
+            return False
         return any(n not in space and not hasattr(builtins, n) for n in _globals_used(self.branch, self.code))
 
     # ------------------------------------------------------------------ what it does to variables
@@ -114,7 +117,16 @@ class UntakenBranch:
             for name, held in self._seen.items()
             if name in variables and not {kind for kind, _ in held} & {"values", "module"}
         ]
-        return _effects(self.branch, self._dataflow.functions, frozenset(foreign))
+        return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_otherwise())
+
+    def _returned_otherwise(self) -> str | None:
+        """Return the argument, never assigned to, that the function returns as it is wherever it returned so far."""
+        function = self._coverage.function
+        returns = [n for n in ast.walk(function.tree) if isinstance(n, ast.Return)]
+        values = [n.value for n in returns if n not in self.branch.syntax and function.ran(n, self._coverage.ran)]
+        names = {value.id if isinstance(value, ast.Name) else None for value in values}
+        name = names.pop() if len(names) == 1 else None
+        return name if name in self.arguments() and name not in bindings(function.tree, self.self_name) else None
 
     def reshaped_to_literals(self) -> set[str]:
         """Return the variables that get sizes which are literals in the code, and so do not follow."""
@@ -269,9 +281,17 @@ def _is_literal_size(size: ast.expr) -> bool:
     """Whether a size, or one of several, contains a number greater than one, and reads no attribute."""
     if isinstance(size, (ast.Tuple, ast.List)):
         return any(map(_is_literal_size, size.elts))
-    inner = list(ast.walk(size))
+    inner = list(_outside_of_indices(size))
     numbers = (n.value for n in inner if isinstance(n, ast.Constant))
     return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
+
+
+def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of an expression, without the indices of its subscripts: ``shape[3]`` is no size of 3."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.Subscript) and child is node.slice):
+            yield from _outside_of_indices(child)
 
 
 @functools.cache
@@ -312,5 +332,7 @@ def _globals_bound_by_functions(file: str) -> frozenset[str]:
 
 
 @functools.cache
-def _effects(branch: Branch, functions: Functions, foreign: frozenset[str]) -> Mapping[str, Effect]:
-    return effects(branch.nodes, functions, foreign)
+def _effects(
+    branch: Branch, functions: Functions, foreign: frozenset[str], returned: str | None
+) -> Mapping[str, Effect]:
+    return effects(branch.nodes, functions, foreign, returned)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from engine.program.stored import modules_of
+from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup
+from engine.source.static_attributes import table_of
 
 __all__ = [
     "EVERYTHING",
@@ -29,14 +31,6 @@ __all__ = [
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
 EVERYTHING = "*"
 """Stands for all buffers, if code iterates over ``buffers()`` and writes to them."""
-
-_SETUP_PREFIXES = (
-    *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
-    *("_load", "load", "from_", "_from_", "convert", "_convert", "build", "_build", "make", "create", "_make"),
-    *("_create", "half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input"),
-    *("test_", "copy_"),
-)
-"""Prefixes of the names of functions that build or convert a model."""
 
 _FILLS = frozenset(
     ["add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "popitem", "put", "remove"]
@@ -129,7 +123,9 @@ def assigned_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
 
 def _anywhere(model: nn.Module, others: Iterable[type]) -> _Names:
     classes = {base for kind in (*_module_classes(model), *others) for base in kind.__mro__ if not _is_torch(base)}
-    return _union([*map(_names_in_python_module, {cls.__module__ for cls in classes}), *map(_names_in_class, classes)])
+    beside = _setup_methods(classes)
+    spaces = [_names_in_python_module(name, beside) for name in {cls.__module__ for cls in classes}]
+    return _union([*spaces, *(_names_in_class(cls, beside) for cls in classes)])
 
 
 def _module_classes(model: nn.Module) -> set[type]:
@@ -139,9 +135,12 @@ def _module_classes(model: nn.Module) -> set[type]:
 def _names_by_class(model: nn.Module) -> dict[type, _Names]:
     kinds = _module_classes(model)
     classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
-    anywhere = [_names_in_python_module(name)._replace(own=frozenset()) for name in {cls.__module__ for cls in classes}]
+    beside = _setup_methods(classes)
+    spaces = [_names_in_python_module(name, beside) for name in {cls.__module__ for cls in classes}]
+    anywhere = [names._replace(own=frozenset()) for names in spaces]
     return {
-        kind: _union([*anywhere, *(_names_in_class(b) for b in kind.__mro__ if not _is_torch(b))]) for kind in kinds
+        kind: _union([*anywhere, *(_names_in_class(b, beside) for b in kind.__mro__ if not _is_torch(b))])
+        for kind in kinds
     }
 
 
@@ -156,7 +155,7 @@ def written_by_modules(model: nn.Module) -> frozenset[str]:
         ['running_mean']
     """
     classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not _is_torch(base)}
-    names = _union(map(_names_in_class, classes))
+    names = _union(_names_in_class(cls, _setup_methods(classes)) for cls in classes)
     return names.own | names.others | names.filled
 
 
@@ -165,30 +164,30 @@ def _is_torch(cls: type) -> bool:
 
 
 @functools.cache
-def _names_in_class(cls: type) -> _Names:
-    return _union(_names(code) for name, code in _functions(cls) if not name.startswith(_SETUP_PREFIXES))
+def _names_in_class(cls: type, beside: frozenset[str]) -> _Names:
+    """Return the names of the attributes that the methods of a class write to, unless they build a model.
+
+    Args:
+        cls: the class.
+        beside: names of private methods that only constructors call.
+    """
+    return _union(_names(code) for name, code in functions_of(cls) if not (is_setup(name) or name in beside))
 
 
 @functools.cache
-def _names_in_python_module(name: str) -> _Names:
+def _names_in_python_module(name: str, beside: frozenset[str]) -> _Names:
     """Return the names of the attributes that the code of a Python module writes to."""
     parts: list[_Names] = []
-    space = vars(sys.modules[name]) if name in sys.modules else {}
-    for key, item in list(space.items()):
-        if isinstance(item, FunctionType) and item.__module__ == name and not key.startswith(_SETUP_PREFIXES):
+    for key, item in list(table_of(sys.modules.get(name)).items()):
+        if isinstance(item, FunctionType) and item.__module__ == name and not is_setup(key):
             parts.append(_names(item.__code__))
         elif isinstance(item, type) and item.__module__ == name:
-            parts.append(_names_in_class(item))
+            parts.append(_names_in_class(item, beside))
     return _union(parts)
 
 
-def _functions(cls: type) -> Iterator[tuple[str, CodeType]]:
-    """Yield the functions of a class: methods, properties, and functions behind decorators."""
-    for name, item in vars(cls).items():
-        inner = [getattr(item, part, None) for part in ("fget", "fset", "__func__")] if not callable(item) else [item]
-        for function in (*inner, getattr(item, "__wrapped__", None)):
-            if isinstance(function, FunctionType):
-                yield name, function.__code__
+def _setup_methods(classes: Iterable[type]) -> frozenset[str]:
+    return called_by_constructors_only(frozenset(cls.__module__ for cls in classes))
 
 
 def _union(parts: Iterable[_Names]) -> _Names:

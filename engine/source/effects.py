@@ -61,7 +61,9 @@ _METADATA_FUNCTIONS = frozenset(
 _NAMESPACES = frozenset("torch F nn functional math".split())
 
 
-def effects(nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[str] = ()) -> dict[str, Effect]:
+def effects(
+    nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[str] = (), returned: str | None = None
+) -> dict[str, Effect]:
     """Return the effect of statements on the contents of each variable that they read.
 
     An assignment that recomputes a variable (``x = x * 2``) has the effect of its functions. A variable that an object
@@ -71,6 +73,8 @@ def effects(nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[
         nodes: the statements.
         functions: known effects of functions.
         foreign: variables that hold an object of the caller's.
+        returned: a variable that the function returns if the statements do not return: to return ``x.to(dtype)`` in
+            the place of ``x`` is to recompute ``x``.
 
     Example:
         >>> functions = Functions(*([frozenset()] * 7))
@@ -79,18 +83,20 @@ def effects(nodes: Sequence[ast.AST], functions: Functions, foreign: Collection[
     """
     result: dict[str, Effect] = {}
     for node in nodes:
-        own = _assignment_effect(node, functions) or _round_trips(node, foreign)
+        own = _assignment_effect(node, functions, returned) or _round_trips(node, foreign)
         for name in set(names_read(node)):
             result[name] = max(result.get(name, Effect.KEEPS), own.get(name, Effect.USES))
     return result
 
 
-def _assignment_effect(node: ast.AST, functions: Functions) -> dict[str, Effect]:
-    """Return the effect of an assignment that recomputes a variable."""
+def _assignment_effect(node: ast.AST, functions: Functions, returned: str | None) -> dict[str, Effect]:
+    """Return the effect of an assignment, or of a return, that recomputes a variable."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         name, expr = node.targets[0].id, node.value
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         name, expr = node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+    elif isinstance(node, ast.Return) and node.value is not None and returned is not None:
+        name, expr = returned, node.value
     else:
         return {}
     effect = _effect(expr, name, functions)

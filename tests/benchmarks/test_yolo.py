@@ -80,16 +80,18 @@ def test_what_is_nearest() -> None:
     expected: list[Tensor] = [torch.tensor([1.0, 2.0]), torch.tensor([4.0, 4.0]), torch.ones(3)]
     assert yolo.difference(torch.tensor([4.0, 3.0]), expected) == 0.25
     assert yolo.difference(torch.zeros(4), expected) == float("inf")
+    classes = torch.tensor([4, 1], dtype=torch.uint8)
+    assert yolo.difference(torch.tensor([4, 2], dtype=torch.uint8), [classes]) == 0.25
 
 
 class Head(nn.Module):
     """Resizes what it returns to an exporter."""
 
-    export = False
+    export, format = False, None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a map, as large as the image while exporting."""
-        return x.repeat_interleave(2, -1) if self.export else x
+        """Return a map, as large as the image while exporting to ONNX."""
+        return x.repeat_interleave(2, -1) if self.export and self.format == "onnx" else x
 
 
 def test_heads_with_a_switch_for_the_export() -> None:
@@ -97,3 +99,21 @@ def test_heads_with_a_switch_for_the_export() -> None:
     net = nn.Sequential(Head())
     [result] = yolo._outputs_as_exported(net, torch.ones(1, 3))
     assert result.shape == (1, 6) and not net[0].export and yolo._outputs(net, torch.ones(1, 3))[0].shape == (1, 3)
+
+
+def test_the_class_of_a_file() -> None:
+    """RT-DETR has one of its own, also on another backbone."""
+    assert yolo.kind_of("yolov8-rtdetr.yaml") == yolo.kind_of("rtdetr-l.yaml") == "RTDETR"
+    assert yolo.kind_of("yolov8-world.yaml") == "YOLO"
+
+
+def test_a_size_that_the_exporter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it refuses one, the next is tried."""
+
+    def error(net: nn.Module, name: str, size: int) -> float:
+        if size == yolo.SIZE:
+            raise torch.onnx.errors.OnnxExporterError("no such pool")
+        return float(size)
+
+    monkeypatch.setattr(yolo, "_exported_error", error)
+    assert yolo.exported_error(nn.Identity(), "yolov8-world.yaml") == 96

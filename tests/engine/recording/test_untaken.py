@@ -106,3 +106,93 @@ def test_code_that_calls_what_is_not_there(net: type[nn.Module], kept: bool) -> 
     """Nothing reaches a name that no code defines, and so nothing is kept for it."""
     graph = engine.trace(net(), torch.zeros(1, 3))
     assert any("could be read" in how for how in graph.exits.values()) is kept
+
+
+class Written(nn.Module):
+    """Merges the batch and the time where it is told to, with the number of features in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.merges = nn.Linear(3, 8), nn.Linear(8, 2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        h = self.enter(x)
+        if self.merges:
+            h = h.reshape(-1, 8)
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class Read(Written):
+    """The same, with sizes of a shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        h = self.enter(x)
+        shape = h.shape
+        if self.merges:
+            h = h.reshape(shape[0] * shape[1], shape[3], shape[2])
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("net", "kept"), [(Written, True), (Read, False)])
+def test_an_index_is_no_size(net: type[nn.Module], kept: bool) -> None:
+    """``shape[3]`` follows, unlike an 8 in the code."""
+    graph = engine.trace(net(), torch.zeros(1, 2, 3))
+    assert any("could be read" in how for how in graph.exits.values()) is kept
+
+
+class Cast(nn.Module):
+    """Two layers, and a function in between that may return something else than it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return the same features in another dtype, as the caller says."""
+        if SWITCHES:
+            return h.to(dtype=torch.float64)
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.leave(self.between(self.enter(x)))  # type: ignore[no-any-return]
+
+
+class Flipped(Cast):
+    """The same, but something else is returned where nothing is cast."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return the features in reverse, or those in another dtype."""
+        if SWITCHES:
+            return h.to(dtype=torch.float64)
+        return h.flip(-1)
+
+
+class Reassigned(Cast):
+    """The same, after the features were reversed under their name."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return the features in reverse, or those in another dtype."""
+        if SWITCHES:
+            return h.to(dtype=torch.float64)
+        h = h.flip(-1)
+        return h
+
+
+class Mixed(Cast):
+    """The same, but the other features are mixed."""
+
+    def between(self, h: Tensor) -> Tensor:
+        """Return the features, or their running sums."""
+        if SWITCHES:
+            return h.cumsum(-1)
+        return h
+
+
+@pytest.mark.parametrize(("net", "kept"), [(Cast, False), (Flipped, True), (Reassigned, True), (Mixed, True)])
+def test_what_is_returned_in_the_place_of_an_argument(net: type[nn.Module], kept: bool) -> None:
+    """To return ``h.to(dtype)`` instead of ``h`` uses none of its entries, unlike in the place of others."""
+    graph = engine.trace(net(), torch.zeros(1, 3))
+    assert any("could be read" in how for how in graph.exits.values()) is kept

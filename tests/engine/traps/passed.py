@@ -123,7 +123,7 @@ def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _torch_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untaken, "effects", lambda nodes, functions, foreign: effects(nodes, functions, ["torch"]))
+    monkeypatch.setattr(untaken, "effects", lambda nodes, functions, foreign, _: effects(nodes, functions, ["torch"]))
     untaken._effects.cache_clear()
 
 

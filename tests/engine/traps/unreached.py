@@ -458,7 +458,7 @@ def _nothing_is_unreached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_varies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untaken, "_effects", lambda branch, functions, foreign: _Keeping())
+    monkeypatch.setattr(untaken, "_effects", lambda branch, functions, foreign, returned: _Keeping())
 
 
 class _Keeping(dict[str, Any]):

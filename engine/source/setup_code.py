@@ -1,0 +1,145 @@
+"""Which functions of a model's code build it: what they write does not change while the model runs.
+
+These are functions with certain names, and private methods that only constructors call.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+
+from engine.source.branches import syntax_of
+from engine.source.static_attributes import table_of
+
+__all__ = ["called_by_constructors_only", "functions_of", "is_setup"]
+
+_PREFIXES = (
+    *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
+    *("_load", "load", "from_", "_from_", "convert", "_convert", "build", "_build", "make", "create", "_make"),
+    *("_create", "half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input"),
+    *("test_", "copy_"),
+)
+"""Prefixes of the names of functions that build or convert a model."""
+
+_CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+
+
+def is_setup(name: str) -> bool:
+    """Whether a function builds or converts a model, by its name.
+
+    Args:
+        name: of the function.
+
+    Example:
+        >>> is_setup("__init__"), is_setup("forward")
+        (True, False)
+    """
+    return name.startswith(_PREFIXES)
+
+
+def functions_of(cls: type) -> Iterator[tuple[str, CodeType]]:
+    """Yield the functions of a class by name: methods, properties, and functions behind decorators.
+
+    Args:
+        cls: the class, without its bases.
+
+    Example:
+        >>> class Net:
+        ...     @property
+        ...     def width(self):
+        ...         return 8
+        >>> [name for name, code in functions_of(Net)]
+        ['width']
+    """
+    for name, item in vars(cls).items():
+        inner = [getattr(item, part, None) for part in ("fget", "fset", "__func__")] if not callable(item) else [item]
+        for function in (*inner, getattr(item, "__wrapped__", None)):
+            if isinstance(function, FunctionType):
+                yield name, function.__code__
+
+
+@functools.cache
+def called_by_constructors_only(python_modules: frozenset[str]) -> frozenset[str]:
+    """Return the names of private methods that constructors call, themselves or by each other, and nothing else names.
+
+    Args:
+        python_modules: names of the Python modules whose code counts.
+
+    Example:
+        >>> called_by_constructors_only(frozenset({"torch.nn.modules.rnn"}))
+        frozenset()
+    """
+    functions = [pair for name in python_modules for pair in _functions_in(name)]
+    private = {name for name, _ in functions if name.startswith("_") and not name.startswith("__")}
+    trees = [_tree_of(name) for name in python_modules]
+    if None in trees:  # without the source there may be an alias, or a table of hooks
+        return frozenset()
+    private = private.difference(*map(_mentioned_outside_of_functions, trees))
+    builders = set(_CONSTRUCTORS)
+    while more := private - builders - _mentioned(code for name, code in functions if name not in builders):
+        codes = [code for name, code in functions if name in builders]
+        called = {name for name in more if any(name in code.co_names for code in codes)}
+        called = {name for name in called if all(_calls(code, name) for code in codes)}
+        if not called:
+            break
+        builders |= called
+    return frozenset(builders.difference(_CONSTRUCTORS))
+
+
+def _functions_in(python_module: str) -> Iterator[tuple[str, CodeType]]:
+    for name, item in list(table_of(sys.modules.get(python_module)).items()):
+        if isinstance(item, FunctionType) and item.__module__ == python_module:
+            yield name, item.__code__
+        elif isinstance(item, type) and item.__module__ == python_module:
+            yield from functions_of(item)
+
+
+def _mentioned(codes: Iterable[CodeType]) -> set[str]:
+    """Return the names that functions read, and the strings in them, which may be names."""
+    result: set[str] = set()
+    for code in codes:
+        result.update(code.co_names)
+        result.update(constant for constant in code.co_consts if isinstance(constant, str))
+        result |= _mentioned(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return result
+
+
+def _tree_of(python_module: str) -> ast.Module | None:
+    """Return the syntax of a Python module; None without its source."""
+    lines = linecache.getlines(str(table_of(sys.modules.get(python_module)).get("__file__")))
+    try:
+        return ast.parse("".join(lines)) if lines else None
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _mentioned_outside_of_functions(tree: ast.Module | None) -> set[str]:
+    """Return the names and strings in the code of a Python module and its classes: an alias, a table of hooks."""
+    result: set[str] = set()
+    waiting: list[ast.AST] = [] if tree is None else [tree]
+    while waiting:
+        node = waiting.pop()
+        body = node.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+        waiting += [child for child in ast.iter_child_nodes(node) if child not in body]
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            result.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            result.add(node.value)
+    return result
+
+
+def _calls(code: CodeType, name: str) -> bool:
+    """Whether a function does nothing with a method but call it; it might be a hook otherwise."""
+    if name not in _mentioned([code]):
+        return True
+    tree = syntax_of(code)
+    if tree is None or any(isinstance(n, ast.Constant) and n.value == name for n in ast.walk(tree)):
+        return False
+    nested = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    later = {inner for n in ast.walk(tree) if isinstance(n, nested) and n is not tree for inner in ast.walk(n)}
+    called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call) and n not in later}
+    return all(n in called for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == name)
