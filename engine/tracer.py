@@ -24,9 +24,9 @@ from engine.ops.opaque import LITERAL
 from engine.ops.results import layout_of_result
 from engine.ops.spread import separate_layers
 from engine.program.entries import Entry, entries_of
-from engine.program.expressions import AttributeOf
+from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
-from engine.program.graph import Graph
+from engine.program.graph import Graph, Node
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
 from engine.recording.arguments import Arguments
@@ -55,6 +55,7 @@ from engine.recording.train_mode import modules_needing_train_mode
 from engine.recording.variants import (
     record_arguments,
     record_coefficients,
+    record_data_decisions,
     record_entry,
     record_settings,
     record_substitutes,
@@ -123,6 +124,10 @@ def _run(
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
+def _run_with(run: Callable[..., None], train: list[nn.Module], path: str, args: Any, kwargs: Any) -> None:
+    run(args, kwargs, train, path)
+
+
 def _run_entry(recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry) -> None:
     """Record an entry, on data where it asks for them.
 
@@ -170,21 +175,34 @@ def _record(
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
+    again = functools.partial(run, *inputs[0], [], "other")
+    recorder.notes += record_data_decisions(recorder, again, recorder.data_decisions.taken, first[0])
     train = modules_needing_train_mode(
         recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
     )
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
+    runs_of_ways: list[tuple[_Way, tuple[list[Node], list[Guard]]]] = []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()
         try:
             with switches.answering(otherwise=way.switch):
                 run(*inputs[0], way.train, "train")
+            runs_of_ways.append((way, recorder.since(mark)))
+            taken = recorder.data_decisions.taken
             decisions += [(recorder.since(mark)[1], way)] if way.switch is None else []
             recorder.drop_if_repeated(mark, shapes=True)
+            with switches.answering(otherwise=way.switch):
+                recorder.notes += record_data_decisions(
+                    recorder, functools.partial(run, *inputs[0], way.train, "other"), taken, runs_of_ways[-1][1][0]
+                )
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
-    _record_others(recorder, run, inputs, first, dynamic_dims)
+    _record_others(recorder, functools.partial(_run_with, run, [], "other"), inputs, first, dynamic_dims)
+    for way, ran in runs_of_ways:
+        with switches.answering(otherwise=way.switch):
+            again = functools.partial(_run_with, run, way.train, "other")
+            _record_sizes_of_way(recorder, again, inputs[0], ran, dynamic_dims)
     record_arguments(recorder, run, Arguments(model, *inputs[0], changing.declared), first, outputs)
     record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
     record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)
@@ -196,26 +214,28 @@ def _record(
     return recorder
 
 
+def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwargs: Any) -> TraceError | None:
+    """Record a run with other inputs, and keep it if code ran that had not; return why the model rejects them."""
+    mark = recorder.mark()
+    try:
+        run(args, kwargs)
+    except TraceError as error:
+        nodes, guards = recorder.since(mark)
+        recorder.others.reject(guards)
+        if not recorder.real:
+            recorder.others.rejections.note(error, nodes, guards, recorder.entered(mark))
+        recorder.drop(mark)
+        return error
+    if not recorder.others.add(*recorder.since(mark)):
+        recorder.drop(mark)
+    return None
+
+
 def _record_others(
     recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
 ) -> None:
     """Record what runs at other sizes; a run on data is one at these sizes only."""
-
-    def record(args: Any, kwargs: Any) -> TraceError | None:
-        mark = recorder.mark()
-        try:
-            run(args, kwargs, [], "other")
-        except TraceError as error:
-            nodes, guards = recorder.since(mark)
-            recorder.others.reject(guards)
-            if not recorder.real:
-                recorder.others.rejections.note(error, nodes, guards, recorder.entered(mark))
-            recorder.drop(mark)
-            return error
-        if not recorder.others.add(*recorder.since(mark)):
-            recorder.drop(mark)
-        return None
-
+    record = functools.partial(_record_at, recorder, run)
     recorder.others.start(*first)
     rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
     recorder.notes += [f"{_UNSEEN['other']} {error}" for error in rejected]
@@ -223,6 +243,32 @@ def _record_others(
         axes = axes_of(*inputs[0], dynamic_dims)
         larger = len(inputs) > 1 and not rejected
         recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
+
+
+def _record_sizes_of_way(
+    recorder: EntryRecorder,
+    run: Callable[..., None],
+    example: tuple[Any, Any],
+    ran: tuple[list[Node], list[Guard]],
+    dynamic_dims: Any,
+) -> None:
+    """Record another way of running the model at the sizes that only it decides by, and at those with new code.
+
+    Args:
+        recorder: with the runs at other sizes of the way in which the model runs by default.
+        run: runs the model in that way.
+        example: inputs.
+        ran: the ops and the guards of its run on them.
+        dynamic_dims: as for `trace`.
+    """
+    record = functools.partial(_record_at, recorder, run)
+    others = recorder.others
+    decides = others.begin_way(*ran)
+    for sizes in tuple(others.with_new_code):
+        record(*resized(*example, sizes))
+    if decides:
+        axes = axes_of(*example, dynamic_dims)
+        others.explore(axes, lambda sizes: record(*resized(*example, sizes)) is None, False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,10 @@ Accepts = Callable[[Mapping[Axis, int]], bool]
 """Runs a model at other sizes; returns whether it accepts them."""
 
 
+def _key(guard: Guard) -> Key:
+    return guard.place, guard.expr.symbol, _MODULES.sub("", describe(guard.expr.left))
+
+
 def reads_sizes(guards: Iterable[Guard]) -> bool:
     """Whether code decides by the size of something that is computed."""
     return any(True for guard in guards for _ in _sizes_of(guard))
@@ -49,6 +53,7 @@ class OtherSizes:
         varying: numbers among arguments that were others at another size, by the node's index and place.
         resized: indices of captured constants that were others.
         rejections: decisions by which the model rejects inputs.
+        with_new_code: sizes at which code ran that had not run before.
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
@@ -67,6 +72,8 @@ class OtherSizes:
         self._changed: frozenset[Axis | None] = frozenset([None])  # None for any
         self._axes: dict[Key, set[Axis | None]] = {}
         self._new = False  # whether the latest run was kept
+        self.with_new_code: list[Mapping[Axis, int]] = []
+        self._closed: frozenset[Key] = frozenset()  # decisions that another way of running has explored
         self._derived, self._dims = True, set[tuple[int, int]]()
         self._example: dict[Key, frozenset[tuple[int, ...]]] = {}
 
@@ -88,12 +95,29 @@ class OtherSizes:
         self._example = {key: frozenset(sizes) for key, sizes in self._sizes.items()}
         self._axes.clear()
 
+    def begin_way(self, nodes: Sequence[Node], guards: Sequence[Guard]) -> bool:
+        """Go on with another way of running the model, in train mode say; return whether it decides by further sizes.
+
+        Args:
+            nodes, guards: of its run on the example.
+        """
+        self._closed = frozenset(self._sizes)
+        new = [guard for guard in guards if any(True for _ in _sizes_of(guard)) and _key(guard) not in self._closed]
+        self._steps |= _steps(nodes)
+        for call, node in _by_call(nodes).items():
+            self._calls.setdefault(call, node)
+        self._changed = frozenset()
+        self._note(new)
+        self._example.update((key, frozenset(self._sizes[key])) for key in map(_key, new))
+        self._derived = self._derived or bool(new)
+        return bool(new)
+
     def _note(self, guards: Iterable[Guard]) -> None:
         for guard in guards:
             sizes = tuple(leaf.value.shape[leaf.dim] for leaf in _sizes_of(guard))
             if sizes:
                 right = guard.expr.right
-                key = (guard.place, guard.expr.symbol, _MODULES.sub("", describe(guard.expr.left)))
+                key = _key(guard)
                 self._sizes.setdefault(key, set()).add(sizes)
                 if sizes not in self._example.get(key, ()):
                     self._axes.setdefault(key, set()).update(self._changed)
@@ -114,7 +138,8 @@ class OtherSizes:
         return [
             self._guards[key]
             for key, seen in self._outcomes.items()
-            if len(self._sizes[key]) > 1
+            if key not in self._closed
+            and len(self._sizes[key]) > 1
             and len(seen) < (2 if len({yes for _, yes in seen}) > 1 else _NUMBERS)
             and (movers is None or not movers.isdisjoint(self._axes.get(key, ())))
         ]
@@ -130,7 +155,13 @@ class OtherSizes:
 
         def tried(sizes: Mapping[Axis, int]) -> bool:
             self._changed = frozenset(axis for axis, size in sizes.items() if size != axis.size)
-            return not self.rejections.repeats(self._shapes(sizes)) and accepts(sizes)
+            if self.rejections.repeats(self._shapes(sizes)):
+                return False
+            self._new = False
+            accepted = accepts(sizes)
+            if accepted and self._new:
+                self.with_new_code.append(dict(sizes))
+            return accepted
 
         axes = [axis for axis in axes if self._matters(axis)]
         sides = [axis for axis in axes if axis.is_image_side]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.program.stored import distinct_modules, unsettled
 from engine.program.trees import list_tensors, map_tensors, tensors_in
 from engine.recording.buffer_vectors import BufferVectors, VectorCall
 from engine.recording.coefficients import Coefficients
+from engine.recording.data_decisions import DataDecisions
 from engine.recording.escapes import outliving_tensors
 from engine.recording.fakes import Fakes
 from engine.recording.forward_arguments import ForwardArguments
@@ -47,12 +48,16 @@ class Recorder(Versions, TorchDispatchMode):
         model: gives the names of parameters and buffers, which are known by identity.
         fakes: substitutes tensors without data, or None to run on the real ones.
         changing: the tensors about whose numbers nothing is known beforehand; none by default.
+
+    Attributes:
+        data_decisions: what code asked of the numbers in tensors in the latest run.
     """
 
     def __init__(self, model: nn.Module, fakes: Fakes | None, changing: MutableState | None = None) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Versions.__init__(self, model, changing)
         self._maker = fakes
+        self.data_decisions = DataDecisions()
         entry = code_of(type(model).forward)
         self.coverage = CoverageTracer(
             source_files(model), self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t)
@@ -67,11 +72,13 @@ class Recorder(Versions, TorchDispatchMode):
         self._overwritten = TensorBackup(self._tensors)
         self._vectors = BufferVectors(self._names)
         self._inside: OpaqueCall | None = None
+        self._sized_by_data: set[int] = set()
 
     def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
         """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
         self._forget()
         self._stack, self._path = stack, path
+        self.data_decisions.restart()
         args, kwargs = (map_tensors(t, lambda t: self._substitute(t, is_input=True)) for t in (args, kwargs))
         for tensor in tensors_in((args, kwargs)):
             if id(tensor) not in self._names and id(tensor) not in self._owned:  # else a parameter of the model
@@ -144,6 +151,16 @@ class Recorder(Versions, TorchDispatchMode):
         self._provenance.reads = True
         self._decisions.setdefault(site, None)
         self._exit(tensor if self._maker is None else self._substitute(tensor), f"is read by the code ({site})")
+
+    def has_size_of_data(self, value: Value) -> bool:
+        """Whether a size of a value follows from the numbers in a tensor."""
+        return value.index in self._sized_by_data
+
+    def decide(self, answer: Any, place: str | None = None) -> Any:
+        """Return what code is told that asks for the numbers in a tensor, and note it."""
+        if place is None:
+            place = "" if self._provenance.site is None else self._provenance.site.place
+        return self.data_decisions.answer(self._stack[-1], place, answer)
 
     def adopt(self, tensor: Tensor) -> None:
         """Take up a tensor that Python made of numbers which may follow from what was read: it varies."""
@@ -224,6 +241,7 @@ class Recorder(Versions, TorchDispatchMode):
             numbers = tuple(self._provenance.numbers)
             self._vectors.add(VectorCall(what, func, args, kwargs, out, numbers, self._provenance.site))
             return out
+        self.data_decisions.count_op()
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
         for call in list(self._vectors.needed_for(func, args, kwargs)):
@@ -359,6 +377,8 @@ class Recorder(Versions, TorchDispatchMode):
             fresh = [t for t in out_tensors if not any(storage_of(t) == storage_of(w) for w in written)]
         origin = None if written else Origin.of(op, func, values, inputs)
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
+        if self._maker is None and _has_size_of_data(func, inputs, outputs, self._sized_by_data):
+            self._sized_by_data.update(value.index for value in outputs)
         sizes = self._sizes(func, values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor in () if outputs or op in METADATA_FUNCTIONS or op.startswith(QUERY_PREFIXES) else arguments:
@@ -394,3 +414,13 @@ class Recorder(Versions, TorchDispatchMode):
                     if any(True for _ in leaves(expr)):
                         expressions[name, position] = expr
         return expressions
+
+
+def _has_size_of_data(func: Any, inputs: Sequence[Value], outputs: Sequence[Value], sized: Collection[int]) -> bool:
+    """Whether the results of an op have a size that follows from data, or one of an input which has such a size."""
+    sizes = {n for value in inputs if value.index in sized for n in value.shape}
+    if any(n in sizes for value in outputs for n in value.shape):
+        return True
+    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
+        return False
+    return len(inputs) == 1 or any(value.dtype is torch.bool for value in inputs)  # an integer index has its own size

@@ -26,7 +26,7 @@ from engine.recording.model_code import source_files
 from engine.recording.mutability import Mutability
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import Branch
-from engine.source.coverage import FunctionCoverage
+from engine.source.coverage import RESULT, FunctionCoverage
 from engine.source.effects import Effect, Functions
 
 __all__ = ["RecordedRuns", "assumptions_about_unreached_code"]
@@ -146,6 +146,9 @@ class _UntakenBranches:
         self._touch(self._values_of_calls.pop(branch.place, {}).values(), Effect.USES, branch)
         if not used.isdisjoint(branch.passed_through()):
             self._use_replaced_values(branch)
+        if self._idle.includes_any(branch.mentioned_modules()):
+            for name in (*branch.branch.assigned, RESULT):
+                self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         for name, values in values_read.items():
             effect = Effect.USES if name in used else effects.get(name, Effect.KEEPS)
             if effect is Effect.CHANGES and branch.mentioned_modules():
@@ -201,8 +204,8 @@ class _UntakenBranches:
         return result
 
     def _use_replaced_values(self, branch: UntakenBranch) -> None:
-        """Count as used what the variables that a branch assigns hold otherwise, and what a consumer of it reads."""
-        for name in branch.branch.targets:
+        """Count as used what a branch replaces: what variables hold, or the function returns, or a consumer reads."""
+        for name in (*branch.branch.targets, *([RESULT] if branch.returns_variable() else [])):
             self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         consumer = branch.consumer()
         for node in self._runs.nodes if consumer is not None else ():

@@ -148,6 +148,11 @@ class UntakenBranch:
         appended = (a for call in self._calls() if getattr(call.func, "attr", "") == "append" for a in call.args)
         return {n.id for n in (*parts, *appended) if isinstance(n, ast.Name)}
 
+    def returns_variable(self) -> bool:
+        """Whether it returns a variable as it is, or in a container."""
+        values = [n.value for n in self.branch.syntax if isinstance(n, ast.Return)]
+        return any(isinstance(value, (ast.Name, *_CONTAINERS)) for value in values)
+
     def indexed_beside_channels(self) -> set[str]:
         """Return the variables of which it only takes entries by an index along dimensions other than the channels."""
         reads = IndexedReads(self.branch.syntax, self._tests(), self._recorded_values, self._dataflow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -13,15 +14,30 @@ from engine.errors import TraceError
 from engine.program.entries import Entry
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
+from engine.program.places import shown_place
 from engine.recording.alternative_forwards import alternative_forwards, is_equivalent
 from engine.recording.arguments import Arguments, executed_calls
-from engine.recording.attributes import Attribute, Setting, Settings, run_signature
+from engine.recording.attributes import Attribute, Setting, Settings, run_signature, switches_of
+from engine.recording.data_decisions import DataDecision, further_answers, turns
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.inputs import NEEDS_DATA
 from engine.recording.outer_modules import outer_modules
 from engine.source.attribute_writes import assigned_attributes
 
-__all__ = ["record_arguments", "record_coefficients", "record_entry", "record_settings", "record_substitutes"]
+__all__ = [
+    "record_arguments",
+    "record_coefficients",
+    "record_data_decisions",
+    "record_entry",
+    "record_settings",
+    "record_substitutes",
+]
+
+_MOST_TURNED_OPS, _LEAST_TURNED = 20_000, 4
+"""How many ops may run with other answers to decisions on data, and how many runs may in any case."""
+
+_FRUITLESS = 2
+"""After so many moments at which no other answer led to anything new, a place in the code is left alone."""
 
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 
@@ -142,6 +158,72 @@ def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guard
     return [f"Code compares {names}, but only the present value was recorded."] if missing else []
 
 
+def record_data_decisions(
+    recorder: EntryRecorder, run: Callable[[], None], taken: Sequence[DataDecision], nodes: Sequence[Node]
+) -> list[str]:
+    """Record what runs where decisions on data come out otherwise, one after the other; each with those it leads to.
+
+    Where two other answers of one place in the code lead to nothing new, further ones are not tried.
+
+    Args:
+        recorder: as above.
+        run: runs the model as it ran before.
+        taken: the decisions of that run.
+        nodes: the ops of that run.
+
+    Returns:
+        Notes on what could not be recorded.
+    """
+    seen, remaining = _links(nodes), max(_MOST_TURNED_OPS, _LEAST_TURNED * len(nodes))
+    waiting: list[tuple[dict[Any, Any], list[DataDecision]]] = [({}, list(taken))]
+    places, fruitless, left_out = set[str](), Counter[str](), dict[str, None]()
+    while waiting:
+        before, taken = waiting.pop(0)
+        new = deque(turns(taken, places))
+        places |= {decision.place for decision in taken}
+        alternatives = Counter(place for place, answers in new if min(nth for _, nth, _ in answers) == 0)
+        while new:
+            place, answers = new.popleft()
+            if fruitless[place] >= _FRUITLESS * alternatives[place]:
+                continue
+            if remaining < 0:
+                left_out[place] = None
+                continue
+            mark, turned = recorder.mark(), {**before, **answers}
+            try:
+                with recorder.data_decisions.turned(turned, len(nodes)):
+                    run()
+            except (*NEEDS_DATA, TraceError):
+                remaining -= len(recorder.since(mark)[0])
+                recorder.drop(mark)
+                fruitless[place] += 1
+                continue
+            steps, guards = recorder.since(mark)
+            remaining -= len(steps)
+            if (links := _links(steps)) <= seen:
+                recorder.drop(mark)
+                fruitless[place] += 1
+            else:
+                seen |= links
+                recorder.others.add(steps, guards, kept=True)
+                fruitless[place] = 0
+                new.extendleft([(place, further) for further in further_answers(answers, taken)])
+            waiting.append((turned, list(recorder.data_decisions.taken)))
+    names = ", ".join(map(shown_place, left_out))
+    return [f"Decisions on data that were recorded only as they come out for the example: {names}."] if names else []
+
+
+def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
+    """Return which call reads the results of which others, and which weights."""
+    calls = {n.index: (n.module, n.op, switches_of(n), None if n.site is None else n.site.place) for n in nodes}
+    links: set[tuple[Any, ...]] = set()
+    for node in nodes:
+        for position, value in enumerate(node.inputs):
+            source = value.name if value.producer is None else calls.get(value.producer, "")
+            links.add((calls[node.index], position, source))
+    return links
+
+
 # ---------------------------------------------------------------- entries
 
 
@@ -166,7 +248,9 @@ def record_entry(
         run(entry)
     yield replace(entry, others={}, explored=True)
     nodes, guards = recorder.since(mark)
-    runs = _Runs(nodes, recorder.left(mark))
+    taken, outputs = recorder.data_decisions.taken, recorder.left(mark)
+    recorder.notes += record_data_decisions(recorder, lambda: run(entry), taken, nodes)
+    runs = _Runs(nodes, outputs)
     kept: list[Entry] = []
 
     def accepts(way: Entry) -> bool:

@@ -30,6 +30,7 @@ class Branch:
         offsets: offsets of its instructions.
         is_condition: whether it is a part of a condition, such as ``b`` in ``if a and b``.
         user: the assignment or the call that takes its value, or that of the other branch, as it is.
+        statement: that an expression is part of.
     """
 
     nodes: Sequence[ast.AST]
@@ -37,6 +38,7 @@ class Branch:
     offsets: frozenset[int]
     is_condition: bool = False
     user: ast.AST | None = None
+    statement: ast.stmt | None = None
 
     @property
     def line(self) -> int:
@@ -60,6 +62,20 @@ class Branch:
         own = (n for n in (*self.syntax, self.user) if isinstance(n, ast.Assign))
         same = (n for n in own if isinstance(n.value, ast.Name) or n is self.user)
         return frozenset(t.id for n in same for t in n.targets if isinstance(t, ast.Name))
+
+    @functools.cached_property
+    def assigned(self) -> frozenset[str]:
+        """Variables that hold something else where it runs."""
+        statements = (*self.syntax, self.statement)
+        own = [n for n in statements if isinstance(n, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr))]
+        targets = [t for n in own for t in (n.targets if isinstance(n, ast.Assign) else [n.target])]
+        return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)) | self.targets
+
+    @functools.cached_property
+    def returns(self) -> bool:
+        """Whether the function returns something else where it runs."""
+        own = (n for n in (*self.syntax, self.statement) if isinstance(n, ast.Return))
+        return any(n.value is not None for n in own)
 
     @functools.cached_property
     def computes_nothing(self) -> bool:
@@ -102,6 +118,13 @@ class FunctionBranches:
             for used in (user.args if isinstance(user, ast.Call) else [getattr(user, "value", None)])
             for choice in ((used.body, used.orelse) if isinstance(used, ast.IfExp) else ())
         }
+        self._statements = {
+            id(part): statement
+            for statement in ast.walk(tree)
+            if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return))
+            for part in ast.walk(statement)
+            if isinstance(part, ast.expr)
+        }
         self._nodes = list(self._branches_of_block(tree.body, None))
         self.branches: list[Branch] = []
         self._of_conditions: list[Branch] = []
@@ -122,7 +145,7 @@ class FunctionBranches:
                 test = self._offsets(*([] if node.branch.test is None else [node.branch.test]))
                 if test:
                     self.decided_on.setdefault(lines[min(test)], []).append(node.branch)
-                if not test or node.branch.targets or isinstance(node.branch.test, ast.stmt):
+                if not test or node.branch.assigned or isinstance(node.branch.test, ast.stmt):
                     self.decided_late.append(node.branch)
                 self._share_line(node.branch, lines)
 
@@ -183,8 +206,8 @@ class FunctionBranches:
 
     def _branch(self, nodes: Sequence[ast.AST], test: ast.AST | None, is_condition: bool = False) -> _Node | None:
         offsets = self._offsets(*nodes)
-        user = self._users.get(id(nodes[0]))
-        return _Node(Branch(nodes, test, offsets, is_condition, user)) if offsets else None
+        user, statement = self._users.get(id(nodes[0])), self._statements.get(id(nodes[0]))
+        return _Node(Branch(nodes, test, offsets, is_condition, user, statement)) if offsets else None
 
     def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""

@@ -21,7 +21,10 @@ from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.sites import is_library
 
-__all__ = ["FunctionCoverage", "CoverageTracer"]
+__all__ = ["RESULT", "CoverageTracer", "FunctionCoverage"]
+
+RESULT = "return"
+"""Stands for what a function returns among its variables."""
 
 _MOST_VALUES = 200
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -45,7 +48,7 @@ class FunctionCoverage:
         is_method: whether the module is its first argument.
         space: globals of the function.
         ran: offsets of the instructions that ran.
-        seen: values of variables where it was decided whether a branch runs, by branch and name.
+        seen: values of variables where it was decided whether a branch runs, by branch and name, and of `RESULT`.
         fallbacks: values that replaced arguments which were None, by name of the argument.
         omitted: arguments that were None.
     """
@@ -203,6 +206,8 @@ class CoverageTracer:
                 ran.add(frame.f_lasti)
             elif event == "return":
                 self._note_variables(coverage, frame, function.decided_late, decided_late=True)
+                if arg is not None:
+                    self._note_result(coverage, arg)
             return step
 
         return step
@@ -220,6 +225,15 @@ class CoverageTracer:
                     last[name] = tensors
                     self._fallbacks += [(coverage, argument, tensor) for tensor in tensors]
 
+    def _note_result(self, coverage: FunctionCoverage, result: Any) -> None:
+        """Note what is returned where branches did not run that would return something else."""
+        for branch in coverage.pending():
+            if branch.returns:
+                values = coverage.seen.setdefault(branch, {}).setdefault(RESULT, [])
+                summary = self._summarize(result)
+                if summary is not None and summary not in values and len(values) < _MOST_VALUES:
+                    values.append(summary)
+
     def _note_variables(
         self, coverage: FunctionCoverage, frame: FrameType, branches: Sequence[Branch], decided_late: bool = False
     ) -> None:
@@ -229,7 +243,7 @@ class CoverageTracer:
                 continue
             seen, variables = coverage.seen.setdefault(branch, {}), frame.f_locals
             single = decided_late and isinstance(branch.test, ast.expr)
-            for name in branch.targets if single else branch.names | branch.targets if decided_late else branch.names:
+            for name in branch.assigned if single else branch.names | branch.assigned if decided_late else branch.names:
                 summary = self._summarize(variables.get(name)) if name in variables else None
                 values = seen.setdefault(name, [])
                 if summary is not None and summary not in values and len(values) < _MOST_VALUES:

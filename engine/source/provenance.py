@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from engine.program.expressions import Apply, Expr, Guard, ShapeOf
+from engine.program.expressions import Apply, Expr, Guard, ShapeOf, leaves
 from engine.program.graph import Value
 from engine.program.trees import tensors_in
 from engine.source.coefficients import settable_values
@@ -27,6 +28,7 @@ from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
 from engine.source.sites import Site, user_site
 from engine.source.sizes import (
+    DECIDERS,
     GUARD_TABLES,
     Scalar,
     Shape,
@@ -104,6 +106,12 @@ class Program(Protocol):
     def read(self, tensor: Tensor) -> None:
         """Note that Python code reads the numbers in a tensor."""
 
+    def has_size_of_data(self, value: Value) -> bool:
+        """Whether a size of a value follows from the numbers in a tensor."""
+
+    def decide(self, answer: Any, place: str | None = None) -> Any:
+        """Return what code is told that asks for the numbers in a tensor."""
+
     def adopt(self, tensor: Tensor) -> None:
         """Note that a tensor is built from numbers that may depend on a read."""
 
@@ -123,6 +131,7 @@ _WRAPPERS = tuple(
 )
 _LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_NUMBERS = (bool, int, float, list, np.ndarray)
 _PLAIN_ARGUMENTS = (
     *(type(None), bool, int, float, complex, str, slice, type(Ellipsis), torch.Generator),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -194,12 +203,14 @@ class Provenance(TorchFunctionMode):
         self._scope = ExitStack()
         self._scope.enter_context(_tracking_functions())
         GUARD_TABLES.append(self.guards)
+        DECIDERS.append(self._compared)
         self.reads = False
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         GUARD_TABLES.pop()
+        DECIDERS.pop()
         self._scope.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -227,6 +238,8 @@ class Provenance(TorchFunctionMode):
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
                     self._note_reads(name, func, (*args, *kwargs.values()), result)
+                if type(result) in _NUMBERS:
+                    return self._decided(name, result, (args, kwargs))
                 if isinstance(result, (tuple, list)) and len(result) == 1 and isinstance(result[0], Tensor) and args:
                     self._note_single_part(args[0], result[0])
                 return result
@@ -236,7 +249,7 @@ class Provenance(TorchFunctionMode):
             if name in ("nelement", "numel"):
                 return self._tag(args[0], args[0].size()).numel()
             if name == "__len__":  # a plain number is all that it may return
-                self._note_length(args[0], result)
+                return self._length(args[0], result)
             if name == "size":
                 dim = args[1] if len(args) > 1 else kwargs["dim"]
                 return self._tag(args[0], args[0].size())[dim]
@@ -277,17 +290,41 @@ class Provenance(TorchFunctionMode):
                     self._program.read(part)
                 self._program.adopt(tensor)
 
+    def _decided(self, name: str, result: Any, arguments: Any) -> Any:
+        """Return what code is told that asks for the numbers in a tensor: another one where a decision is turned."""
+        tensors = [tensor for tensor in tensors_in(arguments) if self._program.holds(tensor)]
+        if (
+            not tensors
+            or name != "is_nonzero"
+            and _is_metadata(name)
+            or any(isinstance(t, FakeTensor) for t in tensors)
+        ):
+            return result
+        if len(tensors) == 1 and tensors[0].dtype is torch.bool and type(result) is int and result in (0, 1):
+            return int(self._program.decide(bool(result)))
+        return self._program.decide(result)
+
     def _tag(self, tensor: Tensor, sizes: torch.Size) -> Shape:
         value = self._value_of(tensor)
         if value is None:
             return Shape(sizes)
         return Shape(Size(n, ShapeOf(value, d)) for d, n in enumerate(sizes))
 
-    def _note_length(self, tensor: Tensor, length: int) -> None:
+    def _length(self, tensor: Tensor, length: int) -> int:
         value = self._value_of(tensor)
         if value is not None:
+            if self._program.has_size_of_data(value):
+                return int(self._program.decide(length, user_site("len").place))
             expr = Apply("==", ShapeOf(value, 0), length)
             self.guards.setdefault(expr, Guard(expr, True, user_site("len").place))
+        return length
+
+    def _compared(self, expr: Apply, outcome: bool, place: str) -> bool:
+        """Return how a comparison comes out: otherwise where it is of a size that follows from data, and is turned."""
+        sizes = (leaf for leaf in leaves(expr) if isinstance(leaf, ShapeOf))
+        if any(self._program.has_size_of_data(leaf.value) for leaf in sizes):
+            return bool(self._program.decide(outcome, place))
+        return outcome
 
     def _note_single_part(self, tensor: Any, part: Tensor) -> None:
         """Note that a tensor is split into a single part: a larger tensor may have more, and loops run longer."""

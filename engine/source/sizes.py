@@ -18,6 +18,7 @@ from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Ex
 from engine.source.sites import is_library
 
 __all__ = [
+    "DECIDERS",
     "GUARD_TABLES",
     "Scalar",
     "Shape",
@@ -50,8 +51,7 @@ class Size(int):
         return self
 
     def __bool__(self) -> bool:
-        _note_comparison(Apply("!=", self.expr, 0), int(self) != 0)
-        return int(self) != 0
+        return _decided(Apply("!=", self.expr, 0), int(self) != 0)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of it is a plain int
         return (int, (int(self),))
@@ -70,8 +70,7 @@ class Scalar(float):
         return self
 
     def __bool__(self) -> bool:
-        _note_comparison(Apply("!=", self.expr, 0), float(self) != 0)
-        return float(self) != 0
+        return _decided(Apply("!=", self.expr, 0), float(self) != 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (float, (float(self),))
@@ -132,9 +131,9 @@ def _comparison(base: type, symbol: str, name: str) -> Callable[[Any, Any], Any]
         outcome = plain(self, other)
         if outcome is NotImplemented and isinstance(other, float):
             outcome = getattr(float, name)(float(self), float(other))
-        if outcome is not NotImplemented:
-            _note_comparison(Apply(symbol, self.expr, expression(other)), outcome)
-        return outcome
+        if outcome is NotImplemented:
+            return outcome
+        return _decided(Apply(symbol, self.expr, expression(other)), outcome)
 
     return method
 
@@ -156,6 +155,18 @@ def note_exact_values(numbers: Iterable[Any], depth: int = 3) -> None:
             _note_comparison(Apply("==", number.expr, _plain(number)), True, depth)
 
 
+def _decided(expr: Apply, outcome: bool) -> bool:
+    """Note a comparison in the user's code, and return what the code is answer: another outcome where one is tried."""
+    frame = sys._getframe(2)
+    if not GUARD_TABLES or is_library(frame.f_code.co_filename):
+        return outcome
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    answer = DECIDERS[-1](expr, outcome, place)
+    if answer is outcome:
+        GUARD_TABLES[-1].setdefault(expr, Guard(expr, outcome, place))
+    return answer
+
+
 def _note_comparison(expr: Apply, outcome: bool, depth: int = 2) -> None:
     """Note a comparison in the user's code; those of torch and of the engine decide nothing about channels."""
     frame = sys._getframe(depth)
@@ -165,6 +176,9 @@ def _note_comparison(expr: Apply, outcome: bool, depth: int = 2) -> None:
 
 GUARD_TABLES: list[dict[Apply, Guard]] = []
 """Tables for comparisons, one per recording; the last one is in use."""
+
+DECIDERS: list[Callable[[Apply, bool, str], bool]] = []
+"""What decides how comparisons come out, one per recording, by expression, outcome and place."""
 
 # `hash` is among them, for dictionaries with sizes as keys. `str` is not: code often prints shapes.
 _UNTRACKED = """abs and bit_count bit_length divmod float hash int invert is_integer as_integer_ratio lshift or pos rand

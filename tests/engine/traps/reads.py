@@ -152,6 +152,10 @@ def _truth(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return h + (x.abs().max() > 2.0).item()
 
 
+def _truth_of_text(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    return h + (f"{x.abs().max():.1f}" > "2.0")
+
+
 def _truth_or_number(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return h + (bool(x.abs().max() > 2.0) and 0.7)
 
@@ -182,6 +186,7 @@ NUMBERS = [
     _trap("equality as a number", "float(torch.equal(a, b))", _equal),
     _trap("a factor chosen by allclose", "torch.allclose in forward", _allclose),
     _trap("a truth value is added", "h + bool(condition): Python counts with truth values", _truth),
+    _trap("a truth value of a text is added", "numbers that are rounded by formatting them", _truth_of_text),
     _trap("a truth value or a number is added", "condition and shift, as an inline if", _truth_or_number),
     _trap("literals beside a read", "logging a number changes nothing", _with_literals),
 ]
@@ -292,5 +297,5 @@ def _no_truths(monkeypatch: pytest.MonkeyPatch) -> None:
 ABLATIONS = [
     Ablation("what Python reads is used", _no_reads, "a list as output"),
     Ablation("numbers that may follow from a read vary", _no_uncertainty, "a number is added"),
-    Ablation("truth values may follow from a read as well", _no_truths, "a truth value is added"),
+    Ablation("truth values may follow from a read as well", _no_truths, "a truth value of a text is added"),
 ]

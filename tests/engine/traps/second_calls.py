@@ -217,7 +217,7 @@ def _containers_unseen(patch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("two calls in a row are compared", _one_call, "a count in a buffer that Python reads"),
+    Ablation("two calls in a row are compared", _one_call, "a count in a closure"),
     Ablation("an attribute that a call sets makes it two calls", _nothing_left, "a count in a closure"),
     Ablation("what a call changes in containers makes it two calls", _containers_unseen, "options that a call sets"),
 ]

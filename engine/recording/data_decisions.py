@@ -1,0 +1,174 @@
+"""Decisions of code on the numbers in tensors (``if x.mean() > 0``): recorded both ways.
+
+The example decides them one way, other inputs may decide otherwise. While a model is recorded on data, the recorder
+answers for the tensor, so each answer can be another one, and what the code does then becomes part of the program. A
+number that code compares with another one, or counts with, is replaced by very different ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.errors import TraceError
+
+__all__ = ["DataDecision", "DataDecisions", "further_answers", "turns"]
+
+_LONGER, _MORE = 4, 400
+"""A run with other answers ends after so many times the ops of the run on the example, and so many more."""
+
+_STEPS = 16
+
+_FAR, _MANY = 1e6, 1000
+"""Beyond the thresholds that code compares floats and whole numbers with."""
+
+Answer = Any
+"""What a tensor says: a truth value, a number, or a list or an array of them."""
+
+Answers = Mapping[tuple[str, int, str], Answer]
+"""By place, number, and owner of a decision."""
+
+
+class DataDecision(NamedTuple):
+    """A question that code asks about the numbers in a tensor.
+
+    Attributes:
+        place: file and line.
+        nth: how often the module has asked there before.
+        owner: name of the module that runs.
+        answer: as the data say.
+    """
+
+    place: str
+    nth: int
+    owner: str
+    answer: Answer
+
+
+class DataDecisions:
+    """The decisions of the current run, some of which may come out otherwise.
+
+    Example:
+        >>> decisions = DataDecisions()
+        >>> decisions.answer("head", "net.py:3", True)
+        True
+        >>> with decisions.turned({("net.py:3", 0, "head"): False}, ops=5):
+        ...     decisions.restart()
+        ...     decisions.answer("head", "net.py:3", True), decisions.answer("head", "net.py:3", True)
+        (False, True)
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[DataDecision] = []
+        self._counts: dict[tuple[str, str], int] = {}
+        self._turned: Answers = {}
+        self._remaining = 0
+
+    def restart(self) -> None:
+        """Begin another run."""
+        self.taken, self._counts = [], {}
+
+    @contextmanager
+    def turned(self, turned: Answers, ops: int) -> Iterator[None]:
+        """Give other answers in the body.
+
+        Args:
+            turned: the answers.
+            ops: number of ops in the run on the example.
+        """
+        self._turned, self._remaining = turned, _LONGER * ops + _MORE
+        try:
+            yield
+        finally:
+            self._turned = {}
+
+    def answer(self, owner: str, place: str, answer: Answer) -> Answer:
+        """Return what the code is told.
+
+        Args:
+            owner: name of the module that runs.
+            place: file and line of the question.
+            answer: as the data say.
+        """
+        count = self._counts.get((owner, place), 0)
+        self._counts[owner, place] = count + 1
+        self.taken.append(DataDecision(place, count, owner, answer))
+        return self._turned.get((place, count, owner), answer)
+
+    def count_op(self) -> None:
+        """Note that an op ran.
+
+        Raises:
+            TraceError: where a loop goes on and on with other answers.
+        """
+        if self._turned:
+            self._remaining -= 1
+            if self._remaining < 0:
+                raise TraceError("A loop does not end where a decision on data comes out otherwise.")
+
+
+def turns(taken: Iterable[DataDecision], places: Collection[str]) -> Iterator[tuple[str, Answers]]:
+    """Yield places with the answers that turn decisions there: the first of each module, the second, and so on.
+
+    Truth values come before numbers, which code often only computes with.
+
+    Args:
+        taken: the decisions of a run.
+        places: those that are left out.
+    """
+    groups: dict[tuple[str, int, int], dict[tuple[str, int, str], Answer]] = {}
+    for place, count, owner, answer in taken:
+        if place not in places:
+            for which, other in enumerate(_others(answer)):
+                groups.setdefault((place, count, which), {})[place, count, owner] = other
+    order = sorted(groups, key=lambda key: (not isinstance(next(iter(groups[key].values())), bool), key[1]))
+    yield from ((key[0], groups[key]) for key in order)
+
+
+def further_answers(answers: Answers, taken: Iterable[DataDecision]) -> list[Answers]:
+    """Return the next whole numbers in the direction in which a decision was turned: a further layer may run there.
+
+    Args:
+        answers: which led to something new.
+        taken: the decisions as the data say.
+    """
+    own = {(place, nth, owner): answer for place, nth, owner, answer in taken}
+    if any(type(answer) is not int or not 0 < abs(answer - own[key]) < _STEPS for key, answer in answers.items()):
+        return []
+    further = {key: answer + (1 if answer > own[key] else -1) for key, answer in answers.items()}
+    return [further] if all(answer >= 0 for answer in further.values()) else []
+
+
+def _others(answer: Answer) -> list[Answer]:
+    """Return other answers; a whole number often picks one of several layers, or is how many there are of something."""
+    if isinstance(answer, bool):
+        return [not answer]
+    if isinstance(answer, int):
+        return [n for n in dict.fromkeys((answer + 1, answer - 1, 0, answer + _MANY)) if n not in (answer, -1)]
+    if isinstance(answer, float):
+        return [number for number in (_FAR, -_FAR, 0.0, 1.0) if number != answer]
+    return list(_filled(answer))
+
+
+def _filled(answer: Any) -> Iterator[Any]:
+    """Yield lists and arrays of the same form whose entries are others, and all the same."""
+    if isinstance(answer, np.ndarray):
+        yield from (np.full_like(answer, other) for other in _others(answer.dtype.type(0).item()))
+    else:
+        leaf = next(_leaves(answer), None)
+        yield from (_with_leaves(answer, other) for other in ([] if leaf is None else _others(leaf)))
+
+
+def _leaves(nested: Any) -> Iterator[Any]:
+    if isinstance(nested, list):
+        for item in nested:
+            yield from _leaves(item)
+    else:
+        yield nested
+
+
+def _with_leaves(nested: Any, leaf: Any) -> Any:
+    return [_with_leaves(item, leaf) for item in nested] if isinstance(nested, list) else leaf

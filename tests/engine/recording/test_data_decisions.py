@@ -1,0 +1,79 @@
+"""Decisions on data: which other answers code is given, and when the recorder gives up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.errors import TraceError
+from engine.recording.data_decisions import DataDecision, DataDecisions, further_answers, turns
+
+
+def _answers(answer: object) -> list[object]:
+    return [answers["net.py:3", 0, "head"] for _, answers in turns([DataDecision("net.py:3", 0, "head", answer)], ())]
+
+
+def test_truth_values_are_turned() -> None:
+    assert _answers(True) == [False]
+
+
+@pytest.mark.parametrize(("answer", "others"), [(0, [1, 1000]), (5, [6, 4, 0, 1005])])
+def test_whole_numbers_have_neighbours(answer: int, others: list[int]) -> None:
+    assert _answers(answer) == others
+
+
+def test_floats_are_far_away_on_both_sides() -> None:
+    assert _answers(0.3) == [1e6, -1e6, 0.0, 1.0]
+
+
+def test_lists_and_arrays_keep_their_form() -> None:
+    assert _answers([[0.5, 0.7]])[:2] == [[[1e6, 1e6]], [[-1e6, -1e6]]]
+    assert _answers([]) == []
+    [turned] = _answers(np.array([True, False]))
+    assert turned.all() and turned.shape == (2,)  # type: ignore[attr-defined]
+
+
+def test_modules_of_a_place_are_turned_together() -> None:
+    taken = [DataDecision("net.py:3", nth, owner, True) for owner in ("a", "b") for nth in (0, 1)]
+    assert [sorted(answers) for _, answers in turns(taken, ())] == [
+        [("net.py:3", 0, "a"), ("net.py:3", 0, "b")],
+        [("net.py:3", 1, "a"), ("net.py:3", 1, "b")],
+    ]
+    assert not list(turns(taken, ["net.py:3"]))
+
+
+def test_whole_numbers_go_on_in_their_direction() -> None:
+    taken, key = [DataDecision("net.py:3", 0, "head", 2)], ("net.py:3", 0, "head")
+    assert further_answers({key: 3}, taken) == [{key: 4}]
+    assert further_answers({key: 1}, taken) == [{key: 0}]
+    assert further_answers({key: 0}, taken) == further_answers({key: 1002}, taken) == []
+
+
+def test_a_loop_that_goes_on_is_broken_off() -> None:
+    decisions = DataDecisions()
+    with pytest.raises(TraceError, match="loop does not end"), decisions.turned({("net.py:3", 0, ""): True}, ops=1):
+        for _ in range(1000):
+            decisions.count_op()
+    for _ in range(1000):
+        decisions.count_op()
+
+
+class _Counts(nn.Module):
+    """Runs a layer as often as the data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.sum())):
+            x = self.layer(x)
+        return self.last(x)
+
+
+def test_a_count_is_not_followed_for_ever() -> None:
+    graph = engine.trace(_Counts(), torch.zeros(2, 4))
+    assert 1 <= sum(node.module == "layer" for node in graph.nodes) < 200
