@@ -175,7 +175,8 @@ on one CPU thread. {older}
 Everything that could hide an error is random. The error is the largest difference at two batch sizes, relative to the
 largest entry of the output; the counted sizes equal the measured ones. The certificate also compares inside the
 network, and at a larger resolution if the network accepts one. Compacted networks of Ultralytics, in float32, are
-exported to ONNX by their own exporter; the column says by how much the outputs of ONNX Runtime differ, all of them.
+exported to ONNX by their own exporter; the column says by how much the outputs of ONNX Runtime differ, all of them;
+detections whose scores differ by rounding only may come in either order.
 Where more than 60 % of the parameters are left, the last column has the reason that costs most. Features that a
 flag among the arguments returns (`return_embeddings=`) are outputs; `constants=` declares flags that keep their value.
 

@@ -22,6 +22,7 @@ from engine.program.trees import tensors_in
 __all__ = ["NETWORKS", "difference", "exported_error", "kind_of"]
 
 SIZE = 64
+_TIED = 1e-6  # of the largest score: in float32, which of two detections comes first is up to rounding
 
 
 def _files() -> list[Path]:
@@ -122,13 +123,37 @@ def _outputs_as_exported(net: nn.Module, x: Tensor) -> list[Tensor]:
 def difference(result: Tensor, expected: Sequence[Tensor]) -> float:
     """Return how far a tensor is from the nearest one of the same shape, relative to the largest entry of that.
 
+    Detections that a column sorts may come in either order where they tie in it.
+
     Args:
         result: an output of the exported graph.
         expected: the outputs of the model; infinity where none has the shape.
     """
     candidates = [tensor.double() for tensor in expected if tensor.shape == result.shape]
     result = result.double()  # the difference of two unsigned integers would wrap around
-    return min((float((result - t).abs().max() / t.abs().max()) for t in candidates), default=math.inf)
+    return min((float(_distance(result, t) / t.abs().max()) for t in candidates), default=math.inf)
+
+
+def _distance(result: Tensor, expected: Tensor) -> Tensor:
+    """Return the largest difference of two tensors, in the better order of rows that tie."""
+    plain = (result - expected).abs().max()
+    if expected.ndim != 3 or len(expected) != 1:
+        return plain
+    sorted_by = (expected[0].diff(dim=0) <= 0).all(0).nonzero().flatten().tolist()
+    return min([plain, *(_matched(result[0], expected[0], column) for column in sorted_by)])
+
+
+def _matched(result: Tensor, expected: Tensor, column: int) -> Tensor:
+    """Return the largest difference of two lists of rows, each with the nearest free one that ties."""
+    keys = expected[:, column]
+    tied = (keys[:, None] - keys).abs() <= _TIED * keys.abs().max()
+    differences = (result[:, None] - expected).abs().amax(-1).masked_fill(~tied, math.inf)
+    largest = differences.new_zeros(())
+    for row in differences:
+        place = row.argmin()
+        largest = torch.maximum(largest, row[place])
+        differences[:, place] = math.inf
+    return largest
 
 
 NETWORKS = [

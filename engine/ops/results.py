@@ -46,7 +46,7 @@ def _of_batch_norm(arguments: Mapping[str, Any]) -> Layout | None:
 def _of_convolution(arguments: Mapping[str, Any]) -> Layout | None:
     x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     alike = all(t is None or (t.dtype, t.device) == (x.dtype, x.device) for t in (weight, bias))
-    if not alike or isinstance(arguments["padding"], str) or x.ndim != weight.ndim or not _is_plain(x, weight):
+    if not alike or x.ndim != weight.ndim or not _is_plain(x, weight) or not _are_steps(arguments, weight.ndim - 2):
         return None
     groups, outputs = arguments["groups"], len(weight)
     fits = groups > 0 and x.shape[1] == weight.shape[1] * groups and outputs % groups == 0
@@ -54,6 +54,15 @@ def _of_convolution(arguments: Mapping[str, Any]) -> Layout | None:
     if not fits or (bias is not None and bias.shape != (outputs,)) or min(sides) < 1:
         return None
     return Layout.contiguous((len(x), outputs, *sides), x)
+
+
+def _are_steps(arguments: Mapping[str, Any], dims: int) -> bool:
+    """Whether the numbers of a convolution are as many as torch accepts, and none of them too small."""
+    least = {"stride": 1, "padding": 0, "dilation": 1}
+    return all(
+        not isinstance(numbers := arguments[name], str) and len(numbers) in (1, dims) and min(numbers) >= smallest
+        for name, smallest in least.items()
+    )
 
 
 def _of_pool(arguments: Mapping[str, Any]) -> Layout | None:

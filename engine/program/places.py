@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
@@ -21,6 +22,12 @@ def shown_place(place: str) -> str:
         >>> shown_place("<stdin>:1")
         '<stdin>:1'
     """
-    folders = (os.path.join(os.path.abspath(entry), "") for entry in sys.path)  # "" is the current folder
+    folders = map(_folder, sys.path) if all(map(os.path.isabs, sys.path)) else map(_folder.__wrapped__, sys.path)
     inside = [folder for folder in folders if place.startswith(folder)]
     return place.removeprefix(max(inside, key=len, default="")).replace(os.sep, "/") if inside else place
+
+
+@functools.lru_cache(maxsize=256)
+def _folder(entry: str) -> str:
+    """Return a folder as a path begins; a relative one, such as ``""``, follows the current folder."""
+    return os.path.join(os.path.abspath(entry), "")

@@ -71,6 +71,15 @@ _RECIPES: dict[Any, _Recipe | None] = {}
 _RECIPES_BY_ELEMENT: dict[Any, _Recipe | None] = {}
 
 
+class _Mode(FakeTensorMode):
+    """The mode, which asks once whether there is another device: to ask loads the driver's library, twice per op."""
+
+    @functools.cached_property
+    def avoid_device_init(self) -> bool:  # type: ignore[override]
+        """Whether tensors of other devices must not start these."""
+        return bool(super().avoid_device_init)
+
+
 class _NoKey(Exception):
     """There is something among the arguments that a key cannot consist of."""
 
@@ -108,7 +117,7 @@ class Fakes:
 
     def __init__(self, layout_of: LayoutOf = _no_layout) -> None:
         self._layout_of = layout_of
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode: FakeTensorMode = _Mode(allow_non_fake_inputs=True)
         self._memory: dict[int, torch.UntypedStorage] = {}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from engine.program.stored import distinct_modules
 from engine.recording.model_code import module_namespaces
-from engine.source.sites import is_library
+from engine.source.sites import is_exchanged, is_library
 
 __all__ = ["Calls", "Switches", "may_differ", "watched"]
 
@@ -27,7 +27,8 @@ __all__ = ["Calls", "Switches", "may_differ", "watched"]
 @functools.cache
 def _is_torchs(cls: type) -> bool:
     """Whether all of a class's code is torch's own layers', which look at ``self.training`` only for their op."""
-    return all(base in (nn.Module, object) or base.__module__.startswith("torch.nn.modules") for base in cls.__mro__)
+    own = [base for base in cls.__mro__ if base is not object and not is_exchanged(base)]
+    return all(base.__module__.startswith("torch.nn.modules") for base in own)
 
 
 @functools.cache

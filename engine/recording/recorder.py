@@ -122,7 +122,10 @@ class Recorder(Versions, TorchDispatchMode):
     def _computed_weights(self) -> Iterator[tuple[str, str]]:
         """Yield module and name of each attribute that holds what is made of parameters and buffers alone."""
         for name, module in distinct_modules(self._model).items():
-            for key, held in vars(module).items():
+            attributes = vars(module)
+            if self._current.keys().isdisjoint(map(id, attributes.values())):
+                continue
+            for key, held in attributes.items():
                 if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
                     yield name, key
 

@@ -23,6 +23,7 @@ from engine.source.conditions import Conditions
 from engine.source.control_flow import always_run
 from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by
+from engine.source.function_text import syntax_of_file
 
 __all__ = ["UntakenBranch"]
 
@@ -328,11 +329,12 @@ _ANY = "*"
 def _globals_bound_by_functions(file: str) -> frozenset[str]:
     """Return the names that functions of a file declare as global, and may bind when they run."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = syntax_of_file("".join(linecache.getlines(file)))
     except SyntaxError:
         return frozenset({_ANY})
-    names = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    tables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & {"globals", "setattr", "exec"}
+    nodes = list(ast.walk(tree))
+    names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    tables = {node.id for node in nodes if isinstance(node, ast.Name)} & {"globals", "setattr", "exec"}
     return frozenset(names | ({_ANY} if tables else set()))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from engine.program.expressions import Apply, Expr, NumberOf
+from engine.source.sites import is_exchanged
 from engine.source.sizes import Scalar, expression
 
 __all__ = ["attributes_in", "coefficients", "is_coefficient", "settable_values"]
@@ -28,7 +29,9 @@ def coefficients(module: nn.Module) -> Iterator[tuple[str, float]]:
         >>> dict(coefficients(Blend())), dict(coefficients(nn.Dropout(0.0)))
         ({'gain': 1.0, 'alpha': 0.0}, {})
     """
-    if type(module).__module__.startswith("torch.nn.") or isinstance(module, nn.modules.batchnorm._NormBase):
+    if type(module).__module__.startswith("torch.nn.") or is_exchanged(type(module)):
+        return
+    if isinstance(module, nn.modules.batchnorm._NormBase):
         return
     classes = [base for base in type(module).__mro__ if not base.__module__.startswith("torch.")]
     inherited = {name: value for base in reversed(classes) for name, value in vars(base).items()}

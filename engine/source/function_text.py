@@ -6,13 +6,14 @@ runs, and so does that of a function rewritten by an import hook. To compile an 
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import warnings
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["same_code", "source_of"]
+__all__ = ["same_code", "source_of", "syntax_of_file"]
 
 
 @functools.cache
@@ -31,6 +32,20 @@ def source_of(function: FunctionType) -> str | None:
     code = function.__code__
     where = code.co_name, code.co_firstlineno
     return text if any(same_code(other, code) for other in _compiled(file).get(where, ())) else None
+
+
+@functools.lru_cache(maxsize=64)
+def syntax_of_file(file: str) -> ast.Module:
+    """Parse the text of a file; several analyses read the same syntax tree, and none changes it.
+
+    Raises:
+        SyntaxError, ValueError: if the text is no Python.
+
+    Example:
+        >>> syntax_of_file("x = 1") is syntax_of_file("x = 1")
+        True
+    """
+    return ast.parse(file)
 
 
 @functools.lru_cache(maxsize=64)

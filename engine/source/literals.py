@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from engine.source.function_text import syntax_of_file
+
 __all__ = ["unfixed_numbers"]
 
 Span = tuple[int, int, int, int]
@@ -97,7 +99,7 @@ def _spans(code: CodeType) -> list[Span | None]:
 @functools.cache
 def _file(name: str) -> _File:
     try:
-        tree = ast.parse("".join(linecache.getlines(name)))
+        tree = syntax_of_file("".join(linecache.getlines(name)))
     except SyntaxError:
         return _File({}, {}, frozenset())
     places = {

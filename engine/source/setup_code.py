@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 
 from engine.source.branches import syntax_of
+from engine.source.function_text import syntax_of_file
 from engine.source.static_attributes import table_of
 
 __all__ = ["called_by_constructors_only", "functions_of", "is_setup"]
@@ -112,7 +113,7 @@ def _tree_of(python_module: str) -> ast.Module | None:
     """Return the syntax of a Python module; None without its source."""
     lines = linecache.getlines(str(table_of(sys.modules.get(python_module)).get("__file__")))
     try:
-        return ast.parse("".join(lines)) if lines else None
+        return syntax_of_file("".join(lines)) if lines else None
     except (SyntaxError, ValueError):
         return None
 

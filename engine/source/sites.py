@@ -12,7 +12,7 @@ import torch
 
 from engine.program.places import shown_place
 
-__all__ = ["Site", "is_library", "user_site"]
+__all__ = ["Site", "is_exchanged", "is_library", "user_site"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -20,6 +20,8 @@ _ENGINE = frozenset(
     os.path.join(_PACKAGES, *place)
     for place in (("source", "sizes.py"), ("source", "provenance.py"), ("recording", "recorder.py"))
 )
+
+_EXCHANGES = f"{__name__.partition('.')[0]}.surgery."
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ def _ends(code: CodeType) -> list[tuple[int, int] | None]:
 def is_library(filename: str) -> bool:
     """Whether a file belongs to torch or to the recorder, and not to the user."""
     return filename.startswith(_TORCH) or filename in _ENGINE
+
+
+def is_exchanged(cls: type) -> bool:
+    """Whether a class is one of the engine's that takes the place of a layer's own.
+
+    An analysis treats its code as that of torch, or it would record a compacted model otherwise than the one before.
+    """
+    return cls.__module__.startswith(_EXCHANGES)
 
 
 def user_site(function: str, reflected: bool = False) -> Site:

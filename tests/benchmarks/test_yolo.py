@@ -117,3 +117,11 @@ def test_a_size_that_the_exporter_takes(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(yolo, "_exported_error", error)
     assert yolo.exported_error(nn.Identity(), "yolov8-world.yaml") == 96
+
+
+def test_detections_that_tie_may_swap() -> None:
+    """Two whose scores differ by rounding only; others may not, nor may one stand for two."""
+    expected = torch.tensor([[[1.0, 0.9], [4.0, 0.5], [2.0, 0.5 - 1e-8], [3.0, 0.1]]], dtype=torch.float64)
+    assert yolo.difference(expected[:, [0, 2, 1, 3]], [expected]) < 1e-6
+    assert yolo.difference(expected[:, [1, 0, 2, 3]], [expected]) > 0.5
+    assert yolo.difference(expected[:, [0, 1, 1, 3]], [expected]) == 0.5

@@ -230,3 +230,13 @@ def test_what_holds_for_one_size_holds_for_all(dtype: torch.dtype, monkeypatch: 
             assert ours == layouts(made._run, func, arguments(func, dtype, shape, made)), (func, shape)
         recorded += any(key[0] is func for key in fakes._RECIPES_BY_ELEMENT)
     assert recorded > len(functions) / 4
+
+
+def test_the_mode_asks_once_for_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask loads the library of a driver: twice for each op that is not remembered."""
+    asked: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(None)))
+    fakes = Fakes()
+    for size in range(2, 6):
+        fakes.run(torch.ops.aten.cumsum.default, (fakes.of(torch.zeros(size)), 0), {})
+    assert len(asked) <= 1

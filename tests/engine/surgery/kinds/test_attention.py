@@ -131,6 +131,21 @@ def test_heads_go_where_nobody_reads_the_weights() -> None:
     assert plan.apply(copy.deepcopy(model)).attend.num_heads == 2
 
 
+def test_an_exchanged_one_is_recorded_like_that_of_torch() -> None:
+    """A probability of zero in a layer of torch is no switch that somebody may set; it is none in what replaces it."""
+
+    class Asks(Crossed):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.embed(x)
+            scores: Tensor = self.head(y + self.attend(y, y, y)[0])
+            return scores.relu() if self.training else scores
+
+    torch.manual_seed(0)
+    model, x = randomised(Asks({})), torch.randn(2, 4, 5).double()
+    plan = check_exact(model, group_wise(model, x), x, torch.randn(3, 7, 5).double())
+    assert plan.apply(copy.deepcopy(model)).attend.num_heads == 2
+
+
 def test_an_unbatched_call() -> None:
     """A sequence without a batch dimension comes back without one."""
     plain = randomised(nn.MultiheadAttention(8, 2))
