@@ -17,19 +17,23 @@ def _answers(answer: object) -> list[object]:
 
 
 def test_truth_values_are_turned() -> None:
+    """A condition has one other outcome."""
     assert _answers(True) == [False]
 
 
 @pytest.mark.parametrize(("answer", "others"), [(0, [1, 1000]), (5, [6, 4, 0, 1005])])
 def test_whole_numbers_have_neighbours(answer: int, others: list[int]) -> None:
+    """An index or a count is tried next to it, at zero, and far above."""
     assert _answers(answer) == others
 
 
 def test_floats_are_far_away_on_both_sides() -> None:
+    """A threshold lies between."""
     assert _answers(0.3) == [1e6, -1e6, 0.0, 1.0]
 
 
 def test_lists_and_arrays_keep_their_form() -> None:
+    """What the code does with their lengths stays the same."""
     assert _answers([[0.5, 0.7]])[:2] == [[[1e6, 1e6]], [[-1e6, -1e6]]]
     assert _answers([]) == []
     [turned] = _answers(np.array([True, False]))
@@ -37,6 +41,7 @@ def test_lists_and_arrays_keep_their_form() -> None:
 
 
 def test_modules_of_a_place_are_turned_together() -> None:
+    """The blocks of a network share their code; each time that they ask is another run."""
     taken = [DataDecision("net.py:3", nth, owner, True) for owner in ("a", "b") for nth in (0, 1)]
     assert [sorted(answers) for _, answers in turns(taken, ())] == [
         [("net.py:3", 0, "a"), ("net.py:3", 0, "b")],
@@ -46,6 +51,7 @@ def test_modules_of_a_place_are_turned_together() -> None:
 
 
 def test_whole_numbers_go_on_in_their_direction() -> None:
+    """One expert after the other."""
     taken, key = [DataDecision("net.py:3", 0, "head", 2)], ("net.py:3", 0, "head")
     assert further_answers({key: 3}, taken) == [{key: 4}]
     assert further_answers({key: 1}, taken) == [{key: 0}]
@@ -53,6 +59,7 @@ def test_whole_numbers_go_on_in_their_direction() -> None:
 
 
 def test_a_loop_that_goes_on_is_broken_off() -> None:
+    """Only with other answers: a run on the example takes what it takes."""
     decisions = DataDecisions()
     with pytest.raises(TraceError, match="loop does not end"), decisions.turned({("net.py:3", 0, ""): True}, ops=1):
         for _ in range(1000):
@@ -75,5 +82,6 @@ class _Counts(nn.Module):
 
 
 def test_a_count_is_not_followed_for_ever() -> None:
+    """A thousand rounds are more than the budget."""
     graph = engine.trace(_Counts(), torch.zeros(2, 4))
     assert 1 <= sum(node.module == "layer" for node in graph.nodes) < 200
