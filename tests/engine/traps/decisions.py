@@ -181,24 +181,27 @@ TRAPS = [
 ]
 
 
-class _OddBatches(nn.Module):
-    """What runs follows from the mode and the number of samples together.
+class _OddWhileTraining(nn.Module):
+    """One layer for odd batches and another for even ones, in train mode only."""
 
-    Args:
-        first: whether the mode decides first.
-    """
-
-    def __init__(self, first: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.stem, self.first, self.head = nn.Linear(5, 6), first, nn.Linear(6, 3)
+        self.stem, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
         self.odd, self.even = nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.stem(x).relu()
-        if self.first:
-            if self.training:
-                h = (self.odd if h.shape[0] % 2 else self.even)(h).tanh()
-        elif h.shape[0] % 2:
+        if self.training:
+            h = [self.even, self.odd][h.shape[0] % 2](h).tanh()
+        return self.head(h)
+
+
+class _WhileTrainingOdd(_OddWhileTraining):
+    """One layer for odd batches, and another one after it in train mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x).relu()
+        if h.shape[0] % 2:
             h = self.even(h).tanh()
             if self.training:
                 h = self.odd(h).tanh()
@@ -213,11 +216,11 @@ def _step_of(count: int) -> Use:
     return use
 
 
-def _odd_batches(name: str, first: bool) -> Trap:
+def _odd_batches(name: str, make: Callable[[], nn.Module]) -> Trap:
     return Trap(
         name=name,
         source="mixup of pairs, and other augmentation of features",
-        make=lambda: _OddBatches(first),
+        make=make,
         example=lambda model: torch.zeros(4, 5, dtype=torch.float64),
         uses=[_shifted(0.0)],
         trains=[_step_of(4), _step_of(7)],
@@ -226,8 +229,8 @@ def _odd_batches(name: str, first: bool) -> Trap:
 
 
 TRAPS += [
-    _odd_batches("a layer for odd batches while training", True),
-    _odd_batches("a layer while training for odd batches", False),
+    _odd_batches("a layer for odd batches while training", _OddWhileTraining),
+    _odd_batches("a layer while training for odd batches", _WhileTrainingOdd),
 ]
 
 
