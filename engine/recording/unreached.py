@@ -138,6 +138,8 @@ class _UntakenBranches:
         return notes
 
     def _follow(self, branch: UntakenBranch) -> None:
+        if self._idle.includes_any(branch.mentioned_modules()) and not self._is_fixed(branch, by_user=True):
+            self._use_replaced_by_idle(branch)
         values_read = branch.values_read(self._runs.stored)
         used = self._variables_used(branch, values_read) if values_read else None
         if used is None:
@@ -146,9 +148,6 @@ class _UntakenBranches:
         self._touch(self._values_of_calls.pop(branch.place, {}).values(), Effect.USES, branch)
         if not used.isdisjoint(branch.passed_through()):
             self._use_replaced_values(branch)
-        if self._idle.includes_any(branch.mentioned_modules()):
-            for name in (*branch.branch.assigned, RESULT):
-                self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         for name, values in values_read.items():
             effect = Effect.USES if name in used else effects.get(name, Effect.KEEPS)
             if effect is Effect.CHANGES and branch.mentioned_modules():
@@ -202,6 +201,14 @@ class _UntakenBranches:
                 calls = self._values_of_calls.setdefault(branch.place, {})
                 calls.update((value.index, value) for value in (*inputs, *outputs))
         return result
+
+    def _use_replaced_by_idle(self, branch: UntakenBranch) -> None:
+        """Count as used what stands in the place of a module that never ran, and of what it would compute."""
+        for name in (*branch.branch.assigned, RESULT):
+            self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
+        for module in branch.modules_replaced():
+            for values in self._dataflow.boundary(module):
+                self._touch(values, Effect.USES, branch)
 
     def _use_replaced_values(self, branch: UntakenBranch) -> None:
         """Count as used what a branch replaces: what variables hold, or the function returns, or a consumer reads."""

@@ -192,7 +192,7 @@ class _OddWhileTraining(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.stem(x).relu()
         if self.training:
-            h = [self.even, self.odd][h.shape[0] % 2](h).tanh()
+            h = {0: self.even, 1: self.odd}[h.shape[0] % 2](h).tanh()
         return self.head(h)
 
 
