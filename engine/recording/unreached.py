@@ -138,7 +138,7 @@ class _UntakenBranches:
         return notes
 
     def _follow(self, branch: UntakenBranch) -> None:
-        if self._idle.includes_any(branch.mentioned_modules()) and not self._is_fixed(branch, by_user=True):
+        if self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch):
             self._use_replaced_by_idle(branch)
         values_read = branch.values_read(self._runs.stored)
         used = self._variables_used(branch, values_read) if values_read else None
@@ -218,6 +218,9 @@ class _UntakenBranches:
         for node in self._runs.nodes if consumer is not None else ():
             if node.module == consumer:
                 self._touch((v for v in node.inputs if not v.stored), Effect.USES, branch)
+
+    def _is_settled(self, branch: UntakenBranch) -> bool:
+        return self._is_fixed(branch, by_user=True) or self._is_fixed(branch, by_user=False)
 
     def _is_fixed(self, branch: UntakenBranch, by_user: bool) -> bool:
         """Whether the code, or a declaration of the user's, determines that a branch never runs."""
