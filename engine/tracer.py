@@ -124,10 +124,6 @@ def _run(
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
-def _run_with(run: Callable[..., None], train: list[nn.Module], path: str, args: Any, kwargs: Any) -> None:
-    run(args, kwargs, train, path)
-
-
 def _run_entry(recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry) -> None:
     """Record an entry, on data where it asks for them.
 
@@ -175,8 +171,10 @@ def _record(
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
-    again = functools.partial(run, *inputs[0], [], "other")
-    recorder.notes += record_data_decisions(recorder, again, recorder.data_decisions.taken, first[0])
+    by_default = functools.partial(run, train=[], path="other")
+    recorder.notes += record_data_decisions(
+        recorder, functools.partial(by_default, *inputs[0]), recorder.data_decisions.taken, first[0]
+    )
     train = modules_needing_train_mode(
         recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
     )
@@ -187,22 +185,21 @@ def _record(
         try:
             with switches.answering(otherwise=way.switch):
                 run(*inputs[0], way.train, "train")
-            runs_of_ways.append((way, recorder.since(mark)))
-            taken = recorder.data_decisions.taken
-            decisions += [(recorder.since(mark)[1], way)] if way.switch is None else []
+            ran, taken = recorder.since(mark), recorder.data_decisions.taken
+            runs_of_ways.append((way, ran))
+            decisions += [(ran[1], way)] if way.switch is None else []
             recorder.drop_if_repeated(mark, shapes=True)
+            again = functools.partial(run, *inputs[0], way.train, "other")
             with switches.answering(otherwise=way.switch):
-                recorder.notes += record_data_decisions(
-                    recorder, functools.partial(run, *inputs[0], way.train, "other"), taken, runs_of_ways[-1][1][0]
-                )
+                recorder.notes += record_data_decisions(recorder, again, taken, ran[0])
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN['train']} {error}")
-    _record_others(recorder, functools.partial(_run_with, run, [], "other"), inputs, first, dynamic_dims)
+    _record_others(recorder, by_default, inputs, first, dynamic_dims)
     for way, ran in runs_of_ways:
         with switches.answering(otherwise=way.switch):
-            again = functools.partial(_run_with, run, way.train, "other")
-            _record_sizes_of_way(recorder, again, inputs[0], ran, dynamic_dims)
+            in_way = functools.partial(run, train=way.train, path="other")
+            _record_sizes_of_way(recorder, in_way, inputs[0], ran, dynamic_dims)
     record_arguments(recorder, run, Arguments(model, *inputs[0], changing.declared), first, outputs)
     record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
     record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)

@@ -7,13 +7,15 @@ number that code compares with another one, or counts with, is replaced by very 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from engine.errors import TraceError
+from engine.program.graph import Value
 
 __all__ = ["DataDecision", "DataDecisions", "further_answers", "turns"]
 
@@ -21,6 +23,7 @@ _LONGER, _MORE = 4, 400
 """A run with other answers ends after so many times the ops of the run on the example, and so many more."""
 
 _STEPS = 16
+"""How far whole numbers are tried one by one."""
 
 _FAR, _MANY = 1e6, 1000
 """Beyond the thresholds that code compares floats and whole numbers with."""
@@ -51,25 +54,33 @@ class DataDecision(NamedTuple):
 class DataDecisions:
     """The decisions of the current run, some of which may come out otherwise.
 
+    Args:
+        owner: returns the name of the module that runs.
+
+    Attributes:
+        taken: what code has asked so far.
+
     Example:
-        >>> decisions = DataDecisions()
-        >>> decisions.answer("head", "net.py:3", True)
+        >>> decisions = DataDecisions(lambda: "head")
+        >>> decisions.answer("net.py:3", True)
         True
         >>> with decisions.turned({("net.py:3", 0, "head"): False}, ops=5):
         ...     decisions.restart()
-        ...     decisions.answer("head", "net.py:3", True), decisions.answer("head", "net.py:3", True)
+        ...     decisions.answer("net.py:3", True), decisions.answer("net.py:3", True)
         (False, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Callable[[], str]) -> None:
+        self._owner = owner
         self.taken: list[DataDecision] = []
         self._counts: dict[tuple[str, str], int] = {}
         self._turned: Answers = {}
         self._remaining = 0
+        self._sized_by_data: set[int] = set()
 
     def restart(self) -> None:
         """Begin another run."""
-        self.taken, self._counts = [], {}
+        self.taken, self._counts, self._sized_by_data = [], {}, set()
 
     @contextmanager
     def turned(self, turned: Answers, ops: int) -> Iterator[None]:
@@ -85,18 +96,36 @@ class DataDecisions:
         finally:
             self._turned = {}
 
-    def answer(self, owner: str, place: str, answer: Answer) -> Answer:
+    def answer(self, place: str, answer: Answer) -> Answer:
         """Return what the code is told.
 
         Args:
-            owner: name of the module that runs.
             place: file and line of the question.
             answer: as the data say.
         """
+        owner = self._owner()
         count = self._counts.get((owner, place), 0)
         self._counts[owner, place] = count + 1
         self.taken.append(DataDecision(place, count, owner, answer))
         return self._turned.get((place, count, owner), answer)
+
+    def note_sizes(self, func: Any, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+        """Note results of an op with a size that follows from data, or with that of an input which has such a size.
+
+        Args:
+            func: the op.
+            inputs, outputs: values of its arguments and results.
+        """
+        sizes = {n for value in inputs if self.has_size_of_data(value) for n in value.shape}
+        follows = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
+        if follows and len(inputs) > 1:  # an index of whole numbers has its own size
+            follows = any(value.dtype is torch.bool for value in inputs)
+        if follows or any(n in sizes for value in outputs for n in value.shape):
+            self._sized_by_data.update(value.index for value in outputs)
+
+    def has_size_of_data(self, value: Value) -> bool:
+        """Whether a size of a value follows from the numbers in a tensor."""
+        return value.index in self._sized_by_data
 
     def count_op(self) -> None:
         """Note that an op ran.
@@ -143,32 +172,35 @@ def further_answers(answers: Answers, taken: Iterable[DataDecision]) -> list[Ans
 
 
 def _others(answer: Answer) -> list[Answer]:
-    """Return other answers; a whole number often picks one of several layers, or is how many there are of something."""
+    """Return other answers of the same form; a whole number often picks one of several layers, or counts something."""
     if isinstance(answer, bool):
         return [not answer]
     if isinstance(answer, int):
         return [n for n in dict.fromkeys((answer + 1, answer - 1, 0, answer + _MANY)) if n not in (answer, -1)]
     if isinstance(answer, float):
         return [number for number in (_FAR, -_FAR, 0.0, 1.0) if number != answer]
-    return list(_filled(answer))
-
-
-def _filled(answer: Any) -> Iterator[Any]:
-    """Yield lists and arrays of the same form whose entries are others, and all the same."""
     if isinstance(answer, np.ndarray):
-        yield from (np.full_like(answer, other) for other in _others(answer.dtype.type(0).item()))
-    else:
-        leaf = next(_leaves(answer), None)
-        yield from (_with_leaves(answer, other) for other in ([] if leaf is None else _others(leaf)))
+        return [np.full_like(answer, other) for other in _others_of(answer.dtype)]
+    leaf = next(_leaves(answer), None) if isinstance(answer, list) else None
+    return [_with_leaves(answer, other) for other in _others(leaf)] if isinstance(leaf, (bool, int, float)) else []
 
 
-def _leaves(nested: Any) -> Iterator[Any]:
-    if isinstance(nested, list):
-        for item in nested:
-            yield from _leaves(item)
-    else:
-        yield nested
+def _others_of(dtype: np.dtype[Any]) -> list[Answer]:
+    """Return numbers for an array, as far as its type has them."""
+    if dtype == np.bool_:
+        return [True, False]
+    if np.issubdtype(dtype, np.integer):
+        return [0, 1, min(_MANY, int(np.iinfo(dtype).max))]
+    if np.issubdtype(dtype, np.floating):
+        far = min(_FAR, float(np.finfo(dtype).max))
+        return [far, -far, 0.0, 1.0]
+    return []
 
 
-def _with_leaves(nested: Any, leaf: Any) -> Any:
-    return [_with_leaves(item, leaf) for item in nested] if isinstance(nested, list) else leaf
+def _leaves(nested: list[Any]) -> Iterator[Any]:
+    for item in nested:
+        yield from _leaves(item) if isinstance(item, list) else [item]
+
+
+def _with_leaves(nested: list[Any], leaf: Any) -> list[Any]:
+    return [_with_leaves(item, leaf) if isinstance(item, list) else leaf for item in nested]

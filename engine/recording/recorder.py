@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -57,12 +57,12 @@ class Recorder(Versions, TorchDispatchMode):
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
         Versions.__init__(self, model, changing)
         self._maker = fakes
-        self.data_decisions = DataDecisions()
+        self.data_decisions = DataDecisions(lambda: self._stack[-1])
         entry = code_of(type(model).forward)
         self.coverage = CoverageTracer(
             source_files(model), self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t)
         )
-        self._provenance = Provenance(self._peek, self, self.coverage)
+        self._provenance = Provenance(self._peek, self, self.coverage, self.data_decisions)
 
     # ------------------------------------------------------------------ a run
 
@@ -72,7 +72,6 @@ class Recorder(Versions, TorchDispatchMode):
         self._overwritten = TensorBackup(self._tensors)
         self._vectors = BufferVectors(self._names)
         self._inside: OpaqueCall | None = None
-        self._sized_by_data: set[int] = set()
 
     def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
         """Record ``call(args, kwargs)``; ``stack`` has the name of the running module on top."""
@@ -129,13 +128,6 @@ class Recorder(Versions, TorchDispatchMode):
                 if isinstance(held, Tensor) and id(held) in self._current and self._is_stored(self._read(held)):
                     yield name, key
 
-    def _exit(self, tensor: Tensor, how: str) -> None:
-        value = self._read(tensor)
-        if all(value is not output for output in self._outputs):
-            maker = "" if value.producer is None else f" (output of {self._nodes[value.producer]!r})"
-            self._exits[value.index] = how + maker
-            self._outputs.append(value)
-
     @property
     def coefficients(self) -> Coefficients:
         """The floats in attributes that code outside the model may set."""
@@ -154,16 +146,6 @@ class Recorder(Versions, TorchDispatchMode):
         self._provenance.reads = True
         self._decisions.setdefault(site, None)
         self._exit(tensor if self._maker is None else self._substitute(tensor), f"is read by the code ({site})")
-
-    def has_size_of_data(self, value: Value) -> bool:
-        """Whether a size of a value follows from the numbers in a tensor."""
-        return value.index in self._sized_by_data
-
-    def decide(self, answer: Any, place: str | None = None) -> Any:
-        """Return what code is told that asks for the numbers in a tensor, and note it."""
-        if place is None:
-            place = "" if self._provenance.site is None else self._provenance.site.place
-        return self.data_decisions.answer(self._stack[-1], place, answer)
 
     def adopt(self, tensor: Tensor) -> None:
         """Take up a tensor that Python made of numbers which may follow from what was read: it varies."""
@@ -380,8 +362,8 @@ class Recorder(Versions, TorchDispatchMode):
             fresh = [t for t in out_tensors if not any(storage_of(t) == storage_of(w) for w in written)]
         origin = None if written else Origin.of(op, func, values, inputs)
         outputs = tuple(self._value(t, producer=len(self._nodes), origin=origin) for t in (*written, *fresh))
-        if self._maker is None and _has_size_of_data(func, inputs, outputs, self._sized_by_data):
-            self._sized_by_data.update(value.index for value in outputs)
+        if self._maker is None:
+            self.data_decisions.note_sizes(func, inputs, outputs)
         sizes = self._sizes(func, values)
         node = self._emit(op, func, values, sizes, inputs, outputs)
         for tensor in () if outputs or op in METADATA_FUNCTIONS or op.startswith(QUERY_PREFIXES) else arguments:
@@ -397,13 +379,6 @@ class Recorder(Versions, TorchDispatchMode):
                 self._homes[id(tensor)] = self._homes[id(written[0])]
                 self._hold(tensor)
 
-    def _parent(self, tensor: Tensor, arguments: Sequence[Tensor]) -> int | None:
-        """Return the first of an op's arguments of which a tensor is a view; nothing shares memory that is new."""
-        storage = storage_of(tensor)
-        if storage not in self._storages:
-            return None
-        return next((id(t) for t in arguments if storage_of(t) == storage), None)
-
     def _sizes(self, func: Any, values: Mapping[str, Any]) -> dict[tuple[str, int], Expr]:
         """Match the numbers that reached the op, but for dimensions, with those that the user's code passed."""
         expressions: dict[tuple[str, int], Expr] = {}
@@ -417,13 +392,3 @@ class Recorder(Versions, TorchDispatchMode):
                     if any(True for _ in leaves(expr)):
                         expressions[name, position] = expr
         return expressions
-
-
-def _has_size_of_data(func: Any, inputs: Sequence[Value], outputs: Sequence[Value], sized: Collection[int]) -> bool:
-    """Whether the results of an op have a size that follows from data, or one of an input which has such a size."""
-    sizes = {n for value in inputs if value.index in sized for n in value.shape}
-    if any(n in sizes for value in outputs for n in value.shape):
-        return True
-    if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
-        return False
-    return len(inputs) == 1 or any(value.dtype is torch.bool for value in inputs)  # an integer index has its own size

@@ -254,7 +254,7 @@ class UntakenBranch:
         held = {module for name in self.branch.assigned for module in self._modules_in(name)}
         statement = () if self.branch.statement is None else ast.walk(self.branch.statement)
         beside = (self._module_name(self._attribute(n)) for n in statement if isinstance(n, ast.Attribute))
-        return held | {name for name in beside if name is not None} - {self.owner, ""}
+        return (held | {name for name in beside if name is not None}) - {self.owner, ""}
 
     def _modules_in_method(self, method: str) -> set[str]:
         """Return the modules that a method of the module mentions, directly or in a method that it calls."""

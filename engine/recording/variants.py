@@ -174,6 +174,8 @@ def record_data_decisions(
     Returns:
         Notes on what could not be recorded.
     """
+    if not taken:
+        return []
     seen, remaining = _links(nodes), max(_MOST_TURNED_OPS, _LEAST_TURNED * len(nodes))
     waiting: list[tuple[dict[Any, Any], list[DataDecision]]] = [({}, list(taken))]
     places, fruitless, left_out = set[str](), Counter[str](), dict[str, None]()

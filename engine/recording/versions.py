@@ -8,6 +8,7 @@ node where a view wrote into its base. Without this, a write that the analysis d
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,3 +179,17 @@ class Versions(Tape):
         if node.index in self._uncertain:
             self._uncertain[again.index] = self._uncertain[node.index]
         return outputs[position]
+
+    def _exit(self, tensor: Tensor, how: str) -> None:
+        value = self._read(tensor)
+        if all(value is not output for output in self._outputs):
+            maker = "" if value.producer is None else f" (output of {self._nodes[value.producer]!r})"
+            self._exits[value.index] = how + maker
+            self._outputs.append(value)
+
+    def _parent(self, tensor: Tensor, arguments: Sequence[Tensor]) -> int | None:
+        """Return the first of an op's arguments of which a tensor is a view; nothing shares memory that is new."""
+        storage = storage_of(tensor)
+        if storage not in self._storages:
+            return None
+        return next((id(t) for t in arguments if storage_of(t) == storage), None)

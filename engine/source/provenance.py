@@ -28,8 +28,7 @@ from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
 from engine.source.sites import Site, user_site
 from engine.source.sizes import (
-    DECIDERS,
-    GUARD_TABLES,
+    RECORDINGS,
     Scalar,
     Shape,
     Size,
@@ -106,14 +105,18 @@ class Program(Protocol):
     def read(self, tensor: Tensor) -> None:
         """Note that Python code reads the numbers in a tensor."""
 
+    def adopt(self, tensor: Tensor) -> None:
+        """Note that a tensor is built from numbers that may depend on a read."""
+
+
+class Decisions(Protocol):
+    """What tensors answer to code that decides by their numbers."""
+
     def has_size_of_data(self, value: Value) -> bool:
         """Whether a size of a value follows from the numbers in a tensor."""
 
-    def decide(self, answer: Any, place: str | None = None) -> Any:
-        """Return what code is told that asks for the numbers in a tensor."""
-
-    def adopt(self, tensor: Tensor) -> None:
-        """Note that a tensor is built from numbers that may depend on a read."""
+    def answer(self, place: str, answer: Any) -> Any:
+        """Return what code at a file and line is told, which may be another answer than the tensor's."""
 
 
 # Functions of a tensor that return neither tensors nor its numbers; neither do those that start with ``is_``.
@@ -124,6 +127,9 @@ METADATA_FUNCTIONS = frozenset(
 )
 QUERY_PREFIXES = ("has_", "_has_")
 """Prefixes of functions that return whether a tensor has something."""
+
+_ADDRESSES = frozenset({"data_ptr"})
+"""Functions that return where a tensor's memory is: another answer could be written to."""
 
 _WRAPPERS = tuple(
     os.path.join(os.path.dirname(torch.__file__), *path)
@@ -177,6 +183,7 @@ class Provenance(TorchFunctionMode):
         value_of: returns the recorded value of a tensor, or None if the tensor is not part of the program.
         program: is notified of reads and writes that are not ops.
         coverage: traces the user's code; paused inside of torch.
+        decisions: answers code that asks a tensor for numbers.
 
     Attributes:
         numbers: numbers that the running function was called with and that no op has matched yet.
@@ -189,8 +196,15 @@ class Provenance(TorchFunctionMode):
     _SIZE_FUNCTIONS: ClassVar[frozenset[str]] = frozenset({"__get__", "__len__", "nelement", "numel", "size"})
     _CONSTRUCTORS: ClassVar[frozenset[str]] = frozenset({"as_tensor", "asarray", "new_tensor", "tensor"})
 
-    def __init__(self, value_of: Callable[[Tensor], Value | None], program: Program, coverage: CoverageTracer) -> None:
+    def __init__(
+        self,
+        value_of: Callable[[Tensor], Value | None],
+        program: Program,
+        coverage: CoverageTracer,
+        decisions: Decisions,
+    ) -> None:
         super().__init__()
+        self._decisions = decisions
         self._coverage = coverage
         self._value_of, self._program = value_of, program
         self.numbers: list[int | float] = []
@@ -202,15 +216,13 @@ class Provenance(TorchFunctionMode):
     def __enter__(self) -> Provenance:
         self._scope = ExitStack()
         self._scope.enter_context(_tracking_functions())
-        GUARD_TABLES.append(self.guards)
-        DECIDERS.append(self._compared)
+        RECORDINGS.append(self)
         self.reads = False
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        GUARD_TABLES.pop()
-        DECIDERS.pop()
+        RECORDINGS.pop()
         self._scope.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -239,7 +251,7 @@ class Provenance(TorchFunctionMode):
                 if not isinstance(result, Tensor) or self.reads or not self._program.holds(result):
                     self._note_reads(name, func, (*args, *kwargs.values()), result)
                 if type(result) in _NUMBERS:
-                    return self._decided(name, result, (args, kwargs))
+                    return self._answered(name, result, (args, kwargs))
                 if isinstance(result, (tuple, list)) and len(result) == 1 and isinstance(result[0], Tensor) and args:
                     self._note_single_part(args[0], result[0])
                 return result
@@ -290,19 +302,17 @@ class Provenance(TorchFunctionMode):
                     self._program.read(part)
                 self._program.adopt(tensor)
 
-    def _decided(self, name: str, result: Any, arguments: Any) -> Any:
-        """Return what code is told that asks for the numbers in a tensor: another one where a decision is turned."""
+    def _answered(self, name: str, result: Any, arguments: Any) -> Any:
+        """Return what code is told that asks for the numbers in a tensor: others where a decision is turned."""
         tensors = [tensor for tensor in tensors_in(arguments) if self._program.holds(tensor)]
-        if (
-            not tensors
-            or name != "is_nonzero"
-            and _is_metadata(name)
-            or any(isinstance(t, FakeTensor) for t in tensors)
-        ):
+        if not tensors or any(isinstance(tensor, FakeTensor) for tensor in tensors) or name in _ADDRESSES:
             return result
+        if name != "is_nonzero" and _is_metadata(name):
+            return result
+        place = "" if self.site is None else self.site.place
         if len(tensors) == 1 and tensors[0].dtype is torch.bool and type(result) is int and result in (0, 1):
-            return int(self._program.decide(bool(result)))
-        return self._program.decide(result)
+            return int(self._decisions.answer(place, bool(result)))
+        return self._decisions.answer(place, result)
 
     def _tag(self, tensor: Tensor, sizes: torch.Size) -> Shape:
         value = self._value_of(tensor)
@@ -311,19 +321,35 @@ class Provenance(TorchFunctionMode):
         return Shape(Size(n, ShapeOf(value, d)) for d, n in enumerate(sizes))
 
     def _length(self, tensor: Tensor, length: int) -> int:
+        """Return what code is told that asks for a tensor's length."""
         value = self._value_of(tensor)
         if value is not None:
-            if self._program.has_size_of_data(value):
-                return int(self._program.decide(length, user_site("len").place))
-            expr = Apply("==", ShapeOf(value, 0), length)
-            self.guards.setdefault(expr, Guard(expr, True, user_site("len").place))
+            place = user_site("len").place
+            if self._decisions.has_size_of_data(value):
+                return int(self._decisions.answer(place, length))
+            self.note(Apply("==", ShapeOf(value, 0), length), True, place)
         return length
 
-    def _compared(self, expr: Apply, outcome: bool, place: str) -> bool:
-        """Return how a comparison comes out: otherwise where it is of a size that follows from data, and is turned."""
+    def note(self, expr: Apply, outcome: bool, place: str) -> None:
+        """Note how a comparison comes out.
+
+        Args:
+            expr: the comparison.
+            outcome: what it is on the example.
+            place: file and line.
+        """
+        self.guards.setdefault(expr, Guard(expr, outcome, place))
+
+    def decide(self, expr: Apply, outcome: bool, place: str) -> bool:
+        """Note it, and return what code is told: another outcome where one of a size that follows from data is turned.
+
+        Args:
+            expr, outcome, place: as above.
+        """
+        self.note(expr, outcome, place)
         sizes = (leaf for leaf in leaves(expr) if isinstance(leaf, ShapeOf))
-        if any(self._program.has_size_of_data(leaf.value) for leaf in sizes):
-            return bool(self._program.decide(outcome, place))
+        if any(self._decisions.has_size_of_data(leaf.value) for leaf in sizes):
+            return bool(self._decisions.answer(place, outcome))
         return outcome
 
     def _note_single_part(self, tensor: Any, part: Tensor) -> None:
@@ -331,8 +357,8 @@ class Provenance(TorchFunctionMode):
         value = self._value_of(tensor) if isinstance(tensor, Tensor) else None
         if value is not None and part.numel() == tensor.numel():
             for dim, size in enumerate(tensor.size()):
-                expr = Apply(">", ShapeOf(value, dim), int(size))
-                self.guards.setdefault(expr, Guard(expr, False, "" if self.site is None else self.site.place))
+                place = "" if self.site is None else self.site.place
+                self.note(Apply(">", ShapeOf(value, dim), int(size)), False, place)
 
     def _note_unmatched(self, numbers: Iterable[int | float]) -> None:
         """Note numbers that no op received: a slice that covers a whole tensor is not an op."""

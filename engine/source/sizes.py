@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr, Guard
+from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr
 from engine.source.sites import is_library
 
 __all__ = [
-    "DECIDERS",
-    "GUARD_TABLES",
+    "RECORDINGS",
+    "Recording",
     "Scalar",
     "Shape",
     "Size",
@@ -148,37 +148,41 @@ def _untracked(base: type, name: str) -> Callable[..., Any]:
     return method
 
 
-def note_exact_values(numbers: Iterable[Any], depth: int = 3) -> None:
-    """Note as guards that the caller's caller uses the present values of numbers in a form that is not tracked."""
-    for number in numbers:
-        if isinstance(number, (Size, Scalar)):
-            _note_comparison(Apply("==", number.expr, _plain(number)), True, depth)
+class Recording(Protocol):
+    """What is told of the comparisons in the user's code."""
+
+    def note(self, expr: Apply, outcome: bool, place: str) -> None:
+        """Note how a comparison comes out at a file and line."""
+
+    def decide(self, expr: Apply, outcome: bool, place: str) -> bool:
+        """Note it, and return what the code is told."""
+
+
+def _place(depth: int) -> str | None:
+    """Return the file and line of a comparison; None in torch and the engine, where it decides nothing of channels."""
+    frame = sys._getframe(depth + 1)
+    if not RECORDINGS or is_library(frame.f_code.co_filename):
+        return None
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _decided(expr: Apply, outcome: bool) -> bool:
-    """Note a comparison in the user's code, and return what the code is answer: another outcome where one is tried."""
-    frame = sys._getframe(2)
-    if not GUARD_TABLES or is_library(frame.f_code.co_filename):
-        return outcome
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    answer = DECIDERS[-1](expr, outcome, place)
-    if answer is outcome:
-        GUARD_TABLES[-1].setdefault(expr, Guard(expr, outcome, place))
-    return answer
+    place = _place(2)
+    return outcome if place is None else RECORDINGS[-1].decide(expr, outcome, place)
 
 
-def _note_comparison(expr: Apply, outcome: bool, depth: int = 2) -> None:
-    """Note a comparison in the user's code; those of torch and of the engine decide nothing about channels."""
-    frame = sys._getframe(depth)
-    if GUARD_TABLES and not is_library(frame.f_code.co_filename):
-        GUARD_TABLES[-1].setdefault(expr, Guard(expr, outcome, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+def note_exact_values(numbers: Iterable[Any], depth: int = 2) -> None:
+    """Note that the caller's caller uses the present values of numbers in a form that is not tracked."""
+    place = _place(depth)
+    if place is None:
+        return
+    for number in numbers:
+        if isinstance(number, (Size, Scalar)):
+            RECORDINGS[-1].note(Apply("==", number.expr, _plain(number)), True, place)
 
 
-GUARD_TABLES: list[dict[Apply, Guard]] = []
-"""Tables for comparisons, one per recording; the last one is in use."""
-
-DECIDERS: list[Callable[[Apply, bool, str], bool]] = []
-"""What decides how comparisons come out, one per recording, by expression, outcome and place."""
+RECORDINGS: list[Recording] = []
+"""The running recordings; the last one is in use."""
 
 # `hash` is among them, for dictionaries with sizes as keys. `str` is not: code often prints shapes.
 _UNTRACKED = """abs and bit_count bit_length divmod float hash int invert is_integer as_integer_ratio lshift or pos rand

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -36,8 +38,23 @@ def test_lists_and_arrays_keep_their_form() -> None:
     """What the code does with their lengths stays the same."""
     assert _answers([[0.5, 0.7]])[:2] == [[[1e6, 1e6]], [[-1e6, -1e6]]]
     assert _answers([]) == []
-    [turned] = _answers(np.array([True, False]))
-    assert turned.all() and turned.shape == (2,)  # type: ignore[attr-defined]
+    assert [list(turned) for turned in _answers(np.array([True, False]))] == [[True, True], [False, False]]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "float16", "float64", "complex64", "U3"])
+def test_arrays_of_every_type_get_numbers_that_they_can_hold(dtype: str) -> None:
+    """Or none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        turned = _answers(np.zeros(2, dtype))
+    assert all(other.dtype == dtype and np.isfinite(other).all() for other in turned)  # type: ignore[attr-defined]
+    assert bool(turned) is (dtype not in ("complex64", "U3"))
+
+
+@pytest.mark.parametrize("answer", [[torch.zeros(2)], ["a"], [None], [[]]])
+def test_a_list_of_other_things_has_no_other_answer(answer: object) -> None:
+    """A function may return a list of tensors."""
+    assert _answers(answer) == []
 
 
 def test_modules_of_a_place_are_turned_together() -> None:
@@ -60,7 +77,7 @@ def test_whole_numbers_go_on_in_their_direction() -> None:
 
 def test_a_loop_that_goes_on_is_broken_off() -> None:
     """Only with other answers: a run on the example takes what it takes."""
-    decisions = DataDecisions()
+    decisions = DataDecisions(lambda: "")
     with pytest.raises(TraceError, match="loop does not end"), decisions.turned({("net.py:3", 0, ""): True}, ops=1):
         for _ in range(1000):
             decisions.count_op()
@@ -79,6 +96,27 @@ class _Counts(nn.Module):
         for _ in range(int(x.sum())):
             x = self.layer(x)
         return self.last(x)
+
+
+class _Addresses(nn.Module):
+    """Asks where a tensor is, and decides by the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.data_ptr() and x.mean() > 0 else x
+
+
+def test_an_address_is_never_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code in C may write there."""
+    answers, answer = list[object](), DataDecisions.answer
+    monkeypatch.setattr(
+        DataDecisions, "answer", lambda self, place, own: answers.append(own) or answer(self, place, own)
+    )
+    engine.trace(_Addresses(), torch.zeros(2, 4))
+    assert set(answers) == {False}
 
 
 def test_a_count_is_not_followed_for_ever() -> None:

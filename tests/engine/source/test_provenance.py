@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.program.expressions import describe, evaluate
-from engine.source.sizes import GUARD_TABLES
+from engine.source.sizes import RECORDINGS
 from tests.engine.nets import Net
 
 
@@ -156,4 +156,4 @@ def test_everything_is_itself_again() -> None:
 
     with pytest.raises(engine.errors.TraceError, match="no"):
         engine.trace(Net(forward), torch.zeros(2, 8, 4, 4))
-    assert (builtins.range, math.exp, math.log, math.log10, math.log2, math.sqrt) == plain and GUARD_TABLES == []
+    assert (builtins.range, math.exp, math.log, math.log10, math.log2, math.sqrt) == plain and RECORDINGS == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.program.expressions import ShapeOf, describe, evaluate
 from engine.program.graph import Value
-from engine.source.sizes import GUARD_TABLES, Scalar, Shape, Size, numbers_in
+from engine.source.sizes import RECORDINGS, Scalar, Shape, Size, numbers_in
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod}
 X = Value(0, (2, 8, 4, 4), torch.float32)
@@ -95,7 +95,7 @@ def test_what_plain_numbers_can_do(a: int, b: int) -> None:
         ~a,
     ]
     assert size.bit_length() == a.bit_length() and part.is_integer() == (a / b).is_integer()
-    assert type(int(size)) is int and type(float(part)) is float and GUARD_TABLES == []
+    assert type(int(size)) is int and type(float(part)) is float and RECORDINGS == []
 
 
 def test_rounding_can_be_done_again() -> None:
