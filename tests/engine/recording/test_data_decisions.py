@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.errors import TraceError
+from engine.recording import variants
 from engine.recording.data_decisions import DataDecision, DataDecisions, further_answers, turns
 
 
@@ -96,6 +97,26 @@ class _Counts(nn.Module):
         for _ in range(int(x.sum())):
             x = self.layer(x)
         return self.last(x)
+
+
+class _Gate(nn.Module):
+    """Runs a layer where the data say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.mean() > 0 else x
+
+
+def test_what_is_beyond_the_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the line that decides."""
+    assert not any("Decisions on data" in note for note in engine.trace(_Gate(), torch.zeros(2, 4)).notes)
+    monkeypatch.setattr(variants, "_MOST_TURNED_OPS", -1)
+    monkeypatch.setattr(variants, "_LEAST_TURNED", -1)
+    [note] = [n for n in engine.trace(_Gate(), torch.zeros(2, 4)).notes if "Decisions on data" in n]
+    assert "test_data_decisions.py:" in note and "only as they come out for the example" in note
 
 
 class _Addresses(nn.Module):

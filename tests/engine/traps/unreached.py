@@ -362,6 +362,35 @@ class Penalised(Net):
         return (weight @ weight.t() - torch.eye(len(weight))).square().sum()
 
 
+class Picks(nn.Module):
+    """A global picks one of two layers.
+
+    Args:
+        first: whether it picks the layer first, and calls it then.
+    """
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.head, self.first = nn.Linear(8, 3), first
+        self.usual, self.rare = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x).relu()
+        return self.head(self.pick()(h) if self.first else self.run(h))
+
+    def pick(self) -> nn.Module:
+        """Return a layer."""
+        layer = self.rare if STRENGTH > 1.5 else self.usual
+        return layer
+
+    def run(self, h: Tensor) -> Tensor:
+        """Return features of a layer."""
+        if STRENGTH > 1.5:
+            return self.rare(h).tanh()
+        return self.usual(h).relu()
+
+
 def _environment(model: nn.Module) -> Any:
     os.environ["TRAP_SORTS"] = "1"
     try:
@@ -421,6 +450,8 @@ TRAPS = [
     ),
     _trap("an adapter that is off", "peft LoraLayer.disable_adapters", Switched, sets("enabled", True)),
     _trap("a width in the other branch", "x.view(b, 8, -1) under a text", ByText, sets("pool", "other")),
+    _trap("a layer that a global calls", "flags for a fast path at the top of a file", lambda: Picks(False), _strength),
+    _trap("a layer that a global picks", "self.a if FAST else self.b", lambda: Picks(True), _strength),
     _trap("a head per task", "self.heads[task](features)", Heads, calls(task=1), shrinks=True),
     _trap("a norm per domain", "woozch/DSBN", Domains, calls(domain="b")),
     _trap(
@@ -486,7 +517,16 @@ def _nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreached._UntakenBranches, "_variables_of_other_calls", lambda self, branch, values: set())
 
 
+def _idle_replace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unreached._UntakenBranches, "_use_replaced_by_idle", lambda self, branch: None)
+
+
 ABLATIONS = [
+    Ablation(
+        "what stands in the place of modules that did not run stays",
+        _idle_replace_nothing,
+        "a layer that a global calls",
+    ),
     Ablation("what code that did not run reads stays", _nothing_is_unreached, "features on demand"),
     Ablation("what code that did not run changes varies", _nothing_varies, "a shift left out"),
     Ablation("modules that did not run need what they read", _idle_like_others, "an adapter that is off"),
