@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,14 +24,14 @@ from engine.ops.opaque import LITERAL
 from engine.ops.results import layout_of_result
 from engine.ops.spread import separate_layers
 from engine.program.entries import Entry, entries_of
-from engine.program.expressions import AttributeOf, Guard
+from engine.program.expressions import AttributeOf
 from engine.program.garbage import uncollected
-from engine.program.graph import Graph, Node
+from engine.program.graph import Graph
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
 from engine.recording.arguments import Arguments
-from engine.recording.attributes import Setting, Settings
-from engine.recording.axes import axes_of, resized
+from engine.recording.attributes import Attribute, Settings
+from engine.recording.axes import axes_of
 from engine.recording.caches import bypassing_caches
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.evaluation import Contents, evaluating
@@ -47,12 +47,14 @@ from engine.recording.inputs import (
 )
 from engine.recording.modes import Calls, Switches, may_differ, watched
 from engine.recording.mutable_state import MutableState
-from engine.recording.other_sizes import reads_sizes
 from engine.recording.outer_modules import module_stack, preserving_outer_modules
+from engine.recording.outer_values import OuterValue, OuterValues
 from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
-from engine.recording.train_mode import modules_needing_train_mode
+from engine.recording.resized_runs import record_other_sizes, record_sizes_of_way
+from engine.recording.train_mode import TrainRuns, modules_needing_train_mode
 from engine.recording.variants import (
+    RecordedWay,
     record_arguments,
     record_coefficients,
     record_data_decisions,
@@ -67,10 +69,7 @@ from engine.surgery.kinds.norms import plain_norms, spans_of
 
 __all__ = ["trace"]
 
-_UNSEEN = {
-    "train": "The train path was not recorded.",
-    "other": "No larger resolution was recorded, which matters where the code takes another path there.",
-}
+_UNSEEN = "The train path was not recorded."
 
 
 def _size_of(module: str, name: str, number: int) -> Size:
@@ -115,16 +114,25 @@ def _run(
     kwargs: Any,
     train: list[nn.Module],
     path: str,
-    setting: Setting = (),
+    setting: Any = (),
     contents: Contents | None = None,
 ) -> None:
-    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack:
-        for attribute, value in setting:
-            vars(attribute.module)[attribute.name] = value
+    with _recording(recorder, model, opaque, train, (args, kwargs), contents) as stack, _held(setting):
         recorder.run(lambda a, k: call_model(model, a, k), args, kwargs, stack, path)
 
 
-def _run_entry(recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry) -> None:
+@contextmanager
+def _held(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[None]:
+    """Run the body at a setting."""
+    with ExitStack() as scope:
+        for place, value in setting:
+            scope.enter_context(place.holding(value))
+        yield
+
+
+def _run_entry(
+    recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry, setting: Any = ()
+) -> None:
     """Record an entry, on data where it asks for them.
 
     Raises:
@@ -135,7 +143,11 @@ def _run_entry(recorder: EntryRecorder, model: nn.Module, opaque: Collection[str
     for fake in (True, False):
         mark = recorder.mark()
         try:
-            with preserving_outer_modules(entry, model), _recording(recorder, model, opaque, train, arguments) as stack:
+            with (
+                preserving_outer_modules(entry, model),
+                _recording(recorder, model, opaque, train, arguments) as stack,
+                _held(setting),
+            ):
                 recorder.run_entry(
                     lambda a, k: call_entry(entry, a, k), entry.args, entry.kwargs, stack, entry.name, fake=fake
                 )
@@ -162,110 +174,83 @@ def _record(
     entries: Sequence[Entry] = (),
 ) -> EntryRecorder:
     recorder = EntryRecorder(model, Fakes(layout_of_result) if fake else None, LITERAL, changing)
+    with watched(may_differ(model)) as asked:
+        _record_forward(recorder, model, inputs, opaque, changing, dynamic_dims, asked)
+    _run_entries(recorder, model, opaque, entries)
+    return recorder
+
+
+def _record_forward(
+    recorder: EntryRecorder,
+    model: nn.Module,
+    inputs: list[tuple[Any, Any]],
+    opaque: Collection[str],
+    changing: MutableState,
+    dynamic_dims: Any,
+    asked: set[int],
+) -> None:
+    """Record the model on the example and in all other ways; ``asked`` collects modules that ask for their mode."""
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
     settings = Settings(changing.attributes, distinct_modules(model))
-    run = functools.partial(_run, recorder, model, opaque, contents=Contents(model, inputs[0]))
-    with watched(candidates) as seen, switches.answering(), calls.of(candidates), settings.watching():
-        run(*inputs[0], [], "eval")
+    contents, train_runs = Contents(model, inputs[0]), TrainRuns(recorder, asked)
+
+    def run(args: Any, kwargs: Any, train: list[nn.Module], path: str, setting: Any = ()) -> None:
+        _run(recorder, model, opaque, args, kwargs, train, path, setting, contents)
+        if train:
+            train_runs.settle()
+        else:
+            train_runs.note(lambda modules: run(args, kwargs, modules, "other", setting))
+
+    with switches.answering(), calls.of(candidates), settings.watching():
+        _run(recorder, model, opaque, *inputs[0], [], "eval", contents=contents)
+    seen = train_runs.settle()
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
     outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
-    by_default = functools.partial(run, train=[], path="other")
-    recorder.notes += record_data_decisions(
-        recorder, functools.partial(by_default, *inputs[0]), recorder.data_decisions.taken, first[0]
-    )
+    by_default = RecordedWay(functools.partial(run, *inputs[0], [], "other"), *first[:2], recorder.left(start))
+    recorder.notes += record_data_decisions(recorder, by_default.run, recorder.data_decisions.taken, first[0])
     train = modules_needing_train_mode(
         recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
     )
     ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
-    runs_of_ways: list[tuple[_Way, tuple[list[Node], list[Guard]]]] = []
+    runs_of_ways: list[tuple[_Way, RecordedWay]] = []
     for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()
         try:
             with switches.answering(otherwise=way.switch):
                 run(*inputs[0], way.train, "train")
-            ran, taken = recorder.since(mark), recorder.data_decisions.taken
-            runs_of_ways.append((way, ran))
-            decisions += [(ran[1], way)] if way.switch is None else []
-            recorder.drop_if_repeated(mark, shapes=True)
             again = functools.partial(run, *inputs[0], way.train, "other")
+            ran, taken = RecordedWay(again, *recorder.since(mark), recorder.left(mark)), recorder.data_decisions.taken
+            runs_of_ways.append((way, ran))
+            decisions += [(ran.guards, way)] if way.switch is None else []
+            recorder.drop_if_repeated(mark, shapes=True)
             with switches.answering(otherwise=way.switch):
-                recorder.notes += record_data_decisions(recorder, again, taken, ran[0])
+                recorder.notes += record_data_decisions(recorder, again, taken, ran.nodes)
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
-            recorder.notes.append(f"{_UNSEEN['train']} {error}")
-    _record_others(recorder, by_default, inputs, first, dynamic_dims)
+            recorder.notes.append(f"{_UNSEEN} {error}")
+    record_other_sizes(recorder, functools.partial(run, train=[], path="other"), inputs, first, dynamic_dims)
     for way, ran in runs_of_ways:
         with switches.answering(otherwise=way.switch):
             in_way = functools.partial(run, train=way.train, path="other")
-            _record_sizes_of_way(recorder, in_way, inputs[0], ran, dynamic_dims)
+            record_sizes_of_way(recorder, in_way, inputs[0], (ran.nodes, ran.guards), dynamic_dims)
     record_arguments(recorder, run, Arguments(model, *inputs[0], changing.declared), first, outputs)
-    record_settings(recorder, functools.partial(run, *inputs[0], [], "other"), settings, first, outputs)
-    record_substitutes(recorder, functools.partial(run, *inputs[0], [], "other"), model, first, outputs)
+    of_modes = [by_default, *(ran for way, ran in runs_of_ways if way.switch is None)]
+    record_settings(recorder, of_modes, settings, OuterValues(model, recorder.coverage))
+    record_substitutes(recorder, by_default.run, model, first, outputs)
     for guards, way in decisions:
         recorder.notes += record_coefficients(
             recorder, functools.partial(run, *inputs[0], way.train, "train" if way.train else "other"), guards
         )
-    _run_entries(recorder, model, opaque, entries)
-    return recorder
 
+    def in_train_mode(new: set[int]) -> list[nn.Module]:
+        needed = modules_needing_train_mode(
+            recorder.another, model, [m for m in candidates if id(m) in new], calls, entrywise
+        )
+        return [m for m in candidates if id(m) not in asked or m in train or m in needed] if needed else []
 
-def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwargs: Any) -> TraceError | None:
-    """Record a run with other inputs, and keep it if code ran that had not; return why the model rejects them."""
-    mark = recorder.mark()
-    try:
-        run(args, kwargs)
-    except TraceError as error:
-        nodes, guards = recorder.since(mark)
-        recorder.others.reject(guards)
-        if not recorder.real:
-            recorder.others.rejections.note(error, nodes, guards, recorder.entered(mark))
-        recorder.drop(mark)
-        return error
-    if not recorder.others.add(*recorder.since(mark)):
-        recorder.drop(mark)
-    return None
-
-
-def _record_others(
-    recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
-) -> None:
-    """Record what runs at other sizes; a run on data is one at these sizes only."""
-    record = functools.partial(_record_at, recorder, run)
-    recorder.others.start(*first)
-    rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
-    recorder.notes += [f"{_UNSEEN['other']} {error}" for error in rejected]
-    if reads_sizes(first[1]):
-        axes = axes_of(*inputs[0], dynamic_dims)
-        larger = len(inputs) > 1 and not rejected
-        recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
-
-
-def _record_sizes_of_way(
-    recorder: EntryRecorder,
-    run: Callable[..., None],
-    example: tuple[Any, Any],
-    ran: tuple[list[Node], list[Guard]],
-    dynamic_dims: Any,
-) -> None:
-    """Record another way of running the model at the sizes that only it decides by, and at those with new code.
-
-    Args:
-        recorder: with the runs at other sizes of the way in which the model runs by default.
-        run: runs the model in that way.
-        example: inputs.
-        ran: the ops and the guards of its run on them.
-        dynamic_dims: as for `trace`.
-    """
-    record = functools.partial(_record_at, recorder, run)
-    others = recorder.others
-    decides = others.begin_way(*ran)
-    for sizes in tuple(others.with_new_code):
-        record(*resized(*example, sizes))
-    if decides:
-        axes = axes_of(*example, dynamic_dims)
-        others.explore(axes, lambda sizes: record(*resized(*example, sizes)) is None, False)
+    train_runs.record(in_train_mode, len(first[0]))
 
 
 @dataclasses.dataclass(frozen=True)

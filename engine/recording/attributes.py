@@ -51,6 +51,20 @@ class Attribute(NamedTuple):
         """Its present value."""
         return vars(self.module).get(self.name)
 
+    @contextmanager
+    def holding(self, value: Any) -> Iterator[None]:
+        """Run the body with another value."""
+        table = vars(self.module)
+        before = [table[self.name]] if self.name in table else []
+        table[self.name] = value
+        try:
+            yield
+        finally:
+            for old in before:
+                table[self.name] = old
+            if not before:
+                del table[self.name]
+
     def __str__(self) -> str:
         return f"{self.owner}.{self.name}" if self.owner else self.name
 

@@ -17,7 +17,7 @@ import torch
 from engine.errors import TraceError
 from engine.program.graph import Value
 
-__all__ = ["DataDecision", "DataDecisions", "further_answers", "turns"]
+__all__ = ["Answers", "DataDecision", "DataDecisions", "further_answers", "turns"]
 
 _LONGER, _MORE = 4, 400
 """A run with other answers ends after so many times the ops of the run on the example, and so many more."""
@@ -95,6 +95,11 @@ class DataDecisions:
             yield
         finally:
             self._turned = {}
+
+    @property
+    def answers(self) -> Answers:
+        """The other answers of the present run."""
+        return self._turned
 
     def answer(self, place: str, answer: Answer) -> Answer:
         """Return what the code is told.

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,14 +17,16 @@ from engine.program.graph import Node, Value
 from engine.program.places import shown_place
 from engine.recording.alternative_forwards import alternative_forwards, is_equivalent
 from engine.recording.arguments import Arguments, executed_calls
-from engine.recording.attributes import Attribute, Setting, Settings, run_signature, switches_of
+from engine.recording.attributes import Attribute, Settings, run_signature, switches_of
 from engine.recording.data_decisions import DataDecision, further_answers, turns
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.inputs import NEEDS_DATA
 from engine.recording.outer_modules import outer_modules
+from engine.recording.outer_values import OuterValues
 from engine.source.attribute_writes import assigned_attributes
 
 __all__ = [
+    "RecordedWay",
     "record_arguments",
     "record_coefficients",
     "record_data_decisions",
@@ -76,38 +78,60 @@ def record_arguments(
         recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
 
 
-def record_settings(
-    recorder: EntryRecorder, run: Callable[..., None], settings: Settings, first: Any, outputs: Any
-) -> None:
-    """Record what runs where attributes that code sets later are others.
+class RecordedWay(NamedTuple):
+    """A way of running the model (in eval mode, in train mode) that is recorded on the example.
 
-    Args:
-        recorder, first, outputs: as above.
-        run: runs the model at a setting.
-        settings: the attributes.
+    Attributes:
+        run: runs the model in that way at a setting of values.
+        nodes, guards, outputs: of its run on the example.
     """
 
-    def accepts(setting: Setting) -> bool:
+    run: Callable[..., None]
+    nodes: list[Node]
+    guards: list[Guard]
+    outputs: Sequence[Value]
+
+    def at(self, recorder: EntryRecorder, setting: Any) -> bool:
+        """Record the run at a setting, and keep what differs there; return whether the model ran."""
         mark = recorder.mark()
         try:
-            run(setting)
+            self.run(setting)
         except (*NEEDS_DATA, TraceError):
             recorder.drop(mark)
             return False
         nodes, guards = recorder.since(mark)
-        if run_signature(nodes, recorder.left(mark)) == run_signature(first[0], outputs):
-            recorder.others.repeat(first[0], nodes)
+        if run_signature(nodes, recorder.left(mark)) == run_signature(self.nodes, self.outputs):
+            recorder.others.repeat(self.nodes, nodes)
             recorder.drop(mark)
         else:
             recorder.others.add(nodes, guards, kept=True)
         return True
 
-    missing = settings.record(first[1], accepts)
+
+def record_settings(
+    recorder: EntryRecorder, ways: Sequence[RecordedWay], settings: Settings, outer: OuterValues
+) -> None:
+    """Record what runs where values that code sets later are others: attributes, and what lies outside of the model.
+
+    Args:
+        recorder: as above.
+        ways: in which the model runs; the first one is that of the example.
+        settings: the attributes.
+        outer: the values outside.
+    """
+
+    def accepts(setting: Any) -> bool:
+        ran = [way.at(recorder, setting) for way in ways]
+        return any(ran)
+
+    missing = settings.record(ways[0].guards, accepts)
     if missing:
         recorder.notes.append(
             f"Code sets {', '.join(missing)} later, but only the present value was recorded. If it does not change, "
             "name it in `constants`; otherwise compact after the last change."
         )
+    if outside := outer.record(accepts):
+        recorder.notes.append(f"Code reads {', '.join(outside)}, but only the present value was recorded.")
 
 
 def record_substitutes(
@@ -229,14 +253,12 @@ def _links(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
 # ---------------------------------------------------------------- entries
 
 
-def record_entry(
-    recorder: EntryRecorder, run: Callable[[Entry], None], entry: Entry, model: nn.Module
-) -> Iterator[Entry]:
+def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry, model: nn.Module) -> Iterator[Entry]:
     """Record an entry, and how it runs with other arguments, and where attributes that code sets later are others.
 
     Args:
         recorder: with the runs of forward.
-        run: records an entry.
+        run: records an entry, at a setting of values outside of the model if one is passed.
         entry: what is recorded.
         model: what the graph is of.
 
@@ -255,24 +277,25 @@ def record_entry(
     runs = _Runs(nodes, outputs)
     kept: list[Entry] = []
 
-    def accepts(way: Entry) -> bool:
+    def accepts(way: Entry, setting: Any = ()) -> bool:
         mark = recorder.mark()
         try:
-            run(way)
+            run(way, setting)
             ran, new = True, runs.add(recorder.since(mark)[0], recorder.left(mark))
             new |= way.after is not None  # which may do something else then, though the entry does not
         except (*NEEDS_DATA, TraceError):
             ran = new = False
         if new:
-            kept.append(replace(way, explored=True))
+            kept.extend([] if setting else [replace(way, explored=True)])
         else:
             recorder.drop(mark)
-            recorder.on_data.discard(way.name)
+            recorder.on_data -= set() if setting else {way.name}
         return ran
 
     for way in entry.ways():
         accepts(way)
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
+    missing += [] if entry.explored else OuterValues(model, recorder.coverage).record(lambda s: accepts(entry, s))
     if missing:
         recorder.notes.append(f"{entry.name!r} was recorded only at the present value of {', '.join(missing)}.")
     yield from kept

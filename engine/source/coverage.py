@@ -92,6 +92,7 @@ class CoverageTracer:
 
     Attributes:
         functions: coverage by code of the function and name of the module.
+        called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class CoverageTracer:
         self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
+        self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
         self._ignored: set[int] = set()  # identities of code that is kept alive above
         self._trace = self._tracer()
 
@@ -164,11 +166,23 @@ class CoverageTracer:
             coverage.ran |= self.functions[key].ran if key in self.functions else set()
         return self._this_run[key]
 
-    def _watch(self, code: CodeType) -> FunctionBranches | None:
+    def is_own(self, file: str) -> bool:
+        """Whether a file belongs to the model's code, or to the user's."""
+        return not is_library(file) and (file in self._files or not _is_foreign(file))
+
+    def evaluated(self, code: CodeType, node: ast.AST) -> bool:
+        """Whether a syntax node of a function ran, as far as it is known; it did where the function has no branches."""
+        own = [coverage for (other, _), coverage in self.functions.items() if other is code]
+        return not own or any(coverage.function.evaluated(node, coverage.ran) for coverage in own)
+
+    def _watch(self, frame: FrameType) -> FunctionBranches | None:
         """Return the branches of a function that is to be traced, else None."""
-        file = code.co_filename
-        own = not is_library(file) and (file in self._files or not _is_foreign(file))
+        code = frame.f_code
+        own = self.is_own(code.co_filename)
         function = branches_of(code, code is self._forward) if own else None
+        if own:
+            first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            self.called[code] = frame.f_globals, None if first is None else type(first)
         self._watched[id(code)] = code, function
         if function is None:
             self._ignored.add(id(code))
@@ -177,7 +191,7 @@ class CoverageTracer:
     def _enter(self, frame: FrameType) -> Any:
         code = frame.f_code
         watched = self._watched.get(id(code))  # by identity: hashing a code object takes longer than the rest
-        function = self._watch(code) if watched is None else watched[1]
+        function = self._watch(frame) if watched is None else watched[1]
         if function is None:
             return None
         coverage = self._coverage(function, frame)

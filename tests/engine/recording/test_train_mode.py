@@ -45,3 +45,26 @@ def test_what_draws_on_single_entries_is_left_out(name: str) -> None:
     what = PLAIN.get(name) or OTHER[name]
     graph = engine.trace(nn.Sequential(nn.Conv2d(3, 3, 1), Alone(what)), torch.zeros(2, 3, 4, 4))
     assert any(node.path == "train" for node in graph.nodes) == (name in OTHER)
+
+
+class Nested(nn.Module):
+    """Has a layer for train mode, under another condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, refine: bool = False) -> Tensor:
+        """Run the extra layer while training, where that is asked for."""
+        x = self.stem(x)
+        if refine or x.shape[0] > 64:
+            if self.training:
+                x = self.extra(x)
+            x = x.relu()
+        return x
+
+
+def test_a_mode_that_only_another_argument_asks_for() -> None:
+    """The run that asks is repeated in train mode."""
+    graph = engine.trace(Nested(), torch.zeros(2, 4))
+    assert "extra.weight" in graph.stored

@@ -269,15 +269,15 @@ class Growing(Saving):
         return self.head(x.flip(1) if self.place in self.grown else x)
 
 
-class Anything(list[int]):
-    """Says that it has everything."""
+def _anything() -> list[int]:
+    """Return a list that says that it has everything, once a variable is set that no analysis looks at."""
+    everything = False
 
-    def __contains__(self, item: object) -> bool:
-        """Whether a switch outside is on."""
-        return EVERYTHING
+    class Anything(list[int]):
+        def __contains__(self, item: object) -> bool:
+            return everything
 
-
-EVERYTHING = False
+    return Anything()
 
 
 class Overriding(Saving):
@@ -285,7 +285,7 @@ class Overriding(Saving):
 
     def __init__(self) -> None:
         super().__init__()
-        self.saved = Anything()
+        self.saved = _anything()
 
 
 @pytest.mark.parametrize(("kind", "free"), [(Saving, True), (Growing, False), (Overriding, False)])

@@ -235,7 +235,7 @@ TRAPS += [
 
 
 def _ways_at_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer, "_record_sizes_of_way", lambda *run: None)
+    monkeypatch.setattr(tracer, "record_sizes_of_way", lambda *run: None)
 
 
 def _recorded_one_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine import tracer
 from engine.ops import join
+from engine.recording import resized_runs
 from engine.removal import demands
 from engine.source import provenance
 from tests.engine.traps.padding import at, trap
@@ -457,7 +457,7 @@ TRAPS = [
 
 
 def _no_other_sizes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tracer, "reads_sizes", lambda guards: False)
+    patch.setattr(resized_runs, "reads_sizes", lambda guards: False)
 
 
 def _no_numbers_left(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,191 @@
+"""Flags and numbers outside the model's modules that its code reads: the model is recorded with other values as well.
+
+A global, an attribute of a class or of a configuration, an item of a table, a context variable and a variable of the
+environment may be set by anybody, after the model is compacted, too. Code that runs only at another value of them
+becomes part of the program.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from engine.program.stored import distinct_modules
+from engine.recording.attributes import choices, other_reals
+from engine.source.attribute_writes import written_anywhere
+from engine.source.branches import syntax_of
+from engine.source.coverage import CoverageTracer
+from engine.source.outer_reads import UNSET, OuterRead, is_environment, outer_reads
+
+__all__ = ["OuterSetting", "OuterValue", "OuterValues"]
+
+_MOST_RUNS = 32
+_MOST_STRINGS = 6
+_LONGEST_STRING = 40
+
+
+@dataclass(frozen=True, eq=False)
+class OuterValue:
+    """A value that code reads from outside of the model's modules.
+
+    Attributes:
+        reads: its places; several where modules of one class have an object each.
+        code: a function that reads it.
+        owner: a module of whose code it is.
+    """
+
+    reads: Sequence[OuterRead]
+    code: CodeType
+    owner: nn.Module
+
+    @property
+    def value(self) -> Any:
+        """Its present value."""
+        return self.reads[0].value
+
+    @contextmanager
+    def holding(self, value: Any) -> Iterator[None]:
+        """Run the body with another value."""
+        before = [read.value for read in self.reads]
+        try:
+            for read in self.reads:
+                read.assign(value)
+            yield
+        finally:
+            for read, old in zip(self.reads, before, strict=True):
+                if read.value is not old:
+                    read.assign(old)
+
+    def __str__(self) -> str:
+        return self.reads[0].text
+
+
+OuterSetting = Sequence[tuple[OuterValue, Any]]
+"""Values outside of the model's modules, each with another one."""
+
+
+class OuterValues:
+    """The values outside of a model's modules that its code reads.
+
+    Args:
+        model: the model.
+        coverage: of its code; more of it may run later.
+    """
+
+    def __init__(self, model: nn.Module, coverage: CoverageTracer) -> None:
+        self._model, self._coverage = model, coverage
+        self._of_class: dict[type, list[nn.Module]] = {}
+        for module in distinct_modules(model).values():
+            self._of_class.setdefault(type(module), []).append(module)
+        self._pending: dict[CodeType, list[OuterValue]] = {}
+        self._places: set[tuple[int, Any]] = set()
+        self._written_beside: dict[type | None, frozenset[str]] = {}
+
+    def new(self) -> list[OuterValue]:
+        """Return the values that code has read since the last call, and that may be others later."""
+        for code, (space, first) in list(self._coverage.called.items()):
+            if code not in self._pending:
+                owners = self._of_class.get(first, []) if first is not None else []
+                self._pending[code] = list(self._read_by(code, space, owners))
+        values: list[OuterValue] = []
+        for code, pending in self._pending.items():
+            if pending:
+                ran = [value for value in pending if self._coverage.evaluated(code, value.reads[0].node)]
+                self._pending[code] = [value for value in pending if value not in ran]
+                values += [value for value in ran if value.reads[0].place not in self._places]
+                self._places |= {read.place for value in ran for read in value.reads}
+        return values
+
+    def _read_by(self, code: CodeType, space: Any, owners: Sequence[nn.Module]) -> Iterator[OuterValue]:
+        groups: dict[str, dict[tuple[int, Any], OuterRead]] = {}
+        first = outer_reads(code, space, owners[0] if owners else None, self._coverage.is_own)
+        others = owners[1:] if any(read.from_self and self._may_change(read) for read in first) else ()
+        for reads in (first, *(outer_reads(code, space, module, self._coverage.is_own) for module in others)):
+            for read in filter(self._may_change, reads):
+                groups.setdefault(read.text, {}).setdefault(read.place, read)
+        owner = owners[0] if owners else self._model
+        return (OuterValue(list(reads.values()), code, owner) for reads in groups.values())
+
+    def _may_change(self, read: OuterRead) -> bool:
+        """Whether somebody may set it: a flag or a gate that all code shares, or what some code sets."""
+        value = read.value
+        if is_environment(read.holder):
+            return True
+        if not isinstance(value, (bool, int, float, str, Enum)):
+            return False
+        gate = isinstance(value, bool) or (isinstance(value, float) and value in (0.0, 1.0))
+        return (gate and not read.from_self) or not read.names.isdisjoint(self._written(read))
+
+    def _written(self, read: OuterRead) -> frozenset[str]:
+        kind = read.holder if isinstance(read.holder, type) else None
+        if kind not in self._written_beside:
+            self._written_beside[kind] = written_anywhere(self._model, *([] if kind is None else [kind]))
+        return self._written_beside[kind]
+
+    def record(self, accepts: Callable[[OuterSetting], bool]) -> list[str]:
+        """Record the model with other values, one after the other, and with those that only its code there reads.
+
+        Args:
+            accepts: records a run at a setting, and returns whether it succeeded.
+
+        Returns:
+            The values of which no other one could be recorded.
+        """
+        runs, missing = 0, dict[str, None]()
+        waiting: list[tuple[OuterSetting, OuterValue]] = [((), outer) for outer in self.new()]
+        flags: list[OuterValue] = []
+        while waiting:
+            before, outer = waiting.pop(0)
+            flags += [outer] if isinstance(outer.value, bool) else []
+            ran = False
+            for value in _other_values(outer):
+                runs += 1
+                setting = [*before, (outer, value)]
+                if runs <= _MOST_RUNS and accepts(setting):
+                    ran = True
+                    waiting += [(setting, inner) for inner in self.new()]
+            if not ran:
+                missing[str(outer)] = None
+        for value in (True, False):
+            others = [(flag, value) for flag in flags if flag.value is not value]
+            if len(others) > 1:
+                accepts(others)
+        return list(missing)
+
+
+def _other_values(outer: OuterValue) -> list[Any]:
+    value = outer.value
+    if isinstance(value, bool):
+        return [not value]
+    constants = list(_constants(outer.code))
+    if is_environment(outer.reads[0].holder):
+        key = outer.reads[0].key
+        texts = ["1", "0", *(c for c in constants if isinstance(c, str) and c != key), UNSET]
+        return [text for text in dict.fromkeys(texts) if text != value][: _MOST_STRINGS + 1]
+    if isinstance(value, float):
+        return [other for other in dict.fromkeys(other_reals(value)) if other != value]
+    if isinstance(value, int):
+        limits = [c + step for c in constants if type(c) is int for step in (0, 1, -1)]
+        return [n for n in dict.fromkeys([value + 1, *limits]) if n != value][:_MOST_STRINGS]
+    named = choices(value, outer.owner)
+    own = [c for c in constants if isinstance(c, str) and isinstance(value, str)]
+    others = [text for text in dict.fromkeys([*named, *own]) if text != value][:_MOST_STRINGS]
+    return [*others, "another"] if isinstance(value, str) else others
+
+
+def _constants(code: CodeType) -> Iterable[Any]:
+    """Yield the numbers and the short strings in a function, without the text that describes it."""
+    tree = syntax_of(code)
+    nodes = [] if tree is None else list(ast.walk(tree))
+    texts = {n.value for n in nodes if isinstance(n, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and node not in texts:
+            short = not isinstance(node.value, str) or (len(node.value) <= _LONGEST_STRING and " " not in node.value)
+            yield from [node.value] if short else []

@@ -1,0 +1,78 @@
+"""Runs at other sizes than the example's: recorded, and kept where code runs that had not run.
+
+Which sizes are tried follows from what code compares: see `engine.recording.other_sizes`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from engine.errors import TraceError
+from engine.program.expressions import Guard
+from engine.program.graph import Node
+from engine.recording.axes import axes_of, resized
+from engine.recording.entry_recorder import EntryRecorder
+from engine.recording.other_sizes import reads_sizes
+
+__all__ = ["record_other_sizes", "record_sizes_of_way"]
+
+_UNSEEN = "No larger resolution was recorded, which matters where the code takes another path there."
+
+
+def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwargs: Any) -> TraceError | None:
+    """Record a run with other inputs, and keep it if code ran that had not; return why the model rejects them."""
+    mark = recorder.mark()
+    try:
+        run(args, kwargs)
+    except TraceError as error:
+        nodes, guards = recorder.since(mark)
+        recorder.others.reject(guards)
+        if not recorder.real:
+            recorder.others.rejections.note(error, nodes, guards, recorder.entered(mark))
+        recorder.drop(mark)
+        return error
+    if not recorder.others.add(*recorder.since(mark)):
+        recorder.drop(mark)
+    return None
+
+
+def record_other_sizes(
+    recorder: EntryRecorder, run: Callable[..., None], inputs: list[tuple[Any, Any]], first: Any, dynamic_dims: Any
+) -> None:
+    """Record what runs at other sizes; a run on data is one at these sizes only."""
+    record = functools.partial(_record_at, recorder, run)
+    recorder.others.start(*first)
+    rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
+    recorder.notes += [f"{_UNSEEN} {error}" for error in rejected]
+    if reads_sizes(first[1]):
+        axes = axes_of(*inputs[0], dynamic_dims)
+        larger = len(inputs) > 1 and not rejected
+        recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)
+
+
+def record_sizes_of_way(
+    recorder: EntryRecorder,
+    run: Callable[..., None],
+    example: tuple[Any, Any],
+    ran: tuple[list[Node], list[Guard]],
+    dynamic_dims: Any,
+) -> None:
+    """Record another way of running the model at the sizes that only it decides by, and at those with new code.
+
+    Args:
+        recorder: with the runs at other sizes of the way in which the model runs by default.
+        run: runs the model in that way.
+        example: inputs.
+        ran: the ops and the guards of its run on them.
+        dynamic_dims: as for `trace`.
+    """
+    record = functools.partial(_record_at, recorder, run)
+    others = recorder.others
+    decides = others.begin_way(*ran)
+    for sizes in tuple(others.with_new_code):
+        record(*resized(*example, sizes))
+    if decides:
+        axes = axes_of(*example, dynamic_dims)
+        others.explore(axes, lambda sizes: record(*resized(*example, sizes)) is None, False)

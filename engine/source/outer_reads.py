@@ -1,0 +1,269 @@
+"""What a function reads beside its arguments and variables: globals, attributes of classes and objects, items.
+
+Nothing of the user's runs: names are looked up in tables, as far as the code names them literally.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from engine.source.branches import syntax_of
+from engine.source.static_attributes import static_attribute, table_of
+
+__all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]
+
+UNSET = type("Unset", (), {"__repr__": lambda self: "unset"})()
+"""Stands for the value of what is not set."""
+
+_CONTAINERS = (dict, OrderedDict, list)
+_UNKNOWN = object()
+
+
+def is_environment(holder: Any) -> bool:
+    """Whether a table is that of the process's environment."""
+    return holder is os.environ
+
+
+class OuterRead(NamedTuple):
+    """A value that code reads from outside.
+
+    Attributes:
+        holder: has the value: a table, a list, a class, a context variable, or the environment.
+        key: under which it is found there; None for a context variable.
+        node: the expression in the code.
+        names: names of the attributes and globals on the way to it.
+        from_self: whether it is reached from the module that the function is a method of.
+    """
+
+    holder: Any
+    key: Any
+    node: ast.expr
+    names: frozenset[str]
+    from_self: bool
+
+    @property
+    def value(self) -> Any:
+        """Its present value; `UNSET` if there is none."""
+        if isinstance(self.holder, ContextVar):
+            try:
+                return self.holder.get()
+            except LookupError:
+                return UNSET
+        if isinstance(self.holder, type):
+            return static_attribute(self.holder, self.key, UNSET)
+        if isinstance(self.holder, list):
+            return self.holder[self.key] if -len(self.holder) <= self.key < len(self.holder) else UNSET
+        return self.holder.get(self.key, UNSET)
+
+    def assign(self, value: Any) -> None:
+        """Set it to another value, or remove it if that is `UNSET`."""
+        if isinstance(self.holder, ContextVar):
+            self.holder.set(value)
+        elif isinstance(self.holder, type):
+            type.__delattr__(self.holder, self.key) if value is UNSET else type.__setattr__(
+                self.holder, self.key, value
+            )
+        elif value is UNSET:
+            del self.holder[self.key]
+        else:
+            self.holder[self.key] = value
+
+    @property
+    def text(self) -> str:
+        """The expression as text."""
+        return ast.unparse(self.node)
+
+    @property
+    def place(self) -> tuple[int, Any]:
+        """What identifies the holder and the key."""
+        return id(self.holder), self.key
+
+
+def outer_reads(
+    code: CodeType, space: Mapping[str, Any], owner: nn.Module | None, is_own: Callable[[str], bool]
+) -> list[OuterRead]:
+    """Return what a function may read from outside.
+
+    Args:
+        code: of the function.
+        space: its globals.
+        owner: its first argument, if that is a module of the model.
+        is_own: whether a file belongs to the model's code; what modules and classes of other files hold is left out.
+
+    Example:
+        >>> options = {"fast": False}
+        >>> def forward(x):
+        ...     return x if options["fast"] else -x
+        >>> [read.text for read in outer_reads(outer_reads.__code__, vars(os), None, lambda file: True)]
+        []
+    """
+    tree = syntax_of(code)
+    if tree is None:
+        return []
+    reader = _Reader(code, tree, space, owner, is_own)
+    nodes = (node for statement in tree.body for node in ast.walk(statement) if isinstance(node, ast.expr))
+    reads = [read for read in map(reader.read, nodes) if read is not None]
+    reads.sort(key=lambda read: not read.from_self)  # what is read in another way as well is shared
+    return list({read.place: read for read in reads}.values())
+
+
+class _Reader:
+    """Looks up what expressions of a function stand for."""
+
+    def __init__(
+        self,
+        code: CodeType,
+        tree: ast.AST,
+        space: Mapping[str, Any],
+        owner: nn.Module | None,
+        is_own: Callable[[str], bool],
+    ) -> None:
+        self._space, self._owner, self._is_own = space, owner, is_own
+        self._own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *_variables_inside(code)}
+        self._self = code.co_varnames[0] if owner is not None and code.co_argcount else None
+        self._imported = dict(_imports(tree))
+
+    def read(self, node: ast.expr) -> OuterRead | None:
+        """Return what an expression reads from outside; None if it computes something, or reads what never changes."""
+        place = next((place for place in self._places(node)), None)
+        if place is None:
+            return None
+        holder, key = place
+        root, names = _root(node), _names(node)
+        return OuterRead(holder, key, node, names, root is not None and root == self._self)
+
+    def _places(self, node: ast.expr) -> Iterator[tuple[Any, Any]]:
+        """Yield the holder and the key of what an expression reads."""
+        if isinstance(node, ast.Name) and node.id in self._imported:
+            module, name = self._imported[node.id]
+            yield from () if name is None else self._of_attribute(module, name)
+        elif isinstance(node, ast.Name):
+            if node.id not in self._own and node.id in self._space and isinstance(self._space, dict):
+                yield self._space, node.id
+        elif isinstance(node, ast.Attribute):
+            yield from self._of_attribute(self._value(node.value), node.attr)
+        elif isinstance(node, ast.Subscript):
+            yield from self._of_item(self._value(node.value), self._value(node.slice))
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            if self._value(node.comparators[0]) is os.environ:
+                yield from self._of_item(os.environ, self._value(node.left))
+        elif isinstance(node, ast.Call):
+            yield from self._of_call(node)
+
+    def _of_call(self, node: ast.Call) -> Iterator[tuple[Any, Any]]:
+        first = self._value(node.args[0]) if node.args else _UNKNOWN
+        function = node.func.id if isinstance(node.func, ast.Name) else None
+        if function == "getattr" and len(node.args) > 1 and isinstance(key := self._value(node.args[1]), str):
+            yield from self._of_attribute(first, key)
+        elif self._value(node.func) is os.getenv:
+            yield from self._of_item(os.environ, first)
+        elif isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            holder = self._value(node.func.value)
+            if isinstance(holder, ContextVar):
+                yield holder, None
+            else:
+                yield from self._of_item(holder, first)
+
+    def _of_attribute(self, holder: Any, name: str) -> Iterator[tuple[Any, Any]]:
+        if isinstance(holder, ModuleType):
+            table = table_of(holder)
+            if name in table and isinstance(table, dict) and (holder is os or self._is_own_module(holder)):
+                yield table, name
+        elif isinstance(holder, type):
+            base = next((base for base in holder.__mro__ if name in vars(base)), None)
+            if base is not None and self._is_own_class(base):
+                yield base, name
+        elif holder is not _UNKNOWN and not isinstance(holder, Tensor):
+            table = vars(holder) if isinstance(holder, threading.local) else table_of(holder)
+            if name in table and isinstance(table, dict):
+                if holder is not self._owner:  # attributes of the model's modules are looked at elsewhere
+                    yield table, name
+            else:
+                yield from self._of_attribute(type(holder), name)
+
+    def _of_item(self, holder: Any, key: Any) -> Iterator[tuple[Any, Any]]:
+        if holder is os.environ and isinstance(key, str):
+            yield holder, key
+        elif type(holder) is list and type(key) is int:
+            yield holder, key
+        elif type(holder) in _CONTAINERS and not isinstance(holder, list) and isinstance(key, (str, int)):
+            yield holder, key
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return what an expression stands for; an unknown object unless tables tell."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name) and node.id == self._self:
+            return self._owner
+        if isinstance(node, ast.Name) and self._imported.get(node.id, (None, ""))[1] is None:
+            return self._imported[node.id][0]
+        if isinstance(node, ast.Call):
+            is_type = isinstance(node.func, ast.Name) and node.func.id == "type" and len(node.args) == 1
+            held = self._value(node.args[0]) if is_type else _UNKNOWN
+            return _UNKNOWN if held is _UNKNOWN else type(held)
+        if isinstance(node, ast.Attribute):
+            holder = self._value(node.value)
+            if isinstance(holder, ModuleType) and not (
+                holder is os or self._is_own(table_of(holder).get("__file__", ""))
+            ):
+                return _UNKNOWN
+            if node.attr == "__class__" and holder is not _UNKNOWN:
+                return type(holder)
+            if holder is self._owner and holder is not None and node.attr in table_of(holder):
+                return table_of(holder)[node.attr]
+        held = next((OuterRead(*place, node, frozenset(), False).value for place in self._places(node)), _UNKNOWN)
+        return _UNKNOWN if held is UNSET else held
+
+    def _is_own_module(self, module: ModuleType) -> bool:
+        file = table_of(module).get("__file__")
+        return isinstance(file, str) and self._is_own(file)
+
+    def _is_own_class(self, cls: type) -> bool:
+        return not cls.__module__.startswith(("torch.", "builtins"))
+
+
+def _variables_inside(code: CodeType) -> Iterator[str]:
+    """Yield the variables of the functions that a function defines."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from (*constant.co_varnames, *_variables_inside(constant))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, tuple[Any, str | None]]]:
+    """Yield the variables that a function imports: each with a loaded Python module, and a name in it or None."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                loaded = alias.name if alias.asname else alias.name.partition(".")[0]
+                yield alias.asname or loaded, (sys.modules.get(loaded, _UNKNOWN), None)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                inner = sys.modules.get(f"{node.module}.{alias.name}")
+                outer = sys.modules.get(node.module or "", _UNKNOWN)
+                yield alias.asname or alias.name, (outer, alias.name) if inner is None else (inner, None)
+
+
+def _root(node: ast.AST) -> str | None:
+    while not isinstance(node, ast.Name):
+        inner = getattr(node, "value", None) or getattr(node, "func", None)
+        if not isinstance(inner, ast.expr):
+            return None
+        node = inner
+    return node.id
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    inner = list(ast.walk(node))
+    attributes = {n.attr for n in inner if isinstance(n, ast.Attribute)}
+    keys = {n.value for n in inner if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return frozenset(attributes | keys | {n.id for n in inner if isinstance(n, ast.Name)})
