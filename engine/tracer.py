@@ -7,11 +7,11 @@ the model changes. Where the forward depends on data, the same recorder runs on 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,22 +19,23 @@ from torch import nn
 
 from engine.errors import TraceError
 from engine.ops.calls import FUNCTIONS
-from engine.ops.draws import entrywise
+from engine.ops.draws import drops_entries, entrywise
 from engine.ops.opaque import LITERAL
 from engine.ops.results import layout_of_result
 from engine.ops.spread import separate_layers
 from engine.program.entries import Entry, entries_of
-from engine.program.expressions import AttributeOf
+from engine.program.expressions import AttributeOf, Guard
 from engine.program.garbage import uncollected
-from engine.program.graph import Graph
+from engine.program.graph import Graph, Node
 from engine.program.stored import distinct_modules, settled
 from engine.program.trees import tensors_in
 from engine.recording.arguments import Arguments
 from engine.recording.attributes import Attribute, Settings
 from engine.recording.axes import axes_of
 from engine.recording.caches import bypassing_caches
+from engine.recording.combinations import Combinations, Situation
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.evaluation import Contents, evaluating
+from engine.recording.evaluation import Contents, evaluating, preserving_buffers
 from engine.recording.fakes import Fakes
 from engine.recording.inputs import (
     NEEDS_DATA,
@@ -52,7 +53,7 @@ from engine.recording.outer_values import OuterValue, OuterValues
 from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
 from engine.recording.resized_runs import record_other_sizes, record_sizes_of_way
-from engine.recording.train_mode import TrainRuns, modules_needing_train_mode
+from engine.recording.train_mode import modules_needing_train_mode
 from engine.recording.variants import (
     RecordedWay,
     record_arguments,
@@ -81,7 +82,7 @@ def _recording(
     recorder: Recorder,
     model: nn.Module,
     opaque: Collection[str],
-    train: list[nn.Module],
+    train: Sequence[nn.Module],
     arguments: Any,
     contents: Contents | None = None,
 ) -> Iterator[list[str]]:
@@ -112,7 +113,7 @@ def _run(
     opaque: Collection[str],
     args: Any,
     kwargs: Any,
-    train: list[nn.Module],
+    train: Sequence[nn.Module],
     path: str,
     setting: Any = (),
     contents: Contents | None = None,
@@ -192,73 +193,88 @@ def _record_forward(
     """Record the model on the example and in all other ways; ``asked`` collects modules that ask for their mode."""
     start = recorder.mark()
     candidates, switches, calls = may_differ(model), Switches(model), Calls()
-    settings = Settings(changing.attributes, distinct_modules(model))
-    contents, train_runs = Contents(model, inputs[0]), TrainRuns(recorder, asked)
+    settings, outer = Settings(changing.attributes, distinct_modules(model)), OuterValues(model, recorder.coverage)
+    contents, example = Contents(model, inputs[0]), Situation(*inputs[0])
 
-    def run(args: Any, kwargs: Any, train: list[nn.Module], path: str, setting: Any = ()) -> None:
-        _run(recorder, model, opaque, args, kwargs, train, path, setting, contents)
-        if train:
-            train_runs.settle()
-        else:
-            train_runs.note(lambda modules: run(args, kwargs, modules, "other", setting))
+    def run_in(situation: Situation, turned: Collection[str] = (), path: str | None = None) -> None:
+        mark, (args, kwargs) = recorder.mark(), (situation.args, situation.kwargs)
+        path = path or ("train, other" if situation.train else "other")
+        further = situation.train, path, situation.setting, contents
+        with nullcontext() if situation.switch is None else switches.answering(otherwise=situation.switch):
+            try:
+                _run(recorder, model, opaque, args, kwargs, *further)
+            except NEEDS_DATA:  # though the example does not
+                if recorder.real:
+                    raise
+                recorder.drop(mark)
+                with recorder.on_data_alone(), preserving_buffers(model):
+                    _run(recorder, model, opaque, args, kwargs, *further)
+        combinations.note(situation, mark, turned)
 
+    combinations = Combinations(recorder, run_in, model, asked, settings, outer, dynamic_dims, drops_entries)
     with switches.answering(), calls.of(candidates), settings.watching():
         _run(recorder, model, opaque, *inputs[0], [], "eval", contents=contents)
-    seen = train_runs.settle()
+    seen, read_outside = combinations.begin()
     entered = recorder.entered(start)
     first = (*recorder.since(start), entered if len(entered) == sum(1 for _ in tensors_in(inputs[0])) else [])
-    outputs, decisions = recorder.left(start), [(recorder.since(start)[1], _Way([]))]
-    by_default = RecordedWay(functools.partial(run, *inputs[0], [], "other"), *first[:2], recorder.left(start))
-    recorder.notes += record_data_decisions(recorder, by_default.run, recorder.data_decisions.taken, first[0])
+    by_default = _way_of(run_in, example, *first[:2], recorder.left(start))
+    recorder.notes += record_data_decisions(
+        recorder, functools.partial(run_in, example, ("data",)), recorder.data_decisions.taken, first[0]
+    )
     train = modules_needing_train_mode(
         recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
     )
-    ways = [_Way([m for m in candidates if id(m) not in seen or m in train])] if train else []
-    runs_of_ways: list[tuple[_Way, RecordedWay]] = []
-    for way in [*ways, *(_Way([], switch) for switch in sorted(switches.asked))]:
+    in_train = (
+        [replace(example, train=tuple(m for m in candidates if id(m) not in seen or m in train))] if train else []
+    )
+    ways: list[tuple[Situation, RecordedWay]] = []
+    for situation in [*in_train, *(replace(example, switch=switch) for switch in sorted(switches.asked))]:
         mark = recorder.mark()
         try:
-            with switches.answering(otherwise=way.switch):
-                run(*inputs[0], way.train, "train")
-            again = functools.partial(run, *inputs[0], way.train, "other")
-            ran, taken = RecordedWay(again, *recorder.since(mark), recorder.left(mark)), recorder.data_decisions.taken
-            runs_of_ways.append((way, ran))
-            decisions += [(ran.guards, way)] if way.switch is None else []
+            run_in(situation, ("data", "sizes"), "train")
+            ways.append((situation, _way_of(run_in, situation, *recorder.since(mark), recorder.left(mark))))
+            taken, ops = recorder.data_decisions.taken, recorder.since(mark)[0]
             recorder.drop_if_repeated(mark, shapes=True)
-            with switches.answering(otherwise=way.switch):
-                recorder.notes += record_data_decisions(recorder, again, taken, ran.nodes)
+            recorder.notes += record_data_decisions(
+                recorder, functools.partial(run_in, situation, ("data",)), taken, ops
+            )
         except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
             recorder.drop(mark)
             recorder.notes.append(f"{_UNSEEN} {error}")
-    record_other_sizes(recorder, functools.partial(run, train=[], path="other"), inputs, first, dynamic_dims)
-    for way, ran in runs_of_ways:
-        with switches.answering(otherwise=way.switch):
-            in_way = functools.partial(run, train=way.train, path="other")
-            record_sizes_of_way(recorder, in_way, inputs[0], (ran.nodes, ran.guards), dynamic_dims)
-    record_arguments(recorder, run, Arguments(model, *inputs[0], changing.declared), first, outputs)
-    of_modes = [by_default, *(ran for way, ran in runs_of_ways if way.switch is None)]
-    record_settings(recorder, of_modes, settings, OuterValues(model, recorder.coverage))
-    record_substitutes(recorder, by_default.run, model, first, outputs)
-    for guards, way in decisions:
-        recorder.notes += record_coefficients(
-            recorder, functools.partial(run, *inputs[0], way.train, "train" if way.train else "other"), guards
-        )
 
-    def in_train_mode(new: set[int]) -> list[nn.Module]:
+    def resized(situation: Situation) -> Callable[..., None]:
+        return lambda args, kwargs: run_in(replace(situation, args=args, kwargs=kwargs))
+
+    record_other_sizes(recorder, resized(example), inputs, first, dynamic_dims)
+    for situation, way in ways:
+        record_sizes_of_way(recorder, resized(situation), inputs[0], (way.nodes, way.guards), dynamic_dims)
+    arguments = Arguments(model, *inputs[0], changing.declared)
+    if missing := record_arguments(
+        recorder, lambda args, kwargs, *rest: run_in(Situation(args, kwargs)), arguments, first, by_default.outputs
+    ):
+        names = ", ".join(missing)
+        recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
+    record_settings(recorder, by_default, settings, outer, read_outside)
+    record_substitutes(recorder, by_default.run, model, first, by_default.outputs)
+    for way in (by_default, *(way for situation, way in ways if situation.switch is None)):
+        recorder.notes += record_coefficients(recorder, way.run, way.guards)
+
+    def in_train_mode(asking: Collection[int]) -> list[nn.Module]:
         needed = modules_needing_train_mode(
-            recorder.another, model, [m for m in candidates if id(m) in new], calls, entrywise
+            recorder.another, model, [m for m in candidates if id(m) in asking], calls, entrywise
         )
         return [m for m in candidates if id(m) not in asked or m in train or m in needed] if needed else []
 
-    train_runs.record(in_train_mode, len(first[0]))
+    recorder.notes += combinations.record(in_train_mode, [name for name, _ in arguments.alternatives()], len(first[0]))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """A run beside the first: the modules in train mode, and what is answered otherwise."""
+def _way_of(
+    run_in: Callable[..., None], situation: Situation, nodes: list[Node], guards: list[Guard], outputs: Any
+) -> RecordedWay:
+    def run(setting: Any = ()) -> None:
+        run_in(replace(situation, setting=(*situation.setting, *setting)))
 
-    train: list[nn.Module]
-    switch: str | None = None
+    return RecordedWay(run, nodes, guards, outputs)
 
 
 def _settled(
@@ -291,15 +307,11 @@ def _recorded(
     try:
         recorder = _record(model, inputs, opaque, changing, True, dynamic_dims)
     except (*NEEDS_DATA, TraceError):
-        buffers = [(b, b.clone()) for b in model.buffers()]
-        try:
-            return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True
-        except TraceError as error:
-            raise recording_error(error, model, *inputs[0]) from error.__cause__
-        finally:
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+        with preserving_buffers(model):
+            try:
+                return _record(model, inputs, opaque, changing, False, dynamic_dims, entries), True
+            except TraceError as error:
+                raise recording_error(error, model, *inputs[0]) from error.__cause__
     _run_entries(recorder, model, opaque, entries)
     return recorder, False
 
@@ -359,7 +371,7 @@ def trace(
             recorder.assume_unreached(args, kwargs, FUNCTIONS)
         attention = frozenset(name for name, module in distinct_modules(model).items() if shape_free(module))
         graph = recorder.graph(model, args, kwargs)
-        graph = dataclasses.replace(
+        graph = replace(
             graph,
             explored=explore,
             constants=None if constants is None else tuple(constants),

@@ -31,4 +31,4 @@ def is_analytic(graph: Graph) -> bool:
     """
     if graph.decided or graph.decisions or graph.uncertain or graph.written or graph.opaque:
         return False
-    return all(node.op in _MOVES or node.op in _COMPUTES for node in graph.nodes if node.path != "train")
+    return all(node.op in _MOVES or node.op in _COMPUTES for node in graph.nodes if not node.in_train_mode)

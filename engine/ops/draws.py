@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.program.graph import Node
 from engine.program.signature import signature
 
-__all__ = ["EvenDraws", "draws", "entrywise"]
+__all__ = ["EvenDraws", "draws", "drops_entries", "entrywise"]
 
 _COPIES = frozenset({"detach", "clone", "to", "_to_copy", "contiguous", "alias"})
 _FACTORIES = ("new_", "empty", "zeros", "ones", "full", "rand")
@@ -50,6 +50,11 @@ def entrywise(node: Node) -> bool:
         return True
     one = all(n == 1 for v in node.outputs for n in v.shape[1:])
     return node.op.startswith(_FACTORIES) and (one or any(v.shape == node.output.shape for v in node.inputs))
+
+
+def drops_entries(node: Node) -> bool:
+    """Whether a call draws random numbers and returns its only input with some entries changed, as dropout does."""
+    return draws(node) and [v.shape for v in node.inputs] == [v.shape for v in node.outputs]
 
 
 def _torchs(func: Any, args: Any, kwargs: Any) -> None:

@@ -29,7 +29,7 @@ _SAMPLES = "bernoulli binomial normal poisson".split()
 
 def _labels(node: Node, labels: Labels) -> None:
     """Propagate while training; freeze in eval mode."""
-    if node.path == "train":
+    if node.in_train_mode:
         broadcast_labels(node, labels)
         return
     for value in node.inputs:

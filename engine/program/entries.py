@@ -13,7 +13,7 @@ from engine.errors import InputError
 
 __all__ = ["PATHS", "Entry", "entries_of"]
 
-PATHS = ("eval", "train", "other")
+PATHS = ("eval", "train", "other", "train, other")
 """Names of the runs of forward itself."""
 
 

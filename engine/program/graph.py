@@ -102,7 +102,8 @@ class Node:
         outputs: the values that it produces.
         module: name of the calling module.
         path: ``"eval"``; ``"train"`` for nodes that only run during training (auxiliary heads); ``"other"`` for nodes
-            that only run at another resolution; otherwise the name of an entry.
+            that only run otherwise, at another resolution say, and ``"train, other"`` for those that only run so while
+            training; otherwise the name of an entry.
         site: the call in the user's code.
 
     Example:
@@ -128,6 +129,11 @@ class Node:
     def location(self) -> str:
         """Source file and line of the call in the user's code."""
         return "" if self.site is None else str(self.site)
+
+    @property
+    def in_train_mode(self) -> bool:
+        """Whether it runs during training only."""
+        return self.path in ("train", "train, other")
 
     @property
     def output(self) -> Value:

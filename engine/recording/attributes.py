@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NamedTuple
@@ -136,6 +136,17 @@ class Settings:
             self._read = [
                 a for a in self._attributes if (id(a.module), a.name) in reads or (type(a.module), a.name) in own
             ]
+
+    def named(self, names: Collection[str]) -> Settings:
+        """Return the settings of the attributes with some names, which all count as read.
+
+        Args:
+            names: of the attributes.
+        """
+        chosen = Settings([], {})
+        chosen._numbers = self._numbers
+        chosen._read = [attribute for attribute in self._attributes if attribute.name in names]
+        return chosen
 
     def fixed(self) -> list[Attribute]:
         """Return the attributes that are read and whose other values are unknown: None, and strings."""

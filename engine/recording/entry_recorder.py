@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,6 +63,15 @@ class EntryRecorder(Recorder):
                 self.run(call, args, kwargs, stack, path)
         finally:
             self._is_entry, self._maker = False, self._fake_maker
+
+    @contextmanager
+    def on_data_alone(self) -> Iterator[None]:
+        """Record runs in the body on real data."""
+        maker, self._maker = self._maker, None
+        try:
+            yield
+        finally:
+            self._maker = maker
 
     @property
     def real(self) -> bool:

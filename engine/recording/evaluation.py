@@ -23,7 +23,7 @@ from engine.recording.opaque_modules import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
-__all__ = ["Contents", "State", "evaluating"]
+__all__ = ["Contents", "State", "evaluating", "preserving_buffers"]
 
 
 @contextmanager
@@ -62,6 +62,18 @@ def evaluating(
                 yield state
             finally:
                 state.restore()
+
+
+@contextmanager
+def preserving_buffers(model: nn.Module) -> Iterator[None]:
+    """Run the body on real data; afterwards the buffers hold what they did."""
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
 
 
 class Contents:

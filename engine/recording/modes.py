@@ -21,7 +21,7 @@ from engine.program.stored import distinct_modules
 from engine.recording.model_code import module_namespaces
 from engine.source.sites import is_exchanged, is_library
 
-__all__ = ["Calls", "Switches", "may_differ", "watched"]
+__all__ = ["SWITCHES", "Calls", "Switches", "may_differ", "watched"]
 
 
 @functools.cache
@@ -143,7 +143,7 @@ def _mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(tree) if isinstance(tree, (Tensor, _Ref, int, float, str, torch.dtype, type(None))) else None
 
 
-_SWITCHES: Mapping[str, bool] = {
+SWITCHES: Mapping[str, bool] = {
     "is_grad_enabled": True,
     "is_inference_mode_enabled": False,
     "is_autocast_enabled": True,
@@ -183,7 +183,7 @@ class Switches:
         Args:
             otherwise: the function that gives the other answer, or None.
         """
-        own = {name: getattr(torch, name) for name in _SWITCHES}
+        own = {name: getattr(torch, name) for name in SWITCHES}
         spaces = [vars(torch), *module_namespaces(self._model)]
         places = [
             (space, key, name)
@@ -207,6 +207,6 @@ class Switches:
             if is_library(sys._getframe(1).f_code.co_filename):
                 return function(*args)
             self.asked.add(name)
-            return _SWITCHES[name] if otherwise else function(*args)
+            return SWITCHES[name] if otherwise else function(*args)
 
         return answer

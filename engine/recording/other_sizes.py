@@ -95,14 +95,29 @@ class OtherSizes:
         self._example = {key: frozenset(sizes) for key, sizes in self._sizes.items()}
         self._axes.clear()
 
-    def begin_way(self, nodes: Sequence[Node], guards: Sequence[Guard]) -> bool:
+    def new_decisions(self, guards: Iterable[Guard]) -> list[Guard]:
+        """Return those of a run's decisions by sizes that no run so far has taken.
+
+        Args:
+            guards: of the run.
+        """
+        return [guard for guard in guards if any(True for _ in _sizes_of(guard)) and _key(guard) not in self._sizes]
+
+    def is_open(self, guard: Guard) -> bool:
+        """Whether a decision by sizes has come out the same in all runs."""
+        return len({outcome for _, outcome in self._outcomes.get(_key(guard), ())}) < 2
+
+    def begin_way(
+        self, nodes: Sequence[Node], guards: Sequence[Guard], decisions: Sequence[Guard] | None = None
+    ) -> bool:
         """Go on with another way of running the model, in train mode say; return whether it decides by further sizes.
 
         Args:
             nodes, guards: of its run on the example.
+            decisions: those that it was the first to take; by default those that no run so far has taken.
         """
-        self._closed = frozenset(self._sizes)
-        new = [guard for guard in guards if any(True for _ in _sizes_of(guard)) and _key(guard) not in self._closed]
+        new = self.new_decisions(guards) if decisions is None else decisions
+        self._closed = frozenset(self._sizes) - {_key(guard) for guard in new}
         self._steps |= _steps(nodes)
         for call, node in _by_call(nodes).items():
             self._calls.setdefault(call, node)
@@ -357,5 +372,5 @@ def _steps(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
         steps.add((node.module, last.get(node.module), step))
         steps.add((node.module, frozenset(makers.get(v.index) for v in node.inputs if not v.stored), step))
         last[node.module] = step
-        makers.update((v.index, step) for v in node.outputs)
+        makers.update((v.index, (node.module, *step)) for v in node.outputs)
     return steps

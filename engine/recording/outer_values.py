@@ -85,7 +85,6 @@ class OuterValues:
         for module in distinct_modules(model).values():
             self._of_class.setdefault(type(module), []).append(module)
         self._pending: dict[CodeType, list[OuterValue]] = {}
-        self._places: set[tuple[int, Any]] = set()
         self._written_beside: dict[type | None, frozenset[str]] = {}
 
     def new(self) -> list[OuterValue]:
@@ -94,14 +93,14 @@ class OuterValues:
             if code not in self._pending:
                 owners = self._of_class.get(first, []) if first is not None else []
                 self._pending[code] = list(self._read_by(code, space, owners))
-        values: list[OuterValue] = []
+        values: dict[tuple[int, Any], OuterValue] = {}
         for code, pending in self._pending.items():
             if pending:
                 ran = [value for value in pending if self._coverage.evaluated(code, value.reads[0].node)]
                 self._pending[code] = [value for value in pending if value not in ran]
-                values += [value for value in ran if value.reads[0].place not in self._places]
-                self._places |= {read.place for value in ran for read in value.reads}
-        return values
+                for value in ran:
+                    values.setdefault(value.reads[0].place, value)
+        return list(values.values())
 
     def _read_by(self, code: CodeType, space: Any, owners: Sequence[nn.Module]) -> Iterator[OuterValue]:
         groups: dict[str, dict[tuple[int, Any], OuterRead]] = {}
@@ -129,35 +128,24 @@ class OuterValues:
             self._written_beside[kind] = written_anywhere(self._model, *([] if kind is None else [kind]))
         return self._written_beside[kind]
 
-    def record(self, accepts: Callable[[OuterSetting], bool]) -> list[str]:
-        """Record the model with other values, one after the other, and with those that only its code there reads.
+    def record(self, accepts: Callable[[OuterSetting], bool], values: Sequence[OuterValue]) -> list[str]:
+        """Record the model with other values, one after the other, and with all flags on, and off.
 
         Args:
             accepts: records a run at a setting, and returns whether it succeeded.
+            values: which were read.
 
         Returns:
             The values of which no other one could be recorded.
         """
-        runs, missing = 0, dict[str, None]()
-        waiting: list[tuple[OuterSetting, OuterValue]] = [((), outer) for outer in self.new()]
-        flags: list[OuterValue] = []
-        while waiting:
-            before, outer = waiting.pop(0)
-            flags += [outer] if isinstance(outer.value, bool) else []
-            ran = False
-            for value in _other_values(outer):
-                runs += 1
-                setting = [*before, (outer, value)]
-                if runs <= _MOST_RUNS and accepts(setting):
-                    ran = True
-                    waiting += [(setting, inner) for inner in self.new()]
-            if not ran:
-                missing[str(outer)] = None
+        settings = [[(outer, value)] for outer in values for value in _other_values(outer)]
+        recorded = {id(setting[0][0]) for setting in settings[:_MOST_RUNS] if accepts(setting)}
+        flags = [outer for outer in values if isinstance(outer.value, bool)]
         for value in (True, False):
             others = [(flag, value) for flag in flags if flag.value is not value]
             if len(others) > 1:
                 accepts(others)
-        return list(missing)
+        return [str(outer) for outer in values if id(outer) not in recorded]
 
 
 def _other_values(outer: OuterValue) -> list[Any]:

@@ -6,7 +6,7 @@ Which sizes are tried follows from what code compares: see `engine.recording.oth
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.errors import TraceError
@@ -58,6 +58,7 @@ def record_sizes_of_way(
     example: tuple[Any, Any],
     ran: tuple[list[Node], list[Guard]],
     dynamic_dims: Any,
+    decisions: Sequence[Guard] | None = None,
 ) -> None:
     """Record another way of running the model at the sizes that only it decides by, and at those with new code.
 
@@ -67,10 +68,11 @@ def record_sizes_of_way(
         example: inputs.
         ran: the ops and the guards of its run on them.
         dynamic_dims: as for `trace`.
+        decisions: those by sizes that it was the first to take; by default those that no run so far has taken.
     """
     record = functools.partial(_record_at, recorder, run)
     others = recorder.others
-    decides = others.begin_way(*ran)
+    decides = others.begin_way(*ran, decisions)
     for sizes in tuple(others.with_new_code):
         record(*resized(*example, sizes))
     if decides:

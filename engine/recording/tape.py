@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from engine.recording.mutable_state import MutableState
 from engine.recording.other_sizes import OtherSizes
 from engine.source.integers import integers
 
-__all__ = ["Tape"]
+__all__ = ["Tape", "repeats"]
 
 
 class Tape:
@@ -59,13 +60,16 @@ class Tape:
 
     def drop_if_repeated(self, mark: tuple[int, int, int, int, int], shapes: bool) -> None:
         """Forget what was recorded since ``mark`` where it only repeats the first run (in the same ``shapes``)."""
-        first = [_summary(n, shapes) for n in self._nodes if n.path == "eval"]
-        if [_summary(n, shapes) for n in self._nodes[mark[0] :]] == first:
+        if repeats(self._nodes[mark[0] :], [n for n in self._nodes if n.path == "eval"], shapes):
             self.drop(mark)
 
     def since(self, mark: tuple[int, int, int, int, int]) -> tuple[list[Node], list[Guard]]:
         """Return the calls and decisions that were recorded since ``mark``."""
         return self._nodes[mark[0] :], self._guards[mark[4] :]
+
+    def holds_nodes(self, nodes: Sequence[Node]) -> bool:
+        """Whether calls that were recorded are still part of the program."""
+        return all(node.index < len(self._nodes) and self._nodes[node.index] is node for node in nodes)
 
     def entered(self, mark: tuple[int, int, int, int, int]) -> list[Value]:
         """Return the values of the inputs since ``mark``."""
@@ -126,6 +130,16 @@ class Tape:
     def missed(self) -> set[str]:
         """Return what the runs wrote to that was taken for constant; for the next recording it is not."""
         return set() if self._changing is None else self._changing.missed(self._written, self._aliases)
+
+
+def repeats(one: Sequence[Node], other: Sequence[Node], shapes: bool) -> bool:
+    """Whether two runs call the same ops in the same modules (in the same shapes), whatever flags these get.
+
+    Args:
+        one, other: the calls of the runs.
+        shapes: whether the shapes have to be the same.
+    """
+    return [_summary(n, shapes) for n in one] == [_summary(n, shapes) for n in other]
 
 
 def _summary(node: Node, shapes: bool) -> tuple[Any, ...]:

@@ -16,62 +16,11 @@ from torch import nn
 from engine.errors import TraceError
 from engine.program.graph import Node, Value
 from engine.program.stored import distinct_modules
-from engine.recording.data_decisions import Answers
 from engine.recording.evaluation import evaluating
-from engine.recording.inputs import NEEDS_DATA
 from engine.recording.modes import Calls
 from engine.recording.recorder import Recorder
 
-__all__ = ["TrainRuns", "modules_needing_train_mode"]
-
-
-class TrainRuns:
-    """Runs in which modules ask for their mode that had not: they have to be repeated with these in train mode.
-
-    Args:
-        recorder: records the runs.
-        seen: identities of the modules that have asked so far; it grows meanwhile.
-    """
-
-    def __init__(self, recorder: Recorder, seen: set[int]) -> None:
-        self._recorder, self._seen, self._before = recorder, seen, set[int]()
-        self._waiting: list[tuple[Callable[[list[nn.Module]], None], Answers, set[int]]] = []
-
-    def settle(self) -> frozenset[int]:
-        """Say that what has run so far is recorded in train mode as well; return the modules that have asked."""
-        self._before |= self._seen
-        return frozenset(self._before)
-
-    def note(self, run: Callable[[list[nn.Module]], None]) -> None:
-        """Take note of a run that has just ended.
-
-        Args:
-            run: repeats it with some modules in train mode.
-        """
-        if new := self._seen - self._before:
-            self._before |= new
-            self._waiting.append((run, dict(self._recorder.data_decisions.answers), new))
-
-    def record(self, modules: Callable[[set[int]], list[nn.Module]], ops: int) -> None:
-        """Record those runs in train mode, where code runs then that had not.
-
-        Args:
-            modules: returns the modules in train mode, of the identities of those that ask.
-            ops: number of ops in the run on the example.
-        """
-        while self._waiting:
-            run, answers, new = self._waiting.pop(0)
-            if not (train := modules(new)):
-                continue
-            mark = self._recorder.mark()
-            try:
-                with self._recorder.data_decisions.turned(answers, ops):
-                    run(train)
-            except (*NEEDS_DATA, TraceError):
-                self._recorder.drop(mark)
-                continue
-            if not self._recorder.others.add(*self._recorder.since(mark)):
-                self._recorder.drop(mark)
+__all__ = ["modules_needing_train_mode"]
 
 
 def modules_needing_train_mode(

@@ -170,6 +170,7 @@ class _UntakenBranches:
         if self._is_fixed(branch, by_user=True):
             return None
         if self._idle.includes_any(branch.mentioned_modules()):
+            self._variables_of_other_calls(branch, values_read)  # what those modules return goes to others, say
             return frozenset(values_read)
         if branch.is_decided_at(self._places_of_guards) or branch.would_fail():
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,11 +19,11 @@ from engine.program.places import shown_place
 from engine.recording.alternative_forwards import alternative_forwards, is_equivalent
 from engine.recording.arguments import Arguments, executed_calls
 from engine.recording.attributes import Attribute, Settings, run_signature, switches_of
-from engine.recording.data_decisions import DataDecision, further_answers, turns
+from engine.recording.data_decisions import Answers, DataDecision, further_answers, turns
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.inputs import NEEDS_DATA
 from engine.recording.outer_modules import outer_modules
-from engine.recording.outer_values import OuterValues
+from engine.recording.outer_values import OuterValue, OuterValues
 from engine.source.attribute_writes import assigned_attributes
 
 __all__ = [
@@ -46,7 +47,7 @@ _SETTABLE = (type(None), bool, int, float, str, Enum)
 
 def record_arguments(
     recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Any, outputs: Any
-) -> None:
+) -> list[str]:
     """Record what runs, and what leaves, where numbers, flags and text among the arguments are others.
 
     Args:
@@ -55,8 +56,11 @@ def record_arguments(
         arguments: of the example.
         first: the ops and the guards of the run on the example.
         outputs: what left it.
+
+    Returns:
+        The arguments of which no other value was recorded.
     """
-    seen = executed_calls(first[0], outputs)
+    seen = executed_calls(first[0], outputs) | _links(first[0])
 
     def record(call: tuple[Any, Any]) -> bool | None:
         mark = recorder.mark()
@@ -66,16 +70,14 @@ def record_arguments(
             recorder.drop(mark)
             return None
         nodes, guards = recorder.since(mark)
-        steps = executed_calls(nodes, recorder.left(mark))
+        steps = executed_calls(nodes, recorder.left(mark)) | _links(nodes)
         if new := recorder.others.add(nodes, guards, kept=not steps <= seen):
             seen.update(steps)
         else:
             recorder.drop(mark)
         return new
 
-    if missing := arguments.record(record):
-        names = ", ".join(missing)
-        recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
+    return arguments.record(record)
 
 
 class RecordedWay(NamedTuple):
@@ -109,28 +111,30 @@ class RecordedWay(NamedTuple):
 
 
 def record_settings(
-    recorder: EntryRecorder, ways: Sequence[RecordedWay], settings: Settings, outer: OuterValues
+    recorder: EntryRecorder,
+    way: RecordedWay,
+    settings: Settings,
+    outer: OuterValues,
+    values: Sequence[OuterValue],
 ) -> None:
     """Record what runs where values that code sets later are others: attributes, and what lies outside of the model.
 
     Args:
         recorder: as above.
-        ways: in which the model runs; the first one is that of the example.
+        way: in which the model runs on the example.
         settings: the attributes.
-        outer: the values outside.
+        outer: records values outside.
+        values: those that the run on the example read.
     """
 
-    def accepts(setting: Any) -> bool:
-        ran = [way.at(recorder, setting) for way in ways]
-        return any(ran)
-
-    missing = settings.record(ways[0].guards, accepts)
+    accepts = functools.partial(way.at, recorder)
+    missing = settings.record(way.guards, accepts)
     if missing:
         recorder.notes.append(
             f"Code sets {', '.join(missing)} later, but only the present value was recorded. If it does not change, "
             "name it in `constants`; otherwise compact after the last change."
         )
-    if outside := outer.record(accepts):
+    if outside := outer.record(accepts, values):
         recorder.notes.append(f"Code reads {', '.join(outside)}, but only the present value was recorded.")
 
 
@@ -183,7 +187,11 @@ def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guard
 
 
 def record_data_decisions(
-    recorder: EntryRecorder, run: Callable[[], None], taken: Sequence[DataDecision], nodes: Sequence[Node]
+    recorder: EntryRecorder,
+    run: Callable[[], None],
+    taken: Sequence[DataDecision],
+    nodes: Sequence[Node],
+    answers: Answers | None = None,
 ) -> list[str]:
     """Record what runs where decisions on data come out otherwise, one after the other; each with those it leads to.
 
@@ -194,6 +202,7 @@ def record_data_decisions(
         run: runs the model as it ran before.
         taken: the decisions of that run.
         nodes: the ops of that run.
+        answers: other answers in that run.
 
     Returns:
         Notes on what could not be recorded.
@@ -201,7 +210,7 @@ def record_data_decisions(
     if not taken:
         return []
     seen, remaining = _links(nodes), max(_MOST_TURNED_OPS, _LEAST_TURNED * len(nodes))
-    waiting: list[tuple[dict[Any, Any], list[DataDecision]]] = [({}, list(taken))]
+    waiting: list[tuple[dict[Any, Any], list[DataDecision]]] = [(dict(answers or {}), list(taken))]
     places, fruitless, left_out = set[str](), Counter[str](), dict[str, None]()
     while waiting:
         before, taken = waiting.pop(0)
@@ -295,7 +304,8 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
     for way in entry.ways():
         accepts(way)
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
-    missing += [] if entry.explored else OuterValues(model, recorder.coverage).record(lambda s: accepts(entry, s))
+    outer = OuterValues(model, recorder.coverage)
+    missing += [] if entry.explored else outer.record(lambda setting: accepts(entry, setting), outer.new())
     if missing:
         recorder.notes.append(f"{entry.name!r} was recorded only at the present value of {', '.join(missing)}.")
     yield from kept

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import linecache
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -31,6 +32,7 @@ class Branch:
         is_condition: whether it is a part of a condition, such as ``b`` in ``if a and b``.
         user: the assignment or the call that takes its value, or that of the other branch, as it is.
         statement: that an expression is part of.
+        span: first and last line of the statement that it is part of, after which its variables are assigned.
     """
 
     nodes: Sequence[ast.AST]
@@ -39,6 +41,7 @@ class Branch:
     is_condition: bool = False
     user: ast.AST | None = None
     statement: ast.stmt | None = None
+    span: tuple[int, int] = (0, 0)
 
     @property
     def line(self) -> int:
@@ -158,6 +161,16 @@ class FunctionBranches:
     def _lines(self) -> Iterator[tuple[int, int]]:
         return ((at, start[0]) for at, start, _ in self._spans)
 
+    def names_at(self, offsets: Collection[int]) -> set[str]:
+        """Return the names in some instructions, and on lines that begin with one of them and hold no branch.
+
+        Args:
+            offsets: of the instructions.
+        """
+        steps = _named_instructions(self.code)
+        lines = {line for offset, line, _ in steps if offset in offsets} - self.shared_lines
+        return {name for offset, line, name in steps if name is not None and (offset in offsets or line in lines)}
+
     def untaken(self, ran: set[int]) -> Iterator[Branch]:
         """Yield the outermost branches of which no instruction ran.
 
@@ -204,10 +217,14 @@ class FunctionBranches:
             at for at, start, end in self._spans if any(first <= start and end <= last for first, last in ranges)
         )
 
-    def _branch(self, nodes: Sequence[ast.AST], test: ast.AST | None, is_condition: bool = False) -> _Node | None:
+    def _branch(
+        self, nodes: Sequence[ast.AST], test: ast.AST | None, is_condition: bool = False, whole: ast.AST | None = None
+    ) -> _Node | None:
         offsets = self._offsets(*nodes)
         user, statement = self._users.get(id(nodes[0])), self._statements.get(id(nodes[0]))
-        return _Node(Branch(nodes, test, offsets, is_condition, user, statement)) if offsets else None
+        node: Any = statement if statement is not None else whole
+        span = (node.lineno, node.end_lineno or node.lineno) if hasattr(node, "lineno") else (0, 0)
+        return _Node(Branch(nodes, test, offsets, is_condition, user, statement, span)) if offsets else None
 
     def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""
@@ -224,7 +241,7 @@ class FunctionBranches:
     def _branches_in(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
         for test, block in conditional_parts(statement):
             nodes = block if isinstance(block, list) else [block]
-            node = self._branch(nodes, test, is_condition)
+            node = self._branch(nodes, test, is_condition, statement)
             if node is not None:
                 node.inner = list(
                     self._branches_of_block(block, None)
@@ -237,6 +254,23 @@ class FunctionBranches:
                 yield from self._branches_of_block([child], None)
             else:
                 yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
+
+
+@functools.cache
+def _named_instructions(code: CodeType) -> list[tuple[int, int, str | None]]:
+    """Return offset, line and name of each instruction of a function."""
+    steps: list[tuple[int, int, str | None]] = []
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = line if instruction.starts_line is None else _line_of(instruction)
+        steps.append((instruction.offset, line, instruction.argval if isinstance(instruction.argval, str) else None))
+    return steps
+
+
+def _line_of(instruction: dis.Instruction) -> int:
+    """Return the line that an instruction starts; Python 3.13 keeps it elsewhere."""
+    number = getattr(instruction, "line_number", None)
+    return int(number if number is not None else instruction.starts_line or 0)
 
 
 def _is_report(node: ast.AST) -> bool:

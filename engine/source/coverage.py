@@ -111,6 +111,8 @@ class CoverageTracer:
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
+        self._first_run: list[tuple[FunctionBranches, set[int]]] = []  # offsets that ran for the first time
+        self._first_called: list[CodeType] = []  # functions without branches
         self._ignored: set[int] = set()  # identities of code that is kept alive above
         self._trace = self._tracer()
 
@@ -139,6 +141,8 @@ class CoverageTracer:
             coverage.fallbacks.setdefault(name, []).extend([] if summary is None else [summary])
         self._fallbacks = []
         for key, coverage in self._this_run.items():
+            before = self.functions[key].ran if key in self.functions else frozenset()
+            self._first_run.append((coverage.function, coverage.ran - before))
             if key in self.functions:
                 self.functions[key].merge(coverage)
             else:
@@ -170,6 +174,14 @@ class CoverageTracer:
         """Whether a file belongs to the model's code, or to the user's."""
         return not is_library(file) and (file in self._files or not _is_foreign(file))
 
+    def take_names(self) -> frozenset[str]:
+        """Return the names in the code that ran for the first time since the last call."""
+        names = {name for code in self._first_called for name in (*code.co_names, *code.co_varnames)}
+        for function, offsets in self._first_run:
+            names |= function.names_at(offsets) if offsets else set()
+        self._first_run, self._first_called = [], []
+        return frozenset(names)
+
     def evaluated(self, code: CodeType, node: ast.AST) -> bool:
         """Whether a syntax node of a function ran, as far as it is known; it did where the function has no branches."""
         own = [coverage for (other, _), coverage in self.functions.items() if other is code]
@@ -183,6 +195,8 @@ class CoverageTracer:
         if own:
             first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             self.called[code] = frame.f_globals, None if first is None else type(first)
+            if function is None:
+                self._first_called.append(code)
         self._watched[id(code)] = code, function
         if function is None:
             self._ignored.add(id(code))
@@ -207,11 +221,19 @@ class CoverageTracer:
             dict[str, list[Tensor]](),
         )
 
+        assigning = [branch for branch in pending if branch.assigned and branch.span[0]]
+        line = 0
+
         def step(frame: FrameType, event: str, arg: Any) -> Any:
+            nonlocal line
             if fallbacks and event != "opcode":
                 self._note_fallbacks(coverage, frame, fallbacks, last)
             if event == "line":
-                line = frame.f_lineno
+                before, line = line, frame.f_lineno
+                for branch in assigning:
+                    first, end = branch.span
+                    if first <= before <= end and not first <= line <= end:
+                        self._note_variables(coverage, frame, [branch], decided_late=True)
                 ran.add(frame.f_lasti)
                 frame.f_trace_opcodes = line in shared_lines
                 if line in decided_on:

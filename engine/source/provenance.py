@@ -309,7 +309,7 @@ class Provenance(TorchFunctionMode):
             return result
         if name != "is_nonzero" and _is_metadata(name):
             return result
-        place = "" if self.site is None else self.site.place
+        place = "" if self.site is None else self.site.spot
         if len(tensors) == 1 and tensors[0].dtype is torch.bool and type(result) is int and result in (0, 1):
             return int(self._decisions.answer(place, bool(result)))
         return self._decisions.answer(place, result)
@@ -324,10 +324,10 @@ class Provenance(TorchFunctionMode):
         """Return what code is told that asks for a tensor's length."""
         value = self._value_of(tensor)
         if value is not None:
-            place = user_site("len").place
+            site = user_site("len")
             if self._decisions.has_size_of_data(value):
-                return int(self._decisions.answer(place, length))
-            self.note(Apply("==", ShapeOf(value, 0), length), True, place)
+                return int(self._decisions.answer(site.spot, length))
+            self.note(Apply("==", ShapeOf(value, 0), length), True, site.place)
         return length
 
     def note(self, expr: Apply, outcome: bool, place: str) -> None:

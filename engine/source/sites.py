@@ -49,6 +49,11 @@ class Site:
         """File and line."""
         return f"{self.code.co_filename}:{self.line}"
 
+    @property
+    def spot(self) -> str:
+        """File, line and last column, where Python keeps it: two calls on one line are two."""
+        return self.place if self.end is None else f"{self.code.co_filename}:{self.end[0]}:{self.end[1]}"
+
     def __str__(self) -> str:
         return shown_place(self.place)
 

@@ -313,7 +313,8 @@ def _gap_by_layer(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> flo
     sizes: dict[str, float] = {}
     for name, tensor in expected.items():
         layer = name.rpartition(".")[0]
-        sizes[layer] = max(sizes.get(layer, 1.0), float(tensor.abs().max()) if tensor.numel() else 0.0)
+        finite = tensor.double()[tensor.isfinite()]
+        sizes[layer] = max(sizes.get(layer, 1.0), float(finite.abs().max()) if finite.numel() else 0.0)
     gaps = (_differ(t, actual[name], LEVEL * sizes[name.rpartition(".")[0]]) for name, t in expected.items())
     return max(gaps, default=0.0)
 

@@ -438,7 +438,7 @@ def _without_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "_SWITCHES", {})
+    monkeypatch.setattr(modes, "SWITCHES", {})
 
 
 def _without_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

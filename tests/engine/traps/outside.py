@@ -276,7 +276,7 @@ TRAPS = [
 
 
 def _at_present(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OuterValues, "record", lambda self, accepts: [])
+    monkeypatch.setattr(OuterValues, "record", lambda self, accepts, values: [])
 
 
 ABLATIONS = [

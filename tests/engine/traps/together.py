@@ -226,7 +226,7 @@ def _by_branches(self: Any, x: Tensor, flag: Any = None) -> Any:
 
 def _both(self: Any, x: Tensor, first: bool = False, second: bool = False) -> Any:
     h = self.stem(x).relu()
-    return self.head(self.block(h + 1.0 * (first and second)))
+    return self.head(self.block(h + 1.0 * all([first, second])))
 
 
 def _neither(self: Any, x: Tensor, first: bool = True, second: bool = True) -> Any:
@@ -236,7 +236,7 @@ def _neither(self: Any, x: Tensor, first: bool = True, second: bool = True) -> A
 
 def _attributes(self: Any, x: Tensor) -> Any:
     h = self.stem(x).relu()
-    return self.head(self.block(h + 1.0 * (self.first and self.second)))
+    return self.head(self.block(h + 1.0 * all([self.first, self.second])))
 
 
 def _added(self: Any, x: Tensor, bias: Any = None) -> Any:
@@ -320,11 +320,11 @@ TRAPS = [
     _trap("an option that a function resolves", "block(h, default(flag, False))", _by_function, flag=True),
     _trap("a name that a function chooses", "block(h, named(flag))", _by_constants, flag=True),
     _trap("a name that a branch chooses", "if flag is not None: way = 'sums'", _by_branches, flag=True),
-    _trap("two flags together", "if a and b:", _both, first=True, second=True),
+    _trap("two flags together", "all([a, b])", _both, first=True, second=True),
     _trap("neither of two flags", "if a or b:", _neither, first=False, second=False),
     Trap(
         name="two flags in attributes together",
-        source="if self.a and self.b",
+        source="all([self.a, self.b])",
         make=lambda: type("Net", (Net,), {"forward": _attributes, "__module__": __name__})(),
         example=lambda _: torch.zeros(2, 6, dtype=torch.float64),
         uses=[_call(), _switched],

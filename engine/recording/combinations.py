@@ -1,0 +1,252 @@
+"""Conditions that matter only together: where a run evaluates code that had not run, what that code asks is turned too.
+
+In ``if refine and self.training`` the mode is asked for only where the argument is true, and neither alone runs the
+branch. Each run that gets further in a condition is therefore the start of others: in train mode, with other answers
+to its decisions on data, at other sizes, with other arguments, attributes and values outside of the model, as far as
+the code that ran there for the first time names them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from engine.errors import TraceError
+from engine.program.expressions import Guard
+from engine.program.graph import Node, Value
+from engine.recording.arguments import Arguments
+from engine.recording.attributes import Settings, run_signature
+from engine.recording.data_decisions import Answers, DataDecision
+from engine.recording.entry_recorder import EntryRecorder
+from engine.recording.inputs import NEEDS_DATA
+from engine.recording.modes import SWITCHES
+from engine.recording.outer_values import OuterValue, OuterValues
+from engine.recording.resized_runs import record_sizes_of_way
+from engine.recording.tape import repeats
+from engine.recording.variants import record_arguments, record_data_decisions
+
+__all__ = ["Combinations", "Situation"]
+
+_MOST_STARTS, _MOST_OPS = 24, 20_000
+"""How many runs may be the start of others, and how many ops may run in these, or four times those of the example."""
+
+_LEAST = 4
+_MODE = "training"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """In what a run differs from that on the example.
+
+    Attributes:
+        args, kwargs: what the model is called with.
+        train: modules in train mode.
+        setting: values of attributes, and of what lies outside of the model.
+        switch: the function of torch that gives the other answer.
+        answers: other answers to decisions on data.
+    """
+
+    args: Any
+    kwargs: Any
+    train: tuple[nn.Module, ...] = ()
+    setting: tuple[tuple[Any, Any], ...] = ()
+    switch: str | None = None
+    answers: Answers = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A run that asked something new.
+
+    Attributes:
+        situation: in which it ran.
+        nodes, guards, outputs: of the run.
+        names: names in the code that ran there for the first time.
+        decisions: on data, at places that had not decided.
+        sizes: decisions by sizes that are new.
+        asking: modules that asked for their mode, and had not.
+        outer: values outside of the model.
+    """
+
+    situation: Situation
+    nodes: list[Node]
+    guards: list[Guard]
+    outputs: Sequence[Value]
+    names: frozenset[str]
+    decisions: Sequence[DataDecision]
+    sizes: Sequence[Guard]
+    asking: frozenset[int]
+    outer: Sequence[OuterValue]
+
+
+class Combinations:
+    """Collects the runs in which code asks something that it had not asked, and records what else comes out there.
+
+    Args:
+        recorder: of all runs.
+        run: runs the model in a situation; what is turned anyway there follows.
+        model: the model.
+        asked: identities of the modules that have asked for their mode; it grows meanwhile.
+        settings: attributes that code sets.
+        outer: values outside of the model.
+        dynamic_dims: as for `engine.trace`.
+        drops: whether a call only drops entries at random.
+    """
+
+    def __init__(
+        self,
+        recorder: EntryRecorder,
+        run: Callable[..., None],
+        model: nn.Module,
+        asked: set[int],
+        settings: Settings,
+        outer: OuterValues,
+        dynamic_dims: Any,
+        drops: Callable[[Node], bool],
+    ) -> None:
+        self._recorder, self._run, self._model, self._asked = recorder, run, model, asked
+        self._settings, self._outer, self._dynamic_dims = settings, outer, dynamic_dims
+        self._drops, self._had_asked = drops, frozenset[int]()
+        self._places: set[str] = set()
+        self._in_train_mode: list[list[Node]] = []
+        self._starts: list[_Start] = []
+        self._remaining = 0
+
+    def begin(self) -> tuple[frozenset[int], list[OuterValue]]:
+        """Say that the run on the example has ended: what it asks is turned anyway.
+
+        Returns:
+            The modules that asked for their mode, and the values outside of the model that it read.
+        """
+        self._recorder.coverage.take_names()
+        self._places |= {decision.place for decision in self._recorder.data_decisions.taken}
+        self._had_asked = frozenset(self._asked)
+        return self._had_asked, self._outer.new()
+
+    def note(self, situation: Situation, mark: Any, turned: Collection[str] = ()) -> None:
+        """Take note of a run that has just ended.
+
+        Args:
+            situation: in which it ran.
+            mark: the place in the recording where it begins.
+            turned: what is turned anyway: "data", "sizes".
+        """
+        recorder = self._recorder
+        nodes, guards = recorder.since(mark)
+        situation = replace(situation, answers=dict(recorder.data_decisions.answers))
+        taken = [] if situation.answers else recorder.data_decisions.taken
+        decisions = [decision for decision in taken if decision.place not in self._places]
+        self._places |= {decision.place for decision in recorder.data_decisions.taken}
+        asking = frozenset(self._asked) - self._had_asked
+        self._had_asked |= asking
+        names = recorder.coverage.take_names()
+        start = _Start(
+            situation,
+            nodes,
+            guards,
+            recorder.left(mark),
+            names,
+            [] if "data" in turned else decisions,
+            [] if "sizes" in turned else recorder.others.new_decisions(guards),
+            frozenset() if situation.train else asking,
+            self._outer.new(),
+        )
+        self._remaining -= len(nodes)
+        if situation.train:
+            self._in_train_mode.append(nodes)
+        if any((start.names, start.decisions, start.sizes, start.asking, start.outer)):
+            self._starts.append(start)
+
+    def record(
+        self, in_train_mode: Callable[[Collection[int]], list[nn.Module]], arguments: Collection[str], ops: int
+    ) -> list[str]:
+        """Record what else comes out in those runs, and in those that follow from them.
+
+        Args:
+            in_train_mode: returns the modules in train mode, of the identities of those that ask; none if nothing but
+                single entries changes then.
+            arguments: names of the arguments of forward that may be others.
+            ops: number of ops in the run on the example.
+
+        Returns:
+            Notes on what could not be recorded.
+        """
+        notes: list[str] = []
+        self._remaining = max(_MOST_OPS, _LEAST * ops)
+        for _ in range(_MOST_STARTS):
+            if not self._starts or self._remaining < 0:
+                break
+            start = self._starts.pop(0)
+            with self._recorder.data_decisions.turned(start.situation.answers, ops):
+                self._turn_modes(start, in_train_mode)
+                self._turn_values(start, arguments)
+            again = functools.partial(self._run, start.situation, ("data",))
+            notes += record_data_decisions(self._recorder, again, start.decisions, start.nodes, start.situation.answers)
+        if self._starts:
+            notes.append(
+                f"{len(self._starts)} runs evaluate conditions that no other run does; what comes out otherwise there "
+                "was not recorded."
+            )
+        return notes
+
+    def _turn_modes(self, start: _Start, in_train_mode: Callable[[Collection[int]], list[nn.Module]]) -> None:
+        situation = start.situation
+        asking = start.asking or (self._had_asked if _MODE in start.names else ())
+        if asking and not situation.train and (train := in_train_mode(asking)):
+            self._try(replace(situation, train=tuple(train)), start)
+        for name in sorted(start.names & SWITCHES.keys()) if situation.switch is None else ():
+            self._try(replace(situation, switch=name), start)
+
+    def _turn_values(self, start: _Start, arguments: Collection[str]) -> None:
+        recorder, situation = self._recorder, start.situation
+        if sizes := list(filter(recorder.others.is_open, start.sizes)):
+            record_sizes_of_way(
+                recorder,
+                lambda args, kwargs: self._run(replace(situation, args=args, kwargs=kwargs), ("sizes",)),
+                (situation.args, situation.kwargs),
+                (start.nodes if recorder.holds_nodes(start.nodes) else [], start.guards),
+                self._dynamic_dims,
+                sizes,
+            )
+        if chosen := start.names & set(arguments):
+            others = Arguments(self._model, situation.args, situation.kwargs, lambda name: name not in chosen)
+            record_arguments(
+                recorder,
+                lambda args, kwargs, *rest: self._run(replace(situation, args=args, kwargs=kwargs)),
+                others,
+                (start.nodes, start.guards),
+                start.outputs,
+            )
+
+        def accepts(setting: Sequence[tuple[Any, Any]]) -> bool:
+            return self._try(replace(situation, setting=(*situation.setting, *setting)), start)
+
+        self._settings.named(start.names).record(start.guards, accepts)
+        self._outer.record(accepts, start.outer)
+
+    def _try(self, situation: Situation, start: _Start) -> bool:
+        """Record a run, and keep it if it differs from the one that it starts from; return whether the model ran."""
+        recorder, in_train_mode = self._recorder, list(self._in_train_mode)
+        mark = recorder.mark()
+        try:
+            self._run(situation)
+        except (*NEEDS_DATA, TraceError):
+            recorder.drop(mark)
+            return False
+        nodes, guards = recorder.since(mark)
+        if situation.train and any(self._repeats(nodes, run) for run in (start.nodes, *in_train_mode)):
+            recorder.drop(mark)
+            return True
+        same = run_signature(nodes, recorder.left(mark)) == run_signature(start.nodes, start.outputs)
+        if not recorder.others.add(nodes, guards, kept=not same):
+            recorder.drop(mark)
+        return True
+
+    def _repeats(self, nodes: Sequence[Node], others: Sequence[Node]) -> bool:
+        """Whether two runs differ in nothing but entries that are dropped at random."""
+        one, other = ([node for node in run if not self._drops(node)] for run in (nodes, others))
+        return repeats(one, other, shapes=True)
