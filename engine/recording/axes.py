@@ -142,7 +142,9 @@ def _leaves(tree: Any, declared: Any) -> Iterator[tuple[Tensor, Any]]:
 
 
 def resized(args: Any, kwargs: Any, sizes: Mapping[Axis, int]) -> tuple[Any, Any]:
-    """Return inputs of other sizes, with the entries of the example repeated or cut off.
+    """Return inputs of other sizes, with their entries repeated or cut off.
+
+    They may be of other sizes than the example whose axes these are.
 
     Example:
         >>> x = torch.arange(3)[None]
@@ -155,6 +157,6 @@ def resized(args: Any, kwargs: Any, sizes: Mapping[Axis, int]) -> tuple[Any, Any
     for axis, size in sizes.items():
         for position, dim in axis.places:
             tensor = others.get(id(tensors[position]), tensors[position])
-            index = torch.arange(size, device=tensor.device) % max(axis.size, 1)
+            index = torch.arange(size, device=tensor.device) % max(tensor.shape[dim], 1)
             others[id(tensors[position])] = tensor.index_select(dim, index)
     return tuple(map_tensors(tree, lambda t: others.get(id(t), t)) for tree in (args, kwargs))  # type: ignore[return-value]
