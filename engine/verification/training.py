@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
@@ -157,9 +158,9 @@ def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Te
 
 def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
     """Send a random direction back from each output."""
-    generator = torch.Generator().manual_seed(0)
     roots = [t for t in outputs if t.requires_grad]
-    directions = tuple(torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in roots)
+    generator = np.random.default_rng(0)  # a draw of torch's is even here, and what a softmax loses has no gradient
+    directions = tuple(torch.from_numpy(np.asarray(generator.standard_normal(tuple(t.shape)))).to(t) for t in roots)
     if not roots:
         return
     try:

@@ -233,3 +233,12 @@ def test_a_step_in_float64_is_not_rounded_off() -> None:
     speedup = engine.ModelSpeedup(net, torch.rand(5, 3), rows, confidence=2)
     speedup.speedup_model()
     assert net[0].out_features == 64 and speedup.certificate.exact_in_train, speedup.certificate
+
+
+def test_outputs_that_sum_to_one_have_a_gradient() -> None:
+    """The direction that goes back is not the same for all entries, which a softmax would lose."""
+    layer = nn.Linear(3, 4).double()
+    model = nn.Sequential(layer, nn.Softmax(-1))
+    tensors = {f"0.{name}": p for name, p in layer.named_parameters()}
+    step = training_step(model, tensors, ((torch.randn(2, 3, dtype=torch.float64),), {}))
+    assert all(gradient is not None and float(gradient.abs().max()) > 1e-6 for gradient in step.gradients.values())
