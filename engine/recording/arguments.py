@@ -18,7 +18,7 @@ from torch import nn
 
 from engine.program.graph import Node, Value
 from engine.recording.attributes import choices, other_reals, switches_of
-from engine.recording.model_code import code_of, methods_of
+from engine.recording.model_code import code_of, methods_of, words_in
 from engine.source.argument_flow import passed_arguments
 from engine.source.dynamic_calls import module_globals
 
@@ -29,7 +29,6 @@ _MOST_CALLS = 48
 
 _STEPS = 16
 _DEEPEST = 3
-_LONGEST_STRING = 40
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -189,9 +188,7 @@ def _strings(value: Any, model: nn.Module, *codes: CodeType) -> Iterator[str]:
         return
     code = code_of(type(model).forward)
     for method in (*(() if code is None else (code, *_methods_called(model, code))), *codes):
-        yield from (
-            text for text in _strings_in(method) if len(text) <= _LONGEST_STRING and not any(map(str.isspace, text))
-        )
+        yield from words_in(method)
     yield "another"
 
 
@@ -199,18 +196,6 @@ def _methods_called(model: nn.Module, code: CodeType) -> Iterator[CodeType]:
     own = {name for name, _ in methods_of(type(model))}  # type: ignore[arg-type]
     codes = (code_of(getattr(type(model), name)) for name in sorted(own.intersection(code.co_names)))
     return (method for method in codes if method is not None)
-
-
-def _strings_in(code: CodeType) -> Iterator[str]:
-    """Yield the strings in a function."""
-    waiting = list(code.co_consts)
-    for constant in waiting:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, (tuple, frozenset)):
-            waiting += constant
-        elif isinstance(constant, CodeType):
-            waiting += constant.co_consts
 
 
 def executed_calls(nodes: Sequence[Node], outputs: Sequence[Value]) -> set[tuple[Any, ...]]:

@@ -12,14 +12,16 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from engine.program.expressions import Apply, AttributeOf, Expr, Guard, evaluate, leaves
 from engine.program.graph import Node, Value
-from engine.recording.model_code import methods_of
+from engine.recording.model_code import methods_of, user_classes, words_in
 from engine.source.integers import integers
+from engine.source.setup_code import functions_of, is_setup
 from engine.source.sizes import booleans_in
 
 __all__ = ["Attribute", "Setting", "Settings", "choices", "run_signature", "other_reals", "switches_of"]
@@ -28,6 +30,7 @@ _MOST_SETTINGS = 24
 """Maximum number of recorded settings."""
 
 _MOST_CHOICES = 16
+_MOST_WORDS = 4
 
 _READ_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
 """Code that reads attributes which its op only uses for the gradient, by code of the function."""
@@ -232,7 +235,14 @@ def _layer_counts(attribute: Attribute) -> set[int]:
 
 
 def _choices(attribute: Attribute) -> Iterator[Any]:
-    return choices(attribute.value, attribute.module)
+    """Yield other values of a text or an enumeration; for a text also words in code that reads it, and another one."""
+    yield from choices(attribute.value, attribute.module)
+    if isinstance(attribute.value, str):
+        functions = (pair for kind in user_classes(attribute.module) for pair in functions_of(kind))
+        codes = (code for name, code in functions if not is_setup(name))
+        words = (word for code in codes if attribute.name in code.co_names for word in words_in(code))
+        yield from islice((word for word in words if word.isidentifier() and word != attribute.name), _MOST_WORDS)
+        yield "another"
 
 
 def choices(value: Any, module: nn.Module, *spaces: Mapping[str, Any]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from engine.program.stored import modules_of
 from engine.source.static_attributes import table_of
 
-__all__ = ["code_of", "methods_of", "module_namespaces", "source_files", "user_classes"]
+__all__ = ["code_of", "methods_of", "module_namespaces", "source_files", "user_classes", "words_in"]
 
 _CALLED_FROM_ELSEWHERE = ("einops.einops",)
 """Python modules whose functions the forward of classes in other ones calls."""
@@ -75,3 +76,23 @@ def methods_of(kind: Any) -> tuple[tuple[str, frozenset[str]], ...]:
             elif code is not None and code.co_argcount and not hasattr(nn.Module, name):
                 attributes[name] = frozenset(code.co_names)
     return tuple(attributes.items())
+
+
+_LONGEST_WORD = 40
+
+
+def words_in(code: CodeType) -> Iterator[str]:
+    """Yield the short strings without spaces in a function, which may be values of an option.
+
+    Example:
+        >>> list(words_in((lambda mode: mode == "mean").__code__))
+        ['mean']
+    """
+    waiting = list(code.co_consts)
+    for constant in waiting:
+        if isinstance(constant, str):
+            yield from [constant] if len(constant) <= _LONGEST_WORD and not any(map(str.isspace, constant)) else []
+        elif isinstance(constant, (tuple, frozenset)):
+            waiting += constant
+        elif isinstance(constant, CodeType):
+            waiting += constant.co_consts

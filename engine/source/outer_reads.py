@@ -6,6 +6,7 @@ Nothing of the user's runs: names are looked up in tables, as far as the code na
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from engine.source.branches import syntax_of
+from engine.source.function_text import syntax_of_file
 from engine.source.static_attributes import static_attribute, table_of
 
 __all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]
@@ -108,13 +110,27 @@ def outer_reads(
         []
     """
     tree = syntax_of(code)
-    if tree is None:
+    parts: list[Any] = _lambdas(code) if tree is None else tree.body
+    if not parts:
         return []
-    reader = _Reader(code, tree, space, owner, is_own)
-    nodes = (node for statement in tree.body for node in ast.walk(statement) if isinstance(node, ast.expr))
+    reader = _Reader(code, ast.Module(parts, []), space, owner, is_own)
+    nodes = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.expr))
     reads = [read for read in map(reader.read, nodes) if read is not None]
     reads.sort(key=lambda read: not read.from_self)  # what is read in another way as well is shared
     return list({read.place: read for read in reads}.values())
+
+
+def _lambdas(code: CodeType) -> list[ast.expr]:
+    """Return what the lambda functions on the first line of one return, as far as they take the same arguments."""
+    if code.co_name != "<lambda>":
+        return []
+    try:
+        tree = syntax_of_file("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return []
+    lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    names = list(code.co_varnames[: code.co_argcount])
+    return [n.body for n in lambdas if [a.arg for a in (*n.args.posonlyargs, *n.args.args)] == names]
 
 
 class _Reader:

@@ -120,3 +120,26 @@ def test_what_only_gradients_depend_on_is_not_recorded_otherwise() -> None:
     tokens = torch.zeros(2, 3, dtype=torch.long)
     assert not engine.trace(Words(counts=False), tokens).notes
     assert any("Embedding.padding_idx" in note for note in engine.trace(Words(counts=True), tokens).notes)
+
+
+class Pools(nn.Module):
+    """Summarises by a text that code sets, and compares with words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pool = nn.Linear(4, 4), "avg"
+
+    def reset(self, pool: str) -> None:
+        """Summarise otherwise."""
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean over tokens, or the first one."""
+        x = self.body(x)
+        return x.mean(1) if self.pool == "avg" else x[:, 0]
+
+
+def test_a_text_that_is_compared_with_words() -> None:
+    """What runs with another text is recorded."""
+    graph = engine.trace(Pools(), torch.zeros(2, 3, 4))
+    assert {"mean", "select"} <= {node.op for node in graph.nodes}

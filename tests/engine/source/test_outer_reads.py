@@ -109,3 +109,11 @@ def test_assignment(value: Any) -> None:
     read = next(r for r in outer_reads(_globals.__code__, globals() | {"TABLE": table}, None, str) if "fast" in r.text)
     read.assign(value)
     assert read.value is value and ("fast" in table) is (value is not UNSET)
+
+
+def test_a_lambda_function() -> None:
+    """What it returns is looked up where it stands in the file."""
+    assert "FLAG" in _texts(READS)
+
+
+READS = lambda x: x if FLAG else -x  # noqa: E731
