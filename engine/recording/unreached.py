@@ -170,7 +170,8 @@ class _UntakenBranches:
         if self._is_fixed(branch, by_user=True):
             return None
         if self._idle.includes_any(branch.mentioned_modules()):
-            self._variables_of_other_calls(branch, values_read)  # what those modules return goes to others, say
+            if not self._is_settled(branch):  # what those modules return may go to others that ran
+                self._variables_of_other_calls(branch, values_read)
             return frozenset(values_read)
         if branch.is_decided_at(self._places_of_guards) or branch.would_fail():
             return None
