@@ -211,7 +211,8 @@ def _record_forward(
                     _run(recorder, model, opaque, args, kwargs, *further)
         combinations.note(situation, mark, turned)
 
-    combinations = Combinations(recorder, run_in, model, asked, settings, outer, dynamic_dims, drops_entries)
+    arguments = Arguments(model, *inputs[0], changing.declared)
+    combinations = Combinations(recorder, run_in, model, asked, arguments, settings, outer, dynamic_dims, drops_entries)
     with switches.answering(), calls.of(candidates), settings.watching():
         _run(recorder, model, opaque, *inputs[0], [], "eval", contents=contents)
     seen, read_outside = combinations.begin()
@@ -224,34 +225,17 @@ def _record_forward(
     train = modules_needing_train_mode(
         recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
     )
-    in_train = (
-        [replace(example, train=tuple(m for m in candidates if id(m) not in seen or m in train))] if train else []
-    )
-    ways: list[tuple[Situation, RecordedWay]] = []
-    for situation in [*in_train, *(replace(example, switch=switch) for switch in sorted(switches.asked))]:
-        mark = recorder.mark()
-        try:
-            run_in(situation, ("data", "sizes"), "train")
-            ways.append((situation, _way_of(run_in, situation, *recorder.since(mark), recorder.left(mark))))
-            taken, ops = recorder.data_decisions.taken, recorder.since(mark)[0]
-            recorder.drop_if_repeated(mark, shapes=True)
-            recorder.notes += record_data_decisions(
-                recorder, functools.partial(run_in, situation, ("data",)), taken, ops
-            )
-        except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
-            recorder.drop(mark)
-            recorder.notes.append(f"{_UNSEEN} {error}")
+    in_train = replace(example, train=tuple(m for m in candidates if id(m) not in seen or m in train))
+    by_switch = [replace(example, switch=switch) for switch in sorted(switches.asked)]
+    ways = _record_ways(recorder, run_in, [*([in_train] if train else []), *by_switch])
 
-    def resized(situation: Situation) -> Callable[..., None]:
+    def with_inputs(situation: Situation) -> Callable[..., None]:
         return lambda args, kwargs: run_in(replace(situation, args=args, kwargs=kwargs))
 
-    record_other_sizes(recorder, resized(example), inputs, first, dynamic_dims)
+    record_other_sizes(recorder, with_inputs(example), inputs, first, dynamic_dims)
     for situation, way in ways:
-        record_sizes_of_way(recorder, resized(situation), inputs[0], (way.nodes, way.guards), dynamic_dims)
-    arguments = Arguments(model, *inputs[0], changing.declared)
-    if missing := record_arguments(
-        recorder, lambda args, kwargs, *rest: run_in(Situation(args, kwargs)), arguments, first, by_default.outputs
-    ):
+        record_sizes_of_way(recorder, with_inputs(situation), inputs[0], (way.nodes, way.guards), dynamic_dims)
+    if missing := record_arguments(recorder, with_inputs(example), arguments, first, by_default.outputs):
         names = ", ".join(missing)
         recorder.notes.append(f"Only the example's value of these arguments of forward was recorded: {names}.")
     record_settings(recorder, by_default, settings, outer, read_outside)
@@ -265,7 +249,28 @@ def _record_forward(
         )
         return [m for m in candidates if id(m) not in asked or m in train or m in needed] if needed else []
 
-    recorder.notes += combinations.record(in_train_mode, [name for name, _ in arguments.alternatives()], len(first[0]))
+    recorder.notes += combinations.record(in_train_mode, len(first[0]))
+
+
+def _record_ways(
+    recorder: EntryRecorder, run_in: Callable[..., None], situations: Sequence[Situation]
+) -> list[tuple[Situation, RecordedWay]]:
+    """Record the model in train mode, and with other answers of torch's, each with the decisions taken there."""
+    ways: list[tuple[Situation, RecordedWay]] = []
+    for situation in situations:
+        mark = recorder.mark()
+        try:
+            run_in(situation, ("data", "sizes"), "train")
+            way = _way_of(run_in, situation, *recorder.since(mark), recorder.left(mark))
+            ways.append((situation, way))
+            taken = recorder.data_decisions.taken
+            recorder.drop_if_repeated(mark, shapes=True)
+            again = functools.partial(run_in, situation, ("data",))
+            recorder.notes += record_data_decisions(recorder, again, taken, way.nodes)
+        except TraceError as error:  # a detector wants targets there: analyse what can be seen, and say so
+            recorder.drop(mark)
+            recorder.notes.append(f"{_UNSEEN} {error}")
+    return ways
 
 
 def _way_of(

@@ -53,7 +53,7 @@ def entrywise(node: Node) -> bool:
 
 
 def drops_entries(node: Node) -> bool:
-    """Whether a call draws random numbers and returns its only input with some entries changed, as dropout does."""
+    """Whether a call draws random numbers in the shape of its only input, as dropout does."""
     return draws(node) and [v.shape for v in node.inputs] == [v.shape for v in node.outputs]
 
 

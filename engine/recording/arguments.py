@@ -74,6 +74,11 @@ class Arguments:
         own = self._signature.parameters
         self._values = {name: self._passed.get(name, own[name].default) for name in own}
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the arguments that hold a number, a flag or a text, and are not declared to keep it."""
+        return frozenset(n for n, value in self._values.items() if not self._declared(n) and any(_leaves((n,), value)))
+
     def alternatives(self) -> Iterator[tuple[str, Iterator[Call]]]:
         """Yield names of arguments, each with calls in which it has another value."""
         for name, value in self._values.items():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
+from types import CodeType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -24,13 +25,22 @@ from engine.source.integers import integers
 from engine.source.setup_code import functions_of, is_setup
 from engine.source.sizes import booleans_in
 
-__all__ = ["Attribute", "Setting", "Settings", "choices", "run_signature", "other_reals", "switches_of"]
+__all__ = [
+    "Attribute",
+    "Setting",
+    "Settings",
+    "choices",
+    "other_choices",
+    "other_reals",
+    "run_signature",
+    "switches_of",
+]
 
 _MOST_SETTINGS = 24
 """Maximum number of recorded settings."""
 
 _MOST_CHOICES = 16
-_MOST_WORDS = 4
+_MOST_WORDS = 6
 
 _READ_FOR_GRADIENTS = {nn.Embedding.forward.__code__: frozenset({"padding_idx", "scale_grad_by_freq", "sparse"})}
 """Code that reads attributes which its op only uses for the gradient, by code of the function."""
@@ -58,14 +68,14 @@ class Attribute(NamedTuple):
     def holding(self, value: Any) -> Iterator[None]:
         """Run the body with another value."""
         table = vars(self.module)
-        before = [table[self.name]] if self.name in table else []
+        is_set, before = self.name in table, table.get(self.name)
         table[self.name] = value
         try:
             yield
         finally:
-            for old in before:
-                table[self.name] = old
-            if not before:
+            if is_set:
+                table[self.name] = before
+            else:
                 del table[self.name]
 
     def __str__(self) -> str:
@@ -139,6 +149,11 @@ class Settings:
             self._read = [
                 a for a in self._attributes if (id(a.module), a.name) in reads or (type(a.module), a.name) in own
             ]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the attributes."""
+        return frozenset(attribute.name for attribute in self._attributes)
 
     def named(self, names: Collection[str]) -> Settings:
         """Return the settings of the attributes with some names, which all count as read.
@@ -235,13 +250,26 @@ def _layer_counts(attribute: Attribute) -> set[int]:
 
 
 def _choices(attribute: Attribute) -> Iterator[Any]:
-    """Yield other values of a text or an enumeration; for a text also words in code that reads it, and another one."""
-    yield from choices(attribute.value, attribute.module)
-    if isinstance(attribute.value, str):
-        functions = (pair for kind in user_classes(attribute.module) for pair in functions_of(kind))
-        codes = (code for name, code in functions if not is_setup(name))
-        words = (word for code in codes if attribute.name in code.co_names for word in words_in(code))
-        yield from islice((word for word in words if word.isidentifier() and word != attribute.name), _MOST_WORDS)
+    functions = (pair for kind in user_classes(attribute.module) for pair in functions_of(kind))
+    codes = [code for name, code in functions if attribute.name in code.co_names and not is_setup(name)]
+    return (choice for choice in other_choices(attribute.value, attribute.module, codes) if choice != attribute.name)
+
+
+def other_choices(value: Any, module: nn.Module, codes: Iterable[CodeType]) -> Iterator[Any]:
+    """Yield what `choices` yields; for a text also words in functions that read it, and one that is none of these.
+
+    Args:
+        value, module: as for `choices`.
+        codes: of the functions.
+
+    Example:
+        >>> list(other_choices("avg", nn.Module(), [(lambda pool: pool == "max").__code__]))
+        ['max', 'another']
+    """
+    yield from choices(value, module)
+    if isinstance(value, str):
+        words = dict.fromkeys(word for code in codes for word in words_in(code) if word != value)
+        yield from islice(words, _MOST_WORDS)
         yield "another"
 
 

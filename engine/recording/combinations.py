@@ -1,4 +1,4 @@
-"""Conditions that matter only together: where a run evaluates code that had not run, what that code asks is turned too.
+"""Conditions that matter only together: a run that evaluates code for the first time is the start of further ones.
 
 In ``if refine and self.training`` the mode is asked for only where the argument is true, and neither alone runs the
 branch. Each run that gets further in a condition is therefore the start of others: in train mode, with other answers
@@ -15,26 +15,24 @@ from typing import Any
 
 from torch import nn
 
-from engine.errors import TraceError
 from engine.program.expressions import Guard
 from engine.program.graph import Node, Value
 from engine.recording.arguments import Arguments
 from engine.recording.attributes import Settings, run_signature
 from engine.recording.data_decisions import Answers, DataDecision
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.inputs import NEEDS_DATA
 from engine.recording.modes import SWITCHES
 from engine.recording.outer_values import OuterValue, OuterValues
 from engine.recording.resized_runs import record_sizes_of_way
 from engine.recording.tape import repeats
-from engine.recording.variants import record_arguments, record_data_decisions
+from engine.recording.variants import attempt, record_arguments, record_data_decisions
 
 __all__ = ["Combinations", "Situation"]
 
 _MOST_STARTS, _MOST_OPS = 24, 20_000
-"""How many runs may be the start of others, and how many ops may run in these, or four times those of the example."""
+"""How many runs may be the start of others, and after how many ops no further one is."""
 
-_LEAST = 4
+_LEAST = 4  # times the ops of the run on the example
 _MODE = "training"
 
 
@@ -65,7 +63,7 @@ class _Start:
     Attributes:
         situation: in which it ran.
         nodes, guards, outputs: of the run.
-        names: names in the code that ran there for the first time.
+        names: in the code that ran there for the first time, as far as they are something that may be turned.
         decisions: on data, at places that had not decided.
         sizes: decisions by sizes that are new.
         asking: modules that asked for their mode, and had not.
@@ -91,6 +89,7 @@ class Combinations:
         run: runs the model in a situation; what is turned anyway there follows.
         model: the model.
         asked: identities of the modules that have asked for their mode; it grows meanwhile.
+        arguments: of the example.
         settings: attributes that code sets.
         outer: values outside of the model.
         dynamic_dims: as for `engine.trace`.
@@ -103,6 +102,7 @@ class Combinations:
         run: Callable[..., None],
         model: nn.Module,
         asked: set[int],
+        arguments: Arguments,
         settings: Settings,
         outer: OuterValues,
         dynamic_dims: Any,
@@ -110,6 +110,8 @@ class Combinations:
     ) -> None:
         self._recorder, self._run, self._model, self._asked = recorder, run, model, asked
         self._settings, self._outer, self._dynamic_dims = settings, outer, dynamic_dims
+        self._arguments = arguments.names
+        self._names = self._arguments | settings.names | SWITCHES.keys() | {_MODE}
         self._drops, self._had_asked = drops, frozenset[int]()
         self._places: set[str] = set()
         self._in_train_mode: list[list[Node]] = []
@@ -143,7 +145,7 @@ class Combinations:
         self._places |= {decision.place for decision in recorder.data_decisions.taken}
         asking = frozenset(self._asked) - self._had_asked
         self._had_asked |= asking
-        names = recorder.coverage.take_names()
+        names = recorder.coverage.take_names() & self._names
         start = _Start(
             situation,
             nodes,
@@ -161,15 +163,12 @@ class Combinations:
         if any((start.names, start.decisions, start.sizes, start.asking, start.outer)):
             self._starts.append(start)
 
-    def record(
-        self, in_train_mode: Callable[[Collection[int]], list[nn.Module]], arguments: Collection[str], ops: int
-    ) -> list[str]:
+    def record(self, in_train_mode: Callable[[Collection[int]], list[nn.Module]], ops: int) -> list[str]:
         """Record what else comes out in those runs, and in those that follow from them.
 
         Args:
             in_train_mode: returns the modules in train mode, of the identities of those that ask; none if nothing but
                 single entries changes then.
-            arguments: names of the arguments of forward that may be others.
             ops: number of ops in the run on the example.
 
         Returns:
@@ -183,13 +182,13 @@ class Combinations:
             start = self._starts.pop(0)
             with self._recorder.data_decisions.turned(start.situation.answers, ops):
                 self._turn_modes(start, in_train_mode)
-                self._turn_values(start, arguments)
+                self._turn_values(start)
             again = functools.partial(self._run, start.situation, ("data",))
             notes += record_data_decisions(self._recorder, again, start.decisions, start.nodes, start.situation.answers)
         if self._starts:
             notes.append(
-                f"{len(self._starts)} runs evaluate conditions that no other run does; what comes out otherwise there "
-                "was not recorded."
+                f"{len(self._starts)} further runs evaluate conditions that no other run evaluates; how these come out "
+                "otherwise was not recorded."
             )
         return notes
 
@@ -201,7 +200,7 @@ class Combinations:
         for name in sorted(start.names & SWITCHES.keys()) if situation.switch is None else ():
             self._try(replace(situation, switch=name), start)
 
-    def _turn_values(self, start: _Start, arguments: Collection[str]) -> None:
+    def _turn_values(self, start: _Start) -> None:
         recorder, situation = self._recorder, start.situation
         if sizes := list(filter(recorder.others.is_open, start.sizes)):
             record_sizes_of_way(
@@ -212,11 +211,11 @@ class Combinations:
                 self._dynamic_dims,
                 sizes,
             )
-        if chosen := start.names & set(arguments):
+        if chosen := start.names & self._arguments:
             others = Arguments(self._model, situation.args, situation.kwargs, lambda name: name not in chosen)
             record_arguments(
                 recorder,
-                lambda args, kwargs, *rest: self._run(replace(situation, args=args, kwargs=kwargs)),
+                lambda args, kwargs: self._run(replace(situation, args=args, kwargs=kwargs)),
                 others,
                 (start.nodes, start.guards),
                 start.outputs,
@@ -225,17 +224,15 @@ class Combinations:
         def accepts(setting: Sequence[tuple[Any, Any]]) -> bool:
             return self._try(replace(situation, setting=(*situation.setting, *setting)), start)
 
+        # what the model rejects here, it may take elsewhere: the code behind it then is code that did not run
         self._settings.named(start.names).record(start.guards, accepts)
         self._outer.record(accepts, start.outer)
 
     def _try(self, situation: Situation, start: _Start) -> bool:
         """Record a run, and keep it if it differs from the one that it starts from; return whether the model ran."""
         recorder, in_train_mode = self._recorder, list(self._in_train_mode)
-        mark = recorder.mark()
-        try:
-            self._run(situation)
-        except (*NEEDS_DATA, TraceError):
-            recorder.drop(mark)
+        mark = attempt(recorder, functools.partial(self._run, situation))
+        if mark is None:
             return False
         nodes, guards = recorder.since(mark)
         if situation.train and any(self._repeats(nodes, run) for run in (start.nodes, *in_train_mode)):

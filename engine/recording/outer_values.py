@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType
@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 
 from engine.program.stored import distinct_modules
-from engine.recording.attributes import choices, other_reals
+from engine.recording.attributes import other_choices, other_reals
+from engine.recording.model_code import words_in
 from engine.source.attribute_writes import written_anywhere
 from engine.source.branches import syntax_of
 from engine.source.coverage import CoverageTracer
@@ -26,9 +27,8 @@ from engine.source.outer_reads import UNSET, OuterRead, is_environment, outer_re
 
 __all__ = ["OuterSetting", "OuterValue", "OuterValues"]
 
-_MOST_RUNS = 32
-_MOST_STRINGS = 6
-_LONGEST_STRING = 40
+_MOST_RUNS, _MOST_VALUES = 32, 8
+"""How many runs there may be at other values, and how many other values of one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +53,10 @@ class OuterValue:
     @contextmanager
     def holding(self, value: Any) -> Iterator[None]:
         """Run the body with another value."""
-        before = [read.value for read in self.reads]
-        try:
+        with ExitStack() as scope:
             for read in self.reads:
-                read.assign(value)
+                scope.enter_context(read.holding(value))
             yield
-        finally:
-            for read, old in zip(self.reads, before, strict=True):
-                if read.value is not old:
-                    read.assign(old)
 
     def __str__(self) -> str:
         return self.reads[0].text
@@ -149,31 +144,25 @@ class OuterValues:
 
 
 def _other_values(outer: OuterValue) -> list[Any]:
+    """Return other values of the same kind: the other flag, floats, limits in the code, words in it."""
     value = outer.value
-    if isinstance(value, bool):
-        return [not value]
-    constants = list(_constants(outer.code))
+    others: Iterable[Any]
     if is_environment(outer.reads[0].holder):
-        key = outer.reads[0].key
-        texts = ["1", "0", *(c for c in constants if isinstance(c, str) and c != key), UNSET]
-        return [text for text in dict.fromkeys(texts) if text != value][: _MOST_STRINGS + 1]
-    if isinstance(value, float):
-        return [other for other in dict.fromkeys(other_reals(value)) if other != value]
-    if isinstance(value, int):
-        limits = [c + step for c in constants if type(c) is int for step in (0, 1, -1)]
-        return [n for n in dict.fromkeys([value + 1, *limits]) if n != value][:_MOST_STRINGS]
-    named = choices(value, outer.owner)
-    own = [c for c in constants if isinstance(c, str) and isinstance(value, str)]
-    others = [text for text in dict.fromkeys([*named, *own]) if text != value][:_MOST_STRINGS]
-    return [*others, "another"] if isinstance(value, str) else others
+        words = (word for word in words_in(outer.code) if word != outer.reads[0].key)
+        others = ("1", "0", UNSET, *words)
+    elif isinstance(value, bool):
+        others = [not value]
+    elif isinstance(value, float):
+        others = other_reals(value)
+    elif isinstance(value, int):
+        others = (value + 1, *(n + step for n in _whole_numbers(outer.code) for step in (0, 1, -1)))
+    else:
+        others = other_choices(value, outer.owner, [outer.code])
+    return [other for other in dict.fromkeys(others) if other != value][:_MOST_VALUES]
 
 
-def _constants(code: CodeType) -> Iterable[Any]:
-    """Yield the numbers and the short strings in a function, without the text that describes it."""
+def _whole_numbers(code: CodeType) -> list[int]:
+    """Return the whole numbers in a function."""
     tree = syntax_of(code)
-    nodes = [] if tree is None else list(ast.walk(tree))
-    texts = {n.value for n in nodes if isinstance(n, ast.Expr)}
-    for node in nodes:
-        if isinstance(node, ast.Constant) and node not in texts:
-            short = not isinstance(node.value, str) or (len(node.value) <= _LONGEST_STRING and " " not in node.value)
-            yield from [node.value] if short else []
+    nodes = () if tree is None else ast.walk(tree)
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and type(n.value) is int]

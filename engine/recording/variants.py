@@ -28,6 +28,7 @@ from engine.source.attribute_writes import assigned_attributes
 
 __all__ = [
     "RecordedWay",
+    "attempt",
     "record_arguments",
     "record_coefficients",
     "record_data_decisions",
@@ -45,6 +46,25 @@ _FRUITLESS = 2
 _SETTABLE = (type(None), bool, int, float, str, Enum)
 
 
+def attempt(recorder: EntryRecorder, run: Callable[[], None]) -> Any:
+    """Record a run.
+
+    Args:
+        recorder: keeps nothing of a run that fails.
+        run: runs the model.
+
+    Returns:
+        The place in the recording where the run begins; None if the model rejects it.
+    """
+    mark = recorder.mark()
+    try:
+        run()
+    except (*NEEDS_DATA, TraceError):
+        recorder.drop(mark)
+        return None
+    return mark
+
+
 def record_arguments(
     recorder: EntryRecorder, run: Callable[..., None], arguments: Arguments, first: Any, outputs: Any
 ) -> list[str]:
@@ -52,7 +72,7 @@ def record_arguments(
 
     Args:
         recorder: with the run on the example.
-        run: runs the model with arguments, modules in train mode, and the name of a path.
+        run: runs the model with positional and keyword arguments.
         arguments: of the example.
         first: the ops and the guards of the run on the example.
         outputs: what left it.
@@ -63,11 +83,8 @@ def record_arguments(
     seen = executed_calls(first[0], outputs) | _links(first[0])
 
     def record(call: tuple[Any, Any]) -> bool | None:
-        mark = recorder.mark()
-        try:
-            run(*call, [], "other")
-        except (*NEEDS_DATA, TraceError):
-            recorder.drop(mark)
+        mark = attempt(recorder, functools.partial(run, *call))
+        if mark is None:
             return None
         nodes, guards = recorder.since(mark)
         steps = executed_calls(nodes, recorder.left(mark)) | _links(nodes)
@@ -95,11 +112,8 @@ class RecordedWay(NamedTuple):
 
     def at(self, recorder: EntryRecorder, setting: Any) -> bool:
         """Record the run at a setting, and keep what differs there; return whether the model ran."""
-        mark = recorder.mark()
-        try:
-            self.run(setting)
-        except (*NEEDS_DATA, TraceError):
-            recorder.drop(mark)
+        mark = attempt(recorder, functools.partial(self.run, setting))
+        if mark is None:
             return False
         nodes, guards = recorder.since(mark)
         if run_signature(nodes, recorder.left(mark)) == run_signature(self.nodes, self.outputs):
@@ -126,7 +140,6 @@ def record_settings(
         outer: records values outside.
         values: those that the run on the example read.
     """
-
     accepts = functools.partial(way.at, recorder)
     missing = settings.record(way.guards, accepts)
     if missing:
@@ -148,11 +161,8 @@ def record_substitutes(
         model: has the methods.
     """
     for setting in alternative_forwards(model, first[0]):
-        mark = recorder.mark()
-        try:
-            run(setting)
-        except (*NEEDS_DATA, TraceError):
-            recorder.drop(mark)
+        mark = attempt(recorder, functools.partial(run, setting))
+        if mark is None:
             continue
         nodes, guards = recorder.since(mark)
         if is_equivalent(first[0], nodes, outputs, recorder.left(mark)):
@@ -173,12 +183,9 @@ def record_coefficients(recorder: EntryRecorder, run: Callable[..., None], guard
     """
     missing: list[str] = []
     for setting in recorder.coefficients.settings(guards):
-        mark = recorder.mark()
-        try:
-            run(setting)
-        except (*NEEDS_DATA, TraceError):
+        mark = attempt(recorder, functools.partial(run, setting))
+        if mark is None:
             missing += [f"{type(a.module).__name__}.{a.name}" for a, _ in setting]
-            recorder.drop(mark)
             continue
         if not recorder.others.add(*recorder.since(mark)):
             recorder.drop(mark)

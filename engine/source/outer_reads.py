@@ -12,7 +12,9 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import Enum
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +26,13 @@ from engine.source.static_attributes import static_attribute, table_of
 
 __all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]
 
-UNSET = type("Unset", (), {"__repr__": lambda self: "unset"})()
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "unset"
+
+
+UNSET = _Unset()
 """Stands for the value of what is not set."""
 
 _CONTAINERS = (dict, OrderedDict, list)
@@ -67,16 +75,28 @@ class OuterRead(NamedTuple):
             return self.holder[self.key] if -len(self.holder) <= self.key < len(self.holder) else UNSET
         return self.holder.get(self.key, UNSET)
 
-    def assign(self, value: Any) -> None:
-        """Set it to another value, or remove it if that is `UNSET`."""
+    @contextmanager
+    def holding(self, value: Any) -> Iterator[None]:
+        """Run the body with another value; `UNSET` removes it."""
         if isinstance(self.holder, ContextVar):
-            self.holder.set(value)
-        elif isinstance(self.holder, type):
-            type.__delattr__(self.holder, self.key) if value is UNSET else type.__setattr__(
-                self.holder, self.key, value
-            )
+            token = self.holder.set(value)
+            try:
+                yield
+            finally:
+                self.holder.reset(token)
+            return
+        before = self.value
+        self._assign(value)
+        try:
+            yield
+        finally:
+            self._assign(before)
+
+    def _assign(self, value: Any) -> None:
+        if isinstance(self.holder, type):
+            type.__setattr__(self.holder, self.key, value)
         elif value is UNSET:
-            del self.holder[self.key]
+            self.holder.pop(self.key, None)
         else:
             self.holder[self.key] = value
 
@@ -103,11 +123,9 @@ def outer_reads(
         is_own: whether a file belongs to the model's code; what modules and classes of other files hold is left out.
 
     Example:
-        >>> options = {"fast": False}
-        >>> def forward(x):
-        ...     return x if options["fast"] else -x
-        >>> [read.text for read in outer_reads(outer_reads.__code__, vars(os), None, lambda file: True)]
-        []
+        >>> reads = outer_reads(is_environment.__code__, vars(sys.modules[__name__]), None, lambda file: True)
+        >>> sorted(read.text for read in reads)
+        ['os', 'os.environ']
     """
     tree = syntax_of(code)
     parts: list[Any] = _lambdas(code) if tree is None else tree.body
@@ -160,23 +178,32 @@ class _Reader:
 
     def _places(self, node: ast.expr) -> Iterator[tuple[Any, Any]]:
         """Yield the holder and the key of what an expression reads."""
-        if isinstance(node, ast.Name) and node.id in self._imported:
-            module, name = self._imported[node.id]
-            yield from () if name is None else self._of_attribute(module, name)
-        elif isinstance(node, ast.Name):
-            if node.id not in self._own and node.id in self._space and isinstance(self._space, dict):
-                yield self._space, node.id
-        elif isinstance(node, ast.Attribute):
-            yield from self._of_attribute(self._value(node.value), node.attr)
-        elif isinstance(node, ast.Subscript):
-            yield from self._of_item(self._value(node.value), self._value(node.slice))
-        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-            if self._value(node.comparators[0]) is os.environ:
-                yield from self._of_item(os.environ, self._value(node.left))
-        elif isinstance(node, ast.Call):
-            yield from self._of_call(node)
+        places = _PLACES.get(type(node))
+        yield from () if places is None else places(self, node)
 
-    def _of_call(self, node: ast.Call) -> Iterator[tuple[Any, Any]]:
+    def of_name(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the place of a global, or of what the function imports."""
+        module, name = self._imported.get(node.id, (_UNKNOWN, None))
+        if name is not None:
+            yield from self._of_attribute(module, name)
+        elif node.id not in self._own and node.id in self._space and isinstance(self._space, dict):
+            yield self._space, node.id
+
+    def of_attribute(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the place of an attribute."""
+        return self._of_attribute(self._value(node.value), node.attr)
+
+    def of_subscript(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the place of an item."""
+        return self._of_item(self._value(node.value), self._value(node.slice))
+
+    def of_comparison(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the place of a name that is looked for in the environment."""
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)) and self._value(node.comparators[0]) is os.environ:
+            yield from self._of_item(os.environ, self._value(node.left))
+
+    def of_call(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the place of what ``getattr``, ``os.getenv``, or a method ``get`` returns."""
         first = self._value(node.args[0]) if node.args else _UNKNOWN
         function = node.func.id if isinstance(node.func, ast.Name) else None
         if function == "getattr" and len(node.args) > 1 and isinstance(key := self._value(node.args[1]), str):
@@ -229,10 +256,6 @@ class _Reader:
             return _UNKNOWN if held is _UNKNOWN else type(held)
         if isinstance(node, ast.Attribute):
             holder = self._value(node.value)
-            if isinstance(holder, ModuleType) and not (
-                holder is os or self._is_own(table_of(holder).get("__file__", ""))
-            ):
-                return _UNKNOWN
             if node.attr == "__class__" and holder is not _UNKNOWN:
                 return type(holder)
             if holder is self._owner and holder is not None and node.attr in table_of(holder):
@@ -245,7 +268,17 @@ class _Reader:
         return isinstance(file, str) and self._is_own(file)
 
     def _is_own_class(self, cls: type) -> bool:
-        return not cls.__module__.startswith(("torch.", "builtins"))
+        module = sys.modules.get(cls.__module__)
+        return module is not None and self._is_own_module(module) and not issubclass(cls, Enum)
+
+
+_PLACES: dict[type, Callable[[_Reader, Any], Iterator[tuple[Any, Any]]]] = {
+    ast.Name: _Reader.of_name,
+    ast.Attribute: _Reader.of_attribute,
+    ast.Subscript: _Reader.of_subscript,
+    ast.Compare: _Reader.of_comparison,
+    ast.Call: _Reader.of_call,
+}
 
 
 def _variables_inside(code: CodeType) -> Iterator[str]:

@@ -37,7 +37,7 @@ from engine.verification.leftovers import Leftovers
 from engine.verification.results import attributes, results_of
 from engine.verification.rounding import unrounded
 from engine.verification.tensors import Recipe, masked_recipes, may_share, small_recipes
-from engine.verification.trials import Inputs, Trial, random_inputs
+from engine.verification.trials import Inputs, Trial, random_inputs, small_inputs
 
 __all__ = ["Step", "TrainingProof", "largest_difference", "training_step"]
 
@@ -50,9 +50,6 @@ _FLOOR = 1e-6
 
 _TINY = 1e-8
 """What is smaller than that is measured against it."""
-
-_SIDE = 32
-"""Sizes behind the channels are cut to that, where the model accepts it."""
 
 Call = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -159,8 +156,8 @@ def _computed(model: nn.Module, weights: Collection[tuple[str, str]]) -> list[Te
 def _backward(model: nn.Module, outputs: list[Tensor]) -> None:
     """Send a random direction back from each output."""
     roots = [t for t in outputs if t.requires_grad]
-    generator = np.random.default_rng(0)  # a draw of torch's is even here, and what a softmax loses has no gradient
-    directions = tuple(torch.from_numpy(np.asarray(generator.standard_normal(tuple(t.shape)))).to(t) for t in roots)
+    generator = np.random.default_rng(0)  # torch's draws are even here: back through a softmax, nothing would come
+    directions = tuple(torch.as_tensor(generator.standard_normal(tuple(t.shape))).to(t) for t in roots)
     if not roots:
         return
     try:
@@ -338,7 +335,7 @@ class TrainingProof:
         self._masks = masks if masks is not None else {n: r.make(dtype) != 0 for n, r in self._recipes.items()}
         self._rejected = ""
         self._reference: Step | None = None
-        small = replace(self._graph, args=_small(self._graph.args), kwargs=_small(dict(self._graph.kwargs)))
+        small = replace(self._graph, args=small_inputs(self._graph.args), kwargs=small_inputs(dict(self._graph.kwargs)))
         whole = self._graph
         for graph, samples, through in ((small, 2, True), (whole, 1, True), (whole, 2, True), (whole, None, False)):
             self._inputs = random_inputs(graph, Trial(samples, False, dtype), batch_dim)
@@ -366,6 +363,9 @@ class TrainingProof:
         if not gap <= _TOLERANCE.get(self._dtype, _COARSE):  # type: ignore[arg-type]
             note = f"Train mode is not exact: in one training step {where} differs by {gap:.1e} from the masked model."
             return _withdrawn(certificate, note)
+        gradients = [g for g in self._reference.gradients.values() if g is not None]
+        if gradients and not any(map(_peak, gradients)):
+            return _withdrawn(certificate, "Train mode was not compared: the gradients of the training step are zero.")
         notes = ("Dropout was left out where train mode was compared.",) if step.dropped else ()
         return replace(certificate, notes=(*certificate.notes, *notes))
 
@@ -384,17 +384,6 @@ class TrainingProof:
         canonical = self._graph.aliases.get(name, name)
         modules = [f"{module.module}." for module in self._plan.of(Replacement)]
         return any(n.startswith(module) for n in (name, canonical) for module in modules)
-
-
-def _small(tree: Any) -> Any:
-    """Return inputs whose dimensions behind the channels are cut, so that a backward in float64 is quick."""
-
-    def cut(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or all(n <= _SIDE for n in tensor.shape[2:]):
-            return tensor
-        return tensor[tuple(slice(_SIDE if dim > 1 else None) for dim in range(tensor.ndim))]
-
-    return map_tensors(tree, cut)
 
 
 def _withdrawn(certificate: Certificate, note: str) -> Certificate:

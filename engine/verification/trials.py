@@ -18,9 +18,12 @@ from engine.program.trees import map_tensors, tensors_in
 from engine.recording.axes import Axis, resized
 from engine.rule import Registry
 
-__all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes", "sample_work"]
+__all__ = ["Inputs", "Trial", "agree", "not_compared", "random_inputs", "sample_bytes", "sample_work", "small_inputs"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+_SIDE = 32
+"""Sizes behind the channels are cut to that, where the model accepts it."""
 
 _WIDE = torch.float64.itemsize
 
@@ -247,3 +250,19 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
         return torch.equal(one, other)
     scale = float(one.abs().max()) if one.numel() else 0.0
     return not one.numel() or float((one - other).abs().max()) <= tolerance * scale
+
+
+def small_inputs(tree: Any) -> Any:
+    """Return inputs whose dimensions behind the channels are cut, so that a backward in float64 is quick.
+
+    Example:
+        >>> small_inputs((torch.zeros(2, 3, 64, 48),))[0].shape
+        torch.Size([2, 3, 32, 32])
+    """
+
+    def cut(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or all(n <= _SIDE for n in tensor.shape[2:]):
+            return tensor
+        return tensor[tuple(slice(_SIDE if dim > 1 else None) for dim in range(tensor.ndim))]
+
+    return map_tensors(tree, cut)

@@ -69,7 +69,7 @@ def test_what_is_beyond_the_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     """The notes say how many runs were not followed."""
     monkeypatch.setattr(combinations, "_MOST_STARTS", 0)
     graph = engine.trace(Conditions(), torch.zeros(2, 4))
-    assert any("evaluate conditions that no other run does" in note for note in graph.notes)
+    assert any("conditions that no other run evaluates" in note for note in graph.notes)
 
 
 def test_buffers_are_as_before() -> None:
@@ -87,3 +87,21 @@ def test_buffers_are_as_before() -> None:
     model = Counts()
     engine.trace(model, torch.zeros(2, 4))
     assert float(model.calls) == 0
+
+
+def test_code_that_asks_nothing_takes_no_part_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with new code starts others only if that code names something that may be turned."""
+
+    class Plain(Conditions):
+        def forward(self, x: Tensor, twice: bool = False, shift: bool = False) -> Tensor:
+            x = self.stem(x)
+            if twice:
+                x = self.usual(x).relu()
+            if shift:
+                x = x + 1
+            return x
+
+    monkeypatch.setattr(combinations, "_MOST_STARTS", 0)
+    graph = engine.trace(Plain(), torch.zeros(2, 4))
+    assert "usual.weight" in graph.stored
+    assert not any("conditions that no other run evaluates" in note for note in graph.notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import math
 import os
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,13 +103,39 @@ def test_other_packages() -> None:
     assert not {"math.pi", "nn.Linear.in_features"} & _texts(_foreign).keys()
 
 
+class Kind(Enum):
+    """Kinds of layers."""
+
+    SLOW = 1
+    FAST = 2
+
+
+def _constants() -> Any:
+    return Kind.FAST, int.real, nn.Linear.bias, Base.width
+
+
+def test_members_and_classes_of_others() -> None:
+    """A member of an enumeration is no option, and classes of other packages are not assigned to."""
+    texts = _texts(_constants).keys()
+    assert "Base.width" in texts and not {"Kind.FAST", "int.real", "nn.Linear.bias"} & texts
+
+
 @pytest.mark.parametrize("value", [7, UNSET])
-def test_assignment(value: Any) -> None:
-    """An item is set, and removed."""
+def test_another_value(value: Any) -> None:
+    """An item is another one, or removed, and as before behind that."""
     table = dict(TABLE)
     read = next(r for r in outer_reads(_globals.__code__, globals() | {"TABLE": table}, None, str) if "fast" in r.text)
-    read.assign(value)
-    assert read.value is value and ("fast" in table) is (value is not UNSET)
+    with read.holding(value):
+        assert read.value is value and ("fast" in table) is (value is not UNSET)
+    assert table == TABLE
+
+
+def test_a_context_variable_is_unset_again() -> None:
+    """One that only has a default is not set to it."""
+    read = next(r for r in outer_reads(_globals.__code__, globals(), None, str) if r.holder is CONTEXT)
+    with read.holding(5):
+        assert CONTEXT.get() == 5
+    assert CONTEXT not in contextvars.copy_context()
 
 
 def test_a_lambda_function() -> None:

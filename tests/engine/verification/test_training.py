@@ -242,3 +242,19 @@ def test_outputs_that_sum_to_one_have_a_gradient() -> None:
     tensors = {f"0.{name}": p for name, p in layer.named_parameters()}
     step = training_step(model, tensors, ((torch.randn(2, 3, dtype=torch.float64),), {}))
     assert all(gradient is not None and float(gradient.abs().max()) > 1e-6 for gradient in step.gradients.values())
+
+
+def test_a_step_without_gradients_shows_nothing() -> None:
+    """Where zeros come back from the outputs, train mode is not said to be exact."""
+
+    class Signs(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sign()
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), Signs()).double()
+    mask = {"0": {"weight": torch.ones(4, 3), "bias": torch.ones(4)}}
+    mask["0"]["weight"][0], mask["0"]["bias"][0] = 0, 0
+    speedup = engine.ModelSpeedup(model, torch.randn(2, 3, dtype=torch.float64), mask)
+    speedup.speedup_model()
+    assert not speedup.certificate.exact_in_train
+    assert "gradients of the training step are zero" in speedup.certificate.notes[-1]
