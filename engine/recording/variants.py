@@ -294,25 +294,26 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
     kept: list[Entry] = []
 
     def accepts(way: Entry, setting: Any = ()) -> bool:
-        mark = recorder.mark()
-        try:
-            run(way, setting)
-            ran, new = True, runs.add(recorder.since(mark)[0], recorder.left(mark))
+        mark = attempt(recorder, functools.partial(run, way, setting))
+        new = False
+        if mark is not None:
+            new = runs.add(recorder.since(mark)[0], recorder.left(mark))
             new |= way.after is not None  # which may do something else then, though the entry does not
-        except (*NEEDS_DATA, TraceError):
-            ran = new = False
-        if new:
-            kept.extend([] if setting else [replace(way, explored=True)])
-        else:
-            recorder.drop(mark)
-            recorder.on_data -= set() if setting else {way.name}
-        return ran
+            if not new:
+                recorder.drop(mark)
+        if new and not setting:
+            kept.append(replace(way, explored=True))
+        elif not new:
+            recorder.on_data.discard(way.name)
+        return mark is not None
 
     for way in entry.ways():
         accepts(way)
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
-    outer = OuterValues(model, recorder.coverage)
-    missing += [] if entry.explored else outer.record(lambda setting: accepts(entry, setting), outer.new())
+    if not entry.explored:
+        outer = OuterValues(model, recorder.coverage)
+        elsewhere = replace(entry, name=f"{entry.name}, at other values")  # no way that the certificate runs
+        missing += outer.record(lambda setting: accepts(elsewhere, setting), outer.new())
     if missing:
         recorder.notes.append(f"{entry.name!r} was recorded only at the present value of {', '.join(missing)}.")
     yield from kept

@@ -36,6 +36,7 @@ UNSET = _Unset()
 """Stands for the value of what is not set."""
 
 _CONTAINERS = (dict, OrderedDict, list)
+_ENVIRONMENT = ("environ", "getenv")
 _UNKNOWN = object()
 
 
@@ -220,7 +221,8 @@ class _Reader:
     def _of_attribute(self, holder: Any, name: str) -> Iterator[tuple[Any, Any]]:
         if isinstance(holder, ModuleType):
             table = table_of(holder)
-            if name in table and isinstance(table, dict) and (holder is os or self._is_own_module(holder)):
+            is_own = name in _ENVIRONMENT if holder is os else self._is_own_module(holder)
+            if name in table and isinstance(table, dict) and is_own:
                 yield table, name
         elif isinstance(holder, type):
             base = next((base for base in holder.__mro__ if name in vars(base)), None)

@@ -60,8 +60,13 @@ def check_shapes(model: nn.Module, analysis: Analysis) -> None:
         return
     paths = ("eval", "train", *(entry.name for entry in graph.entries if entry.name not in graph.on_data))
     runs = [{path: _run_of(g, path, analysis) for path in paths} for g in (graph, small)]
-    if any(len(runs[0][path]) != len(runs[1][path]) for path in runs[0]):
-        raise VerificationError("The compacted model takes another path through its code than the masked one.")
+    for path in paths:
+        before, after = (len(run[path]) for run in runs)
+        if before != after:
+            raise VerificationError(
+                "The compacted model takes another path through its code than the masked one: the run "
+                f"{path!r} has {after} norms and contractions, and had {before}."
+            )
     for old, new in (pair for path in runs[0] for pair in zip(runs[0][path], runs[1][path], strict=True)):
         want = [shrunk.shape(v) for v in old.outputs]
         have = [v.shape for v in new.outputs]

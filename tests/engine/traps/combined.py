@@ -146,7 +146,7 @@ TRAPS = [
 
 
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Combinations, "record", lambda self, in_train_mode, arguments, ops: [])
+    monkeypatch.setattr(Combinations, "record", lambda self, in_train_mode, ops: [])
 
 
 ABLATIONS = [
