@@ -107,6 +107,12 @@ class OtherSizes:
         """Whether a decision by sizes has come out the same in all runs."""
         return len({outcome for _, outcome in self._outcomes.get(_key(guard), ())}) < 2
 
+    def places(self) -> frozenset[str]:
+        """Return the places, as files and lines, at which sizes decide that were others in some run."""
+        return frozenset(
+            guard.place for key, guard in self._guards.items() if guard.decides and len(self._sizes[key]) > 1
+        )
+
     def begin_way(
         self, nodes: Sequence[Node], guards: Sequence[Guard], decisions: Sequence[Guard] | None = None
     ) -> bool:

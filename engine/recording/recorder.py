@@ -193,6 +193,7 @@ class Recorder(Versions, TorchDispatchMode):
             nodes=self._nodes,
             values=self._values,
             guards=self._guards,
+            sized=self.others.places(),
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters=self._parameters(),
         )

@@ -43,6 +43,7 @@ class RecordedRuns:
         modules: all modules by name.
         coverages: the functions that ran.
         nodes, values, guards: the program.
+        sized: places at which sizes decide that differ between inputs.
         stored: values of the parameters and buffers that were read, by every name.
         parameters: names of all parameters.
     """
@@ -52,6 +53,7 @@ class RecordedRuns:
     nodes: Sequence[Node]
     values: Sequence[Value]
     guards: Iterable[Guard]
+    sized: Collection[str]
     stored: Mapping[str, Value]
     parameters: Collection[str]
 
@@ -112,7 +114,7 @@ class _UntakenBranches:
     ) -> None:
         self._runs, self._dataflow, self._idle, self._mutability = runs, dataflow, idle, mutability
         self._arguments, self._declared, self._assumptions = arguments, declared, assumptions
-        self._places_of_guards = {guard.place for guard in runs.guards}
+        self._places = {guard.place for guard in runs.guards}
         self._files = source_files(runs.modules[""])
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
@@ -173,7 +175,7 @@ class _UntakenBranches:
             if not self._is_settled(branch):  # what those modules return may go to others that ran
                 self._variables_of_other_calls(branch, values_read)
             return frozenset(values_read)
-        if branch.is_decided_at(self._places_of_guards) or branch.would_fail():
+        if branch.would_fail() or (branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)):
             return None
         if self._is_fixed(branch, by_user=False):
             return frozenset(branch.reshaped_to_literals()) or None
@@ -189,7 +191,8 @@ class _UntakenBranches:
 
     def _is_fixed_for_owner(self, branch: UntakenBranch) -> bool:
         owner = self._runs.modules[branch.owner]
-        return branch.is_fixed((), functools.partial(self._mutability.never_changed, owner))
+        never_changed = functools.partial(self._mutability.never_changed, owner)
+        return branch.is_fixed((), never_changed, sized=self._runs.sized)
 
     def _variables_of_other_calls(self, branch: UntakenBranch, values_read: Mapping[str, list[Value]]) -> set[str]:
         """Return the variables that are passed to modules which were called with other values where they ran."""
@@ -248,7 +251,7 @@ class _UntakenBranches:
             names &= self._arguments.that_vary_in(branch.code)
         never_changed = functools.partial(self._mutability.never_changed, module)
         never_reassigned = functools.partial(self._mutability.never_reassigned, module)
-        return branch.is_fixed(self._undeclared(branch, names), never_changed, never_reassigned)
+        return branch.is_fixed(self._undeclared(branch, names), never_changed, never_reassigned, self._runs.sized)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
         prefix = f"{branch.owner}." if branch.owner else ""

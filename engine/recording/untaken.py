@@ -19,7 +19,7 @@ from engine.recording.indexed_reads import IndexedReads
 from engine.recording.model_code import code_of, methods_of
 from engine.source.bindings import bindings
 from engine.source.branches import Branch
-from engine.source.conditions import Conditions
+from engine.source.conditions import Conditions, is_at
 from engine.source.control_flow import always_run
 from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by
@@ -66,8 +66,7 @@ class UntakenBranch:
 
     def is_decided_at(self, places: Collection[str]) -> bool:
         """Whether its condition stands on one of some lines."""
-        lines = {n for test in self._tests() for n in range(test.lineno, (test.end_lineno or test.lineno) + 1)}
-        return any(f"{self.code.co_filename}:{n}" in places for n in lines)
+        return any(is_at(test, self.code.co_filename, places) for test in self._tests())
 
     def _tests(self) -> list[ast.expr]:
         test = self.branch.test
@@ -80,18 +79,20 @@ class UntakenBranch:
         free: Collection[str],
         never_changed: Callable[[str], bool],
         never_reassigned: Callable[[str], bool] | None = None,
+        sized: Collection[str] = (),
     ) -> bool:
         """Whether its condition has the same value in every call.
 
         Args:
             free: arguments that may be others in other calls.
-            never_changed, never_reassigned: as those of `Conditions`.
+            never_changed, never_reassigned, sized: as those of `Conditions`.
         """
         function = self._coverage.function
         ran = functools.partial(function.evaluated, ran=self._coverage.ran)
         conditions = Conditions(
-            function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned
-        )
+            function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned,
+            self.code.co_filename, sized,
+        )  # fmt: skip
         return self.branch.test is not None and conditions.is_fixed(self.branch.test)
 
     def arguments(self) -> set[str]:

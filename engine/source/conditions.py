@@ -18,7 +18,7 @@ from engine.source.bindings import Binding, bindings
 from engine.source.branches import syntax_of
 from engine.source.static_attributes import static_attribute
 
-__all__ = ["Conditions", "attribute_code", "has_fixed_result", "method_code"]
+__all__ = ["Conditions", "attribute_code", "has_fixed_result", "is_at", "method_code"]
 
 _ALWAYS_FALSE = frozenset(
     "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
@@ -55,6 +55,8 @@ class Conditions:
         owner: name of the argument that is the module itself; None in a plain function.
         never_reassigned: whether no code binds the attribute at a path to another object, although its contents may
             change. This is enough for ``is None``. By default `never_changed`.
+        file: of the function.
+        sized: places at which sizes decide that differ between inputs.
     """
 
     tree: ast.FunctionDef | ast.AsyncFunctionDef
@@ -64,6 +66,8 @@ class Conditions:
     ran: Callable[[ast.AST], bool]
     owner: str | None = None
     never_reassigned: Callable[[str], bool] | None = None
+    file: str = ""
+    sized: Collection[str] = ()
     _in_progress: types.CodeType | None = None  # the function being examined, which may call itself
 
     def is_fixed(self, test: ast.AST) -> bool:
@@ -76,6 +80,8 @@ class Conditions:
     def _fixed(self, node: ast.AST, visited: _Visited) -> bool:
         if not self.ran(node):
             return True
+        if self.sized and isinstance(node, ast.expr) and is_at(node, self.file, self.sized):
+            return False
         if isinstance(node, ast.stmt):
             tests = [n.test for n in ast.walk(node) if isinstance(n, (ast.If, ast.IfExp, ast.While))]
             return bool(tests) and all(self._fixed(test, visited) for test in tests)
@@ -193,9 +199,11 @@ class Conditions:
             return False
         identities = _only_compared_with_none(result)
         open_names = {name for name, value in names.items() if not self._passed(value, visited, name in identities)}
+        code = held.__code__
         inner = Conditions(
-            tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, _in_progress=held.__code__
-        )
+            tree, held.__globals__, open_names, lambda name: False, lambda syntax: True, file=code.co_filename,
+            sized=self.sized, _in_progress=code,
+        )  # fmt: skip
         return inner.is_fixed(result)
 
     def _passed(self, value: ast.expr, visited: _Visited, only_identity: bool) -> bool:
@@ -219,6 +227,22 @@ class Conditions:
             path, inner = f".{inner.attr}{path}", inner.value
         own = isinstance(inner, ast.Name) and inner.id == self.owner
         return own and not node.args and not node.keywords and self.never_changed(path.removeprefix("."))
+
+
+def is_at(node: ast.expr, file: str, places: Collection[str]) -> bool:
+    """Whether an expression stands on one of some lines.
+
+    Args:
+        node: of a function.
+        file: of the function.
+        places: files and lines.
+
+    Example:
+        >>> is_at(ast.parse("size > 3", mode="eval").body, "net.py", {"net.py:1"})
+        True
+    """
+    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    return any(f"{file}:{line}" in places for line in lines)
 
 
 def attribute_code(kind: type, name: str) -> types.FunctionType | None:
