@@ -13,7 +13,7 @@ from torch import nn
 from engine.program.graph import Node
 from engine.program.places import shown_place
 from engine.recording.assumptions import Assumptions
-from engine.recording.model_code import code_of
+from engine.recording.model_code import codes_of
 from engine.recording.mutability import Mutability
 from engine.source.coverage import FunctionCoverage
 from engine.source.dynamic_calls import DynamicCalls
@@ -66,7 +66,7 @@ def _nodes_in_dynamic_calls(
 
 
 def _dynamic_calls(code: CodeType, mutability: Mutability, options: Collection[str]) -> DynamicCalls:
-    owners = [m for m in mutability.one_of_each_class if code in _codes(type(m))]  # type: ignore[arg-type]
+    owners = [m for m in mutability.one_of_each_class if code in codes_of(type(m))]  # type: ignore[arg-type]
 
     def never_changed(path: str) -> bool:
         return bool(owners) and all(mutability.never_changed(owner, path) for owner in owners)
@@ -75,13 +75,6 @@ def _dynamic_calls(code: CodeType, mutability: Mutability, options: Collection[s
         return all(isinstance(_attribute_at(owner, path), nn.Module) for owner in owners)
 
     return DynamicCalls(code, options, never_changed, code.co_varnames[0] if owners else None, is_module)
-
-
-@functools.cache
-def _codes(kind: Any) -> frozenset[CodeType | None]:
-    """Return the code of the methods of a class that is not torch's."""
-    bases = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
-    return frozenset(code_of(value) for base in bases for value in vars(base).values() if callable(value))
 
 
 def _attribute_at(owner: Any, path: str) -> Any:

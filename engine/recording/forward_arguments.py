@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
 from engine.program.trees import tensors_in
-from engine.recording.model_code import code_of
+from engine.recording.model_code import code_of, functions_of, module_namespaces
 from engine.source.argument_flow import passed_arguments
+from engine.source.sized_places import has_place
 
 __all__ = ["ForwardArguments"]
 
@@ -23,6 +24,7 @@ class ForwardArguments:
         model: the model.
         args, kwargs: of the example.
         declared: whether the user declares an argument to keep its value.
+        sized: places at which sizes decide that differ between inputs; what they choose is an option, too.
 
     Attributes:
         code: of forward.
@@ -37,11 +39,16 @@ class ForwardArguments:
     """
 
     def __init__(
-        self, model: nn.Module, args: Any, kwargs: Any, declared: Callable[[str], bool] = lambda name: False
+        self,
+        model: nn.Module,
+        args: Any,
+        kwargs: Any,
+        declared: Callable[[str], bool] = lambda name: False,
+        sized: Collection[str] = (),
     ) -> None:
         self._names, options = _names_and_options(model, args, kwargs)
         self._options = {name for name in options if not declared(name)}
-        self._passed = passed_arguments(model, self._options)
+        self._passed = passed_arguments(model, self._options, sized, _functions_that_decide(model, sized))
         self.code = code_of(type(model).forward)
 
     def options_of(self, code: CodeType) -> Collection[str]:
@@ -70,3 +77,28 @@ def _names_and_options(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[st
         return set(), set()
     names = set(signature.parameters)
     return names, names - {name for name, value in bound.items() if any(True for _ in tensors_in(value))}
+
+
+def _functions_that_decide(model: nn.Module, places: Collection[str]) -> list[FunctionType | MethodType]:
+    """Return the methods of modules, and the functions in their files, that contain places, and those that call them.
+
+    Which function a call means is a matter of names here: one too many does no harm.
+    """
+    if not places:
+        return []
+    functions: list[FunctionType | MethodType] = [
+        MethodType(function, module)
+        for module in model.modules()
+        for function in functions_of(type(module))  # type: ignore[arg-type]
+    ]
+    spaces = module_namespaces(model)
+    functions += [held for space in spaces for held in list(space.values()) if isinstance(held, FunctionType)]
+    deciding = [function for function in functions if has_place(function.__code__, places)]
+    waiting = {function.__name__ for function in deciding} - {"forward"}
+    codes = {function.__code__ for function in deciding}
+    while waiting:
+        callers = [f for f in functions if f.__code__ not in codes and not waiting.isdisjoint(f.__code__.co_names)]
+        deciding += callers
+        codes.update(function.__code__ for function in callers)
+        waiting = {function.__name__ for function in callers} - {"forward"}
+    return deciding

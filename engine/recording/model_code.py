@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,16 @@ from torch import nn
 from engine.program.stored import modules_of
 from engine.source.static_attributes import table_of
 
-__all__ = ["code_of", "methods_of", "module_namespaces", "source_files", "user_classes", "words_in"]
+__all__ = [
+    "code_of",
+    "codes_of",
+    "functions_of",
+    "methods_of",
+    "module_namespaces",
+    "source_files",
+    "user_classes",
+    "words_in",
+]
 
 _CALLED_FROM_ELSEWHERE = ("einops.einops",)
 """Python modules whose functions the forward of classes in other ones calls."""
@@ -51,6 +60,28 @@ def _classes(model: nn.Module) -> set[type]:
 def code_of(function: Any) -> CodeType | None:
     """Return the code of a function behind its decorators; None for a callable without Python code."""
     return getattr(inspect.unwrap(function), "__code__", None)
+
+
+@functools.cache
+def functions_of(kind: Any) -> tuple[FunctionType, ...]:
+    """Return the methods of a class that is not torch's, without their decorators.
+
+    Args:
+        kind: a class of modules.
+    """
+    bases = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+    functions = (inspect.unwrap(value) for base in bases for value in vars(base).values() if callable(value))
+    return tuple(function for function in functions if isinstance(function, FunctionType))
+
+
+@functools.cache
+def codes_of(kind: Any) -> frozenset[CodeType]:
+    """Return the code of the methods of a class that is not torch's.
+
+    Args:
+        kind: a class of modules.
+    """
+    return frozenset(function.__code__ for function in functions_of(kind))
 
 
 @functools.cache

@@ -71,6 +71,8 @@ class OtherSizes:
         self._guards: dict[Key, Guard] = {}
         self._changed: frozenset[Axis | None] = frozenset([None])  # None for any
         self._axes: dict[Key, set[Axis | None]] = {}
+        self._accepted = set[frozenset[Axis | None]]()  # by each run that the model accepts, the axes that it changes
+        self._reached: dict[Key, set[frozenset[Axis | None]]] = {}  # the same by decision
         self._new = False  # whether the latest run was kept
         self.with_new_code: list[Mapping[Axis, int]] = []
         self._closed: frozenset[Key] = frozenset()  # decisions that another way of running has explored
@@ -91,7 +93,9 @@ class OtherSizes:
         sizes = [leaf for guard in guards for leaf in _sizes_of(guard)]
         self._derived = any(leaf.value.index not in positions for leaf in sizes)
         self._dims = {(positions.get(leaf.value.index, -1), leaf.dim) for leaf in sizes}
+        self._changed = frozenset()
         self._note(guards)
+        self._changed = frozenset([None])
         self._example = {key: frozenset(sizes) for key, sizes in self._sizes.items()}
         self._axes.clear()
 
@@ -108,10 +112,17 @@ class OtherSizes:
         return len({outcome for _, outcome in self._outcomes.get(_key(guard), ())}) < 2
 
     def places(self) -> frozenset[str]:
-        """Return the places, as files and lines, at which sizes decide that were others in some run."""
-        return frozenset(
-            guard.place for key, guard in self._guards.items() if guard.decides and len(self._sizes[key]) > 1
-        )
+        """Return the places, as files and lines, at which sizes decide that may differ between inputs.
+
+        Those do not that were the same whichever axis of the inputs had another size.
+        """
+        moved = frozenset[Axis | None]().union(*self._accepted)
+
+        def stays(key: Key) -> bool:
+            first, *others = self._reached[key]
+            return len(self._sizes[key]) == 1 and moved <= frozenset[Axis | None]().union(*(first ^ o for o in others))
+
+        return frozenset(guard.place for key, guard in self._guards.items() if guard.decides and not stays(key))
 
     def begin_way(
         self, nodes: Sequence[Node], guards: Sequence[Guard], decisions: Sequence[Guard] | None = None
@@ -140,6 +151,7 @@ class OtherSizes:
                 right = guard.expr.right
                 key = _key(guard)
                 self._sizes.setdefault(key, set()).add(sizes)
+                self._reached.setdefault(key, set()).add(self._changed)
                 if sizes not in self._example.get(key, ()):
                     self._axes.setdefault(key, set()).update(self._changed)
                 number = right if isinstance(right, (int, float)) else 0
@@ -289,6 +301,7 @@ class OtherSizes:
             kept: whether it is kept in any case.
         """
         self._note(guards)
+        self._accepted.add(self._changed)
         steps = _steps(nodes)
         new = kept or bool(steps - self._steps)
         for call, node in _by_call(nodes).items():

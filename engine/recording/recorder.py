@@ -186,18 +186,21 @@ class Recorder(Versions, TorchDispatchMode):
             args, kwargs: of the example.
             functions: effects of torch's functions on the entries of tensors.
         """
+        sized = self.others.places()
         declared = (lambda name: False) if self._changing is None else self._changing.declared
         runs = RecordedRuns(
             modules=distinct_modules(self._model),
             coverages=self.coverage.functions.values(),
+            called=self.coverage.called,
+            evaluated=self.coverage.evaluated,
             nodes=self._nodes,
             values=self._values,
             guards=self._guards,
-            sized=self.others.places(),
+            sized=sized,
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters=self._parameters(),
         )
-        arguments = ForwardArguments(self._model, args, kwargs, declared)
+        arguments = ForwardArguments(self._model, args, kwargs, declared, sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)
         for value, reason in assumptions.used.values():
             if all(value is not output for output in self._outputs):

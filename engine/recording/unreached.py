@@ -7,9 +7,11 @@ as used; what it only scales or shifts varies. Notes name the lines of code that
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 
 from torch import nn
 
@@ -22,6 +24,7 @@ from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.idle_modules import IdleModules, unrecorded_methods
+from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.mutability import Mutability
 from engine.recording.untaken import UntakenBranch
@@ -41,7 +44,9 @@ class RecordedRuns:
 
     Attributes:
         modules: all modules by name.
-        coverages: the functions that ran.
+        coverages: the functions that ran, as far as they have branches.
+        called: the code of all functions that ran.
+        evaluated: whether a syntax node of a function ran.
         nodes, values, guards: the program.
         sized: places at which sizes decide that differ between inputs.
         stored: values of the parameters and buffers that were read, by every name.
@@ -50,6 +55,8 @@ class RecordedRuns:
 
     modules: Mapping[str, nn.Module]
     coverages: Collection[FunctionCoverage]
+    called: Collection[CodeType]
+    evaluated: Callable[[CodeType, ast.AST], bool]
     nodes: Sequence[Node]
     values: Sequence[Value]
     guards: Iterable[Guard]
@@ -76,6 +83,7 @@ def assumptions_about_unreached_code(
     branches = _UntakenBranches(runs, dataflow, idle, mutability, arguments, declared, assumptions)
     branches.assume()
     idle.use_values_of_siblings(runs.modules, dataflow, assumptions)
+    use_values_near_idle_modules(runs.called, runs.evaluated, runs.modules, idle, dataflow, assumptions)
     assume_fallbacks_vary(runs.coverages, arguments.that_vary_in, dataflow, assumptions)
     assume_nothing_of_dynamic_calls(runs.nodes, runs.coverages, arguments.options_of, mutability, assumptions)
     if idle.owners:
@@ -116,6 +124,7 @@ class _UntakenBranches:
         self._arguments, self._declared, self._assumptions = arguments, declared, assumptions
         self._places = {guard.place for guard in runs.guards}
         self._files = source_files(runs.modules[""])
+        self._open: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
         self._used_at: dict[str, None] = {}
@@ -124,10 +133,24 @@ class _UntakenBranches:
     def assume(self) -> None:
         """Extend the assumptions by what the code of each branch could do."""
         names = {id(module): name for name, module in self._runs.modules.items()}
+        by_function: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         for coverage in self._runs.coverages:
-            for branch in coverage.function.untaken(coverage.ran):
-                if not branch.computes_nothing:
-                    self._follow(UntakenBranch(branch, coverage, self._runs.modules, names, self._dataflow))
+            by_function[coverage.function.code, coverage.owner] = [
+                UntakenBranch(branch, coverage, self._runs.modules, names, self._dataflow)
+                for branch in coverage.function.untaken(coverage.ran)
+                if not branch.computes_nothing
+            ]
+        for key, branches in by_function.items():
+            self._open_branches(key, branches)
+            for branch in branches:
+                self._follow(branch)
+
+    def _open_branches(self, function: tuple[CodeType, str], branches: Sequence[UntakenBranch]) -> None:
+        """Find the branches that other calls may run; what these assign may open further ones."""
+        own = self._open[function] = []
+        while more := [branch for branch in branches if branch not in own and not self._is_settled(branch)]:
+            own += more
+            self._fixed.clear()
 
     def notes(self) -> list[str]:
         """Return messages that name the places of the branches."""
@@ -140,8 +163,10 @@ class _UntakenBranches:
         return notes
 
     def _follow(self, branch: UntakenBranch) -> None:
-        if self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch):
-            self._use_replaced_by_idle(branch)
+        if branch.is_interrupted or (
+            self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch)
+        ):
+            self._use_replaced(branch)
         values_read = branch.values_read(self._runs.stored)
         used = self._variables_used(branch, values_read) if values_read else None
         if used is None:
@@ -169,6 +194,8 @@ class _UntakenBranches:
 
     def _variables_used(self, branch: UntakenBranch, values_read: Mapping[str, list[Value]]) -> frozenset[str] | None:
         """Return the variables that count as used; None if the code cannot run, or other recordings cover it."""
+        if branch.is_interrupted:  # whether the error occurs, may depend on any size
+            return frozenset(values_read)
         if self._is_fixed(branch, by_user=True):
             return None
         if self._idle.includes_any(branch.mentioned_modules()):
@@ -207,8 +234,8 @@ class _UntakenBranches:
                 calls.update((value.index, value) for value in (*inputs, *outputs))
         return result
 
-    def _use_replaced_by_idle(self, branch: UntakenBranch) -> None:
-        """Count as used what stands in the place of a module that never ran, and of what it would compute."""
+    def _use_replaced(self, branch: UntakenBranch) -> None:
+        """Count as used what stands in the place of what a branch computes, and of a module that would run in it."""
         for name in (*branch.branch.assigned, RESULT):
             self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         for module in branch.modules_replaced():
@@ -241,7 +268,13 @@ class _UntakenBranches:
         def declared(path: str) -> bool:
             return self._declared(prefix + path)
 
-        return branch.is_fixed(self._undeclared(branch, branch.arguments()), declared, declared)
+        may_run = functools.partial(self._may_run, branch)
+        return branch.is_fixed(self._undeclared(branch, branch.arguments()), declared, declared, may_run=may_run)
+
+    def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
+        """Whether syntax that did not run is in another branch of the same function that further calls may run."""
+        others = self._open[branch.code, branch.owner]
+        return any(other.branch.contains(node) for other in others if other is not branch)
 
     def _is_fixed_by_code(self, branch: UntakenBranch) -> bool:
         if branch.code.co_filename not in self._files:
@@ -251,7 +284,9 @@ class _UntakenBranches:
             names &= self._arguments.that_vary_in(branch.code)
         never_changed = functools.partial(self._mutability.never_changed, module)
         never_reassigned = functools.partial(self._mutability.never_reassigned, module)
-        return branch.is_fixed(self._undeclared(branch, names), never_changed, never_reassigned, self._runs.sized)
+        may_run = functools.partial(self._may_run, branch)
+        free = self._undeclared(branch, names)
+        return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
         prefix = f"{branch.owner}." if branch.owner else ""

@@ -7,7 +7,7 @@ import builtins
 import functools
 import inspect
 import linecache
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -16,14 +16,16 @@ from torch import nn
 from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
 from engine.recording.indexed_reads import IndexedReads
+from engine.recording.mentioned_modules import modules_in
 from engine.recording.model_code import code_of, methods_of
 from engine.source.bindings import bindings
 from engine.source.branches import Branch
-from engine.source.conditions import Conditions, is_at
+from engine.source.conditions import Conditions
 from engine.source.control_flow import always_run
 from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by
 from engine.source.function_text import syntax_of_file
+from engine.source.sized_places import is_at
 
 __all__ = ["UntakenBranch"]
 
@@ -80,20 +82,30 @@ class UntakenBranch:
         never_changed: Callable[[str], bool],
         never_reassigned: Callable[[str], bool] | None = None,
         sized: Collection[str] = (),
+        may_run: Callable[[ast.AST], bool] = lambda node: False,
     ) -> bool:
         """Whether its condition has the same value in every call.
 
         Args:
             free: arguments that may be others in other calls.
             never_changed, never_reassigned, sized: as those of `Conditions`.
+            may_run: whether syntax that did not run may run in other calls.
         """
         function = self._coverage.function
-        ran = functools.partial(function.evaluated, ran=self._coverage.ran)
+
+        def ran(node: ast.AST) -> bool:
+            return function.evaluated(node, self._coverage.ran) or may_run(node)
+
         conditions = Conditions(
             function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned,
             self.code.co_filename, sized,
         )  # fmt: skip
         return self.branch.test is not None and conditions.is_fixed(self.branch.test)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an error kept it from running to its end, other than one that occurs in any case."""
+        return self.branch.is_interrupted and not self._lacks_attribute(self.branch.nodes[:1])
 
     def arguments(self) -> set[str]:
         """Return the names of the function's arguments."""
@@ -101,13 +113,17 @@ class UntakenBranch:
 
     def would_fail(self) -> bool:
         """Whether it uses an attribute of the module that is None or missing, or a name that nothing defines."""
-        owner, name = self._modules[self.owner], self.self_name
-        if name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(self.branch, name)):
+        if self._lacks_attribute(self.branch.nodes):
             return True
         space, tree = self._coverage.space, self._coverage.function.tree
         if any(isinstance(n, ast.Try) for n in ast.walk(tree)):  # what it computes before the error may be used
             return False
         return any(n not in space and not hasattr(builtins, n) for n in _globals_used(self.branch, self.code))
+
+    def _lacks_attribute(self, nodes: Sequence[ast.AST]) -> bool:
+        """Whether code uses an attribute of the module that is None or missing."""
+        owner, name = self._modules[self.owner], self.self_name
+        return name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(tuple(nodes), name))
 
     # ------------------------------------------------------------------ what it does to variables
 
@@ -246,6 +262,8 @@ class UntakenBranch:
                 module = self._module_name(held)
                 if module is not None:
                     result.add(module)
+                elif isinstance(held, (list, tuple, dict)):
+                    result |= {name for part in modules_in(held) if (name := self._module_name(part)) is not None}
                 elif isinstance(node.value, ast.Name) and node.value.id == self.self_name and inspect.ismethod(held):
                     result |= self._modules_in_method(node.attr)
         return result - {self.owner, ""}
@@ -309,10 +327,10 @@ def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
 
 
 @functools.cache
-def _attributes_used(branch: Branch, self_name: str) -> tuple[str, ...]:
-    """Return the attributes of the module that a branch always calls, indexes, or takes an attribute of."""
+def _attributes_used(nodes: tuple[ast.AST, ...], self_name: str) -> tuple[str, ...]:
+    """Return the attributes of the module that code always calls, indexes, or takes an attribute of."""
     names: list[str] = []
-    for node in always_run(branch.nodes):
+    for node in always_run(nodes):
         used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
         if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
             if isinstance(used.value, ast.Name) and used.value.id == self_name:

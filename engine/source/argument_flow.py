@@ -7,7 +7,7 @@ import builtins
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from engine.source.bindings import bindings, path_of
 from engine.source.branches import syntax_of
+from engine.source.sized_places import is_at
 from engine.source.static_attributes import attribute_of_a_part, static_attribute
 
 __all__ = ["passed_arguments"]
@@ -27,13 +28,23 @@ _TRANSPARENT = (
 )  # fmt: skip
 """Expressions that depend on an argument if one of their parts does."""
 
+_DECISIONS = (ast.BoolOp, ast.Compare, ast.UnaryOp)
 
-def passed_arguments(model: nn.Module, arguments: Collection[str]) -> Mapping[CodeType, frozenset[str]]:
+
+def passed_arguments(
+    model: nn.Module,
+    arguments: Collection[str],
+    sized: Collection[str] = (),
+    others: Sequence[FunctionType | MethodType] = (),
+) -> Mapping[CodeType, frozenset[str]]:
     """Return the arguments of methods and functions that receive arguments of forward, or values that these choose.
 
     Args:
         model: the model; its forward is read, and all modules, methods and functions that this calls.
         arguments: names of arguments of its forward.
+        sized: places, as files and lines, at which sizes decide that differ between inputs: what is chosen there is
+            followed as well.
+        others: functions with such places, and those that call them.
 
     Returns:
         Names of arguments by code of the function, without those of forward itself.
@@ -53,7 +64,9 @@ def passed_arguments(model: nn.Module, arguments: Collection[str]) -> Mapping[Co
     """
     result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
     waiting = [(method, frozenset(arguments)) for method in _functions_run_by(model)]
+    waiting += [(function, frozenset()) for function in others]
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
+    codes = frozenset(function.__code__ for function in others)
     known_results: dict[tuple[CodeType, int, frozenset[str]], bool] = {}
     while waiting:
         function, names = waiting.pop()
@@ -62,7 +75,7 @@ def passed_arguments(model: nn.Module, arguments: Collection[str]) -> Mapping[Co
         seen.add(key)
         if tree is None:
             continue
-        for callee, passed in _Reader(function, tree, names, known_results).passed():
+        for callee, passed in _Reader(function, tree, names, known_results, sized, codes).passed():
             if not passed <= result[callee.__code__]:
                 result[callee.__code__] |= passed
             waiting.append((callee, result[callee.__code__]))
@@ -77,6 +90,8 @@ class _Reader:
         tree: its syntax.
         names: its arguments that the caller of the model chooses.
         known_results: whether functions return such arguments, by function and names of arguments.
+        sized: as for `passed_arguments`.
+        codes: of the functions with such places, and of those that call them.
     """
 
     def __init__(
@@ -85,9 +100,11 @@ class _Reader:
         tree: ast.FunctionDef | ast.AsyncFunctionDef,
         names: Collection[str],
         known_results: dict[tuple[CodeType, int, frozenset[str]], bool],
+        sized: Collection[str] = (),
+        codes: Collection[CodeType] = (),
     ) -> None:
         self._tree, self._space, self._code = tree, inspect.unwrap(function).__globals__, function.__code__
-        self._known_results = known_results
+        self._known_results, self._sized, self._codes = known_results, sized, codes
         self._owner = function.__self__ if isinstance(function, MethodType) else None
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self._self_name = arguments[0].arg if arguments and self._owner is not None else None
@@ -154,11 +171,9 @@ class _Reader:
             if self._follows(value):
                 several = isinstance(value, ast.Starred)
                 yield from (positional + rest)[place:] if several else positional[place : place + 1] or rest
-        options = [
-            p.name for p in parameters if p.default is not p.empty and p.name not in positional[: len(arguments)]
-        ]
         others = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
         named = {p.name for p in parameters} - {*rest, *others}
+        options = named - {*positional[: len(arguments)], *(keyword.arg for keyword in keywords)}
         for keyword in keywords:
             if self._follows(keyword.value):
                 own = [keyword.arg] if keyword.arg in named else others
@@ -168,7 +183,11 @@ class _Reader:
         """Whether a value is an argument of forward, or is chosen by some without being computed from features."""
         if isinstance(value, ast.Name):
             return value.id in self._names
+        if self._sized and isinstance(value, _DECISIONS) and is_at(value, self._code.co_filename, self._sized):
+            return True
         if isinstance(value, ast.Call):
+            if self._sized and self._returns_argument(value):
+                return True
             if isinstance(value.func, ast.Attribute) and self._follows(value.func.value):
                 return True
             parts = (*value.args, *(keyword.value for keyword in value.keywords))
@@ -194,11 +213,16 @@ class _Reader:
     def _function_returns_argument(self, callee: FunctionType | MethodType, names: frozenset[str]) -> bool:
         """Whether a function that receives such arguments under some names returns one; a recursive one does not."""
         key = callee.__code__, id(getattr(callee, "__self__", None)), names
-        tree = syntax_of(callee.__code__) if names else None
+        tree = syntax_of(callee.__code__) if names or callee.__code__ in self._codes else None
         if key not in self._known_results and tree is not None:
             self._known_results[key] = False
-            self._known_results[key] = _Reader(callee, tree, names, self._known_results).returns()
+            self._known_results[key] = self._reader(callee, tree, names).returns()
         return self._known_results.get(key, False)
+
+    def _reader(
+        self, function: FunctionType | MethodType, tree: ast.FunctionDef | ast.AsyncFunctionDef, names: frozenset[str]
+    ) -> _Reader:
+        return _Reader(function, tree, names, self._known_results, self._sized, self._codes)
 
     def _is_module(self, node: ast.expr) -> bool:
         return any(isinstance(candidate, nn.Module) for candidate in self._candidates(node))

@@ -1,4 +1,4 @@
-"""Branches of a function that did not run: of conditions and loops, and code after an early return."""
+"""Branches of a function that did not run: of conditions and loops, code after an early return, or after an error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from engine.source.control_flow import conditional_parts, may_leave, unconditional_parts
+from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
 
 __all__ = ["Branch", "FunctionBranches", "branches_of", "syntax_of"]
 
 _NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
+_LAST_INSTRUCTIONS = {
+    ast.Assign: "STORE", ast.AnnAssign: "STORE", ast.AugAssign: "STORE", ast.Expr: "POP_TOP", ast.Return: "RETURN",
+}  # fmt: skip
+"""Beginnings of the names of the instructions with which statements end."""
+
 _REPORTS = frozenset("debug info warning warning_once warn error exception critical print log".split())
 
 
@@ -33,6 +38,7 @@ class Branch:
         user: the assignment or the call that takes its value, or that of the other branch, as it is.
         statement: that an expression is part of.
         span: first and last line of the statement that it is part of, after which its variables are assigned.
+        is_interrupted: whether an error in its first statement keeps it from running to its end.
     """
 
     nodes: Sequence[ast.AST]
@@ -42,6 +48,7 @@ class Branch:
     user: ast.AST | None = None
     statement: ast.stmt | None = None
     span: tuple[int, int] = (0, 0)
+    is_interrupted: bool = False
 
     @property
     def line(self) -> int:
@@ -52,6 +59,14 @@ class Branch:
     def syntax(self) -> tuple[ast.AST, ...]:
         """All syntax nodes inside."""
         return tuple(inner for node in self.nodes for inner in ast.walk(node))
+
+    @functools.cached_property
+    def _inner(self) -> frozenset[ast.AST]:
+        return frozenset(self.syntax)
+
+    def contains(self, node: ast.AST) -> bool:
+        """Whether a syntax node is inside."""
+        return node in self._inner
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -145,12 +160,15 @@ class FunctionBranches:
                 self._share_line(node.branch, lines)
             if not node.branch.computes_nothing:
                 self.branches.append(node.branch)
-                test = self._offsets(*([] if node.branch.test is None else [node.branch.test]))
+                first = node.branch.nodes[0] if node.branch.is_interrupted else node.branch.test
+                test = self._offsets(*([] if first is None else [first]))
                 if test:
                     self.decided_on.setdefault(lines[min(test)], []).append(node.branch)
                 if not test or node.branch.assigned or isinstance(node.branch.test, ast.stmt):
                     self.decided_late.append(node.branch)
                 self._share_line(node.branch, lines)
+                if node.branch.is_interrupted:
+                    self.shared_lines.update(lines[at] for at in self._offsets(node.branch.nodes[0]))
 
     def _share_line(self, branch: Branch, lines: Mapping[int, int]) -> None:
         """Note the line on which a branch begins, if other code is on it, too."""
@@ -238,6 +256,30 @@ class FunctionBranches:
                     yield node
                     return
 
+    def _interrupted(self, block: Sequence[ast.stmt]) -> Iterator[_Node]:
+        """Yield the rest of a block from each statement on: an error in this one may keep it from running."""
+        if not block:
+            return
+        inner = list(self._interrupted(block[1:]))
+        completed = self._completed(block[0])
+        offsets = frozenset(completed | self._offsets(*block[1:]))
+        nodes = block if completed else block[1:]
+        if offsets and (completed or not may_leave(block[0])):
+            yield _Node(Branch(nodes, None, offsets, is_interrupted=True), inner)
+        else:
+            yield from inner
+
+    def _completed(self, statement: ast.stmt) -> frozenset[int]:
+        """Return the instructions that a simple statement ends with; none of another one."""
+        targets: Sequence[ast.AST] = [statement]
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+            targets = [statement.target]
+        last = _LAST_INSTRUCTIONS.get(type(statement))
+        names = dict(_instructions(self.code)) if last else {}
+        return frozenset(at for at in self._offsets(*targets) if last and names.get(at, "").startswith(last))
+
     def _branches_in(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
         for test, block in conditional_parts(statement):
             nodes = block if isinstance(block, list) else [block]
@@ -249,11 +291,18 @@ class FunctionBranches:
                     else self._branches_in(block, is_condition)
                 )
                 yield node
+        yield from self._interrupted(swallows_errors(statement))
         for child in unconditional_parts(statement):
             if isinstance(child, ast.stmt):
                 yield from self._branches_of_block([child], None)
             else:
                 yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
+
+
+@functools.cache
+def _instructions(code: CodeType) -> tuple[tuple[int, str], ...]:
+    """Return offset and name of each instruction of a function."""
+    return tuple((instruction.offset, instruction.opname) for instruction in dis.get_instructions(code))
 
 
 @functools.cache

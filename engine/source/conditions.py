@@ -16,9 +16,11 @@ import torch
 
 from engine.source.bindings import Binding, bindings
 from engine.source.branches import syntax_of
+from engine.source.control_flow import controls
+from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
 
-__all__ = ["Conditions", "attribute_code", "has_fixed_result", "is_at", "method_code"]
+__all__ = ["Conditions", "attribute_code", "has_fixed_result", "method_code"]
 
 _ALWAYS_FALSE = frozenset(
     "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
@@ -51,7 +53,7 @@ class Conditions:
         never_changed: whether no code sets the attribute at a path (``gate.mode`` of the module; ``*.mode`` of an
             unknown object) once the model is built; for a path that ends in ``()``, whether the method always returns
             the same value; for one that ends in ``{}``, whether a container is empty and stays so.
-        ran: whether some syntax ran; syntax that did not run has no influence on a condition.
+        ran: whether some syntax ran, or may run; other syntax has no influence on a condition.
         owner: name of the argument that is the module itself; None in a plain function.
         never_reassigned: whether no code binds the attribute at a path to another object, although its contents may
             change. This is enough for ``is None``. By default `never_changed`.
@@ -109,9 +111,17 @@ class Conditions:
         own, passed = list(self._assigned(name, lines, node)), name in self._arguments() and not lines.start
         if own or passed:
             is_open = passed and name in self.open
-            return not is_open and all(self._fixed(value, visited | {(name, lines.start)}) for value in own)
+            visited |= {(name, lines.start)}
+            values: list[ast.expr | None] = [binding.value for binding in own]
+            if len(own) + passed > 1:  # which of them it holds, depends on the conditions under which they are bound
+                values += [condition for binding in own for condition in self._conditions_of(binding.node)]
+            return not is_open and all(value is not None and self._fixed(value, visited) for value in values)
         value = self.space.get(name, vars(builtins).get(name, _MISSING))
-        return value is _MISSING or isinstance(value, _FIXED_KINDS)
+        return isinstance(value, _FIXED_KINDS)  # a variable of an enclosing function is not looked up
+
+    def _conditions_of(self, node: ast.AST) -> Sequence[ast.expr | None]:
+        """Return the conditions under which a statement runs; None stands for an error."""
+        return controls(self.tree).get(node, ())
 
     def _arguments(self) -> set[str]:
         a = self.tree.args
@@ -135,14 +145,14 @@ class Conditions:
     def _bindings(self) -> Mapping[str, tuple[Binding, ...]]:
         return bindings(self.tree, self.owner)
 
-    def _assigned(self, name: str, lines: range = _ALL_LINES, node: ast.AST | None = None) -> Iterator[ast.AST]:
-        """Yield the values that some lines assign to a variable or to an attribute of one, before it is read at a node.
+    def _assigned(self, name: str, lines: range = _ALL_LINES, node: ast.AST | None = None) -> Iterator[Binding]:
+        """Yield what some lines assign to a variable or to an attribute of one, before it is read at a node.
 
         In ``c = x if c is None else f(c)``, ``c`` is read before the statement assigns it, unless a loop repeats that.
         """
         own = self._bindings().get(name, ())
         later = () if node is None else _assignments_that_read(node, self.tree)
-        return (b.value for b in own if b.line in lines and b.node not in later and self.ran(b.value))
+        return (b for b in own if b.line in lines and b.node not in later and self.ran(b.value))
 
     def _attribute(self, node: ast.Attribute, visited: _Visited, last: Callable[[str], bool] | None = None) -> bool:
         held = self._global_value(node)
@@ -227,22 +237,6 @@ class Conditions:
             path, inner = f".{inner.attr}{path}", inner.value
         own = isinstance(inner, ast.Name) and inner.id == self.owner
         return own and not node.args and not node.keywords and self.never_changed(path.removeprefix("."))
-
-
-def is_at(node: ast.expr, file: str, places: Collection[str]) -> bool:
-    """Whether an expression stands on one of some lines.
-
-    Args:
-        node: of a function.
-        file: of the function.
-        places: files and lines.
-
-    Example:
-        >>> is_at(ast.parse("size > 3", mode="eval").body, "net.py", {"net.py:1"})
-        True
-    """
-    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    return any(f"{file}:{line}" in places for line in lines)
 
 
 def attribute_code(kind: type, name: str) -> types.FunctionType | None:

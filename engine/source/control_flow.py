@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NESTED", "always_run", "conditional_parts", "may_leave", "unconditional_parts"]
+__all__ = [
+    "NESTED",
+    "always_run",
+    "conditional_parts",
+    "controls",
+    "may_leave",
+    "swallows_errors",
+    "unconditional_parts",
+]
 
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _JUMPS = (ast.Return, ast.Break, ast.Continue)
 _EXITS = (*_JUMPS, ast.Raise)
+_CASES = (ast.ExceptHandler, ast.match_case)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+_MANAGERS = frozenset("autocast enable_grad inference_mode no_grad set_grad_enabled record_function".split())
 
 Choice = tuple[ast.AST | None, "list[ast.stmt] | ast.AST"]
 
@@ -67,6 +80,73 @@ def unconditional_parts(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if id(child) not in conditional and not isinstance(child, (ast.ExceptHandler, ast.match_case)):
             yield child
+
+
+@functools.cache
+def controls(tree: ast.AST) -> Mapping[ast.AST, Sequence[ast.expr | None]]:
+    """Return the conditions under which the parts of a function run, by syntax node; None stands for an error.
+
+    Example:
+        >>> [loop] = ast.parse("for n in x:\\n    if n: break\\n    a = n if b else c").body
+        >>> conditions = controls(loop)[loop.body[1].value.body]
+        >>> [ast.unparse(condition) for condition in conditions]
+        ['x', 'n', 'b']
+    """
+    table: dict[ast.AST, Sequence[ast.expr | None]] = {}
+    waiting: list[tuple[ast.AST, tuple[ast.expr | None, ...]]] = [(tree, ())]
+    while waiting:
+        node, conditions = waiting.pop()
+        table[node] = conditions
+        own = {child: test for test, part in conditional_parts(node) for child in _listed(part)}
+        own |= {
+            child: getattr(node, "subject", None) for child in ast.iter_child_nodes(node) if isinstance(child, _CASES)
+        }
+        inside: tuple[ast.expr | None, ...] = tuple(_tests_of_jumps(node)) if isinstance(node, _LOOPS) else ()
+        protected = {id(statement) for statement in swallows_errors(node)}
+        for child in ast.iter_child_nodes(node):
+            further: tuple[Any, ...] = (
+                (*inside, own[child]) if child in own else (None,) if id(child) in protected else ()
+            )
+            waiting.append((child, (*conditions, *further[::-1])))
+    return table
+
+
+def _listed(part: list[ast.stmt] | ast.AST) -> Sequence[ast.AST]:
+    return part if isinstance(part, list) else [part]
+
+
+def _tests_of_jumps(loop: ast.AST) -> Iterator[ast.expr]:
+    """Yield the conditions under which a loop ends early, or goes on with the next item."""
+    for node in _own_nodes(loop):
+        if isinstance(node, ast.If) and may_leave(node, (ast.Break, ast.Continue)):
+            yield node.test
+
+
+def swallows_errors(node: ast.AST) -> Sequence[ast.stmt]:
+    """Return the statements of which an error need not end the function: in a ``try``, or in a ``with``.
+
+    Context managers of torch raise all errors again.
+
+    Example:
+        >>> code = ast.parse("with suppress(KeyError):\\n    a()\\nwith torch.no_grad():\\n    b()")
+        >>> [ast.unparse(swallows_errors(statement)) for statement in code.body]
+        ['a()', '']
+    """
+    handlers: Sequence[ast.AST] = getattr(node, "handlers", ())
+    if handlers:
+        return node.body  # type: ignore[attr-defined, no-any-return]
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        managers = [item.context_expr for item in node.items]
+        return [] if all(map(_is_of_torch, managers)) else node.body
+    return []
+
+
+def _is_of_torch(manager: ast.expr) -> bool:
+    while isinstance(manager, (ast.Call, ast.Attribute)):
+        name, manager = getattr(manager, "attr", ""), manager.func if isinstance(manager, ast.Call) else manager.value
+        if name in _MANAGERS:
+            return True
+    return isinstance(manager, ast.Name) and (manager.id == "torch" or manager.id in _MANAGERS)
 
 
 def always_run(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:

@@ -1,0 +1,96 @@
+"""What a function does with attributes of its first argument: calls them, tests them, or something else."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from engine.source.branches import syntax_of
+
+__all__ = ["Mention", "mentions"]
+
+_TESTS = frozenset("bool callable hasattr id isinstance issubclass len type".split())
+_CHILDREN = frozenset("_modules children modules named_children named_modules get_submodule".split())
+_ITERATES = frozenset("enumerate getattr iter list map next reversed tuple vars zip".split())
+
+
+@dataclass(frozen=True)
+class Mention:
+    """An attribute of the first argument, or an attribute or an item of that, and so on, as far as code names it.
+
+    Attributes:
+        path: names of attributes, and literal indices and keys.
+        node: the syntax.
+        of_children: whether all children of the module at the path are meant.
+        is_called: whether it is called.
+        is_tested: whether nothing but its type, its length, or whether it is there matters.
+    """
+
+    path: tuple[Any, ...]
+    node: ast.expr
+    of_children: bool = False
+    is_called: bool = False
+    is_tested: bool = False
+
+
+@functools.cache
+def mentions(code: CodeType) -> tuple[Mention, ...]:
+    """Return what a method mentions of the module that is its first argument.
+
+    Args:
+        code: of the method.
+
+    Example:
+        >>> def forward(self, x):
+        ...     return self.layers[0](x) if self.norm is None else self.table.get(len(x))(x)
+        >>> [(mention.path, mention.is_called, mention.is_tested) for mention in mentions(forward.__code__)]
+        [(('layers', 0), True, False), (('norm',), False, True), (('table', 'get'), True, False)]
+    """
+    tree = syntax_of(code) if code.co_argcount else None
+    return () if tree is None else tuple(_mentions(tree, code.co_varnames[0]))
+
+
+def _mentions(tree: ast.AST, owner: str) -> Iterator[Mention]:
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    names = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == owner and isinstance(n.ctx, ast.Load))
+    for name in sorted(names, key=lambda n: (n.lineno, n.col_offset)):
+        path: list[Any] = []
+        node: Any = name
+        while (step := _step(node, parents[node])) is not None:
+            path, node = [*path, step], parents[node]
+        parent = parents[node]
+        end = next((index for index, step in enumerate(path) if step in _CHILDREN), len(path))
+        if end < len(path) or _is_iterated(node, parent):
+            yield Mention(tuple(path[:end]), node, of_children=True)
+        elif path and isinstance(getattr(node, "ctx", None), ast.Load):
+            is_called = isinstance(parent, ast.Call) and parent.func is node
+            yield Mention(tuple(path), node, is_called=is_called, is_tested=_is_tested(node, parent))
+
+
+def _step(node: ast.expr, parent: ast.AST) -> Any:
+    """Return the attribute, or the literal index or key, by which code goes on from a syntax node; None for neither."""
+    if isinstance(parent, ast.Attribute):
+        return parent.attr
+    if isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.slice, ast.Constant):
+        return parent.slice.value
+    return None
+
+
+def _is_iterated(node: ast.expr, parent: ast.AST) -> bool:
+    if isinstance(parent, (ast.For, ast.comprehension)):
+        return parent.iter is node
+    return isinstance(parent, ast.Call) and node in parent.args and getattr(parent.func, "id", "") in _ITERATES
+
+
+def _is_tested(node: ast.expr, parent: ast.AST) -> bool:
+    if isinstance(parent, ast.Call):
+        return node in parent.args and getattr(parent.func, "id", "") in _TESTS
+    if isinstance(parent, ast.Compare):
+        return all(isinstance(operator, (ast.Is, ast.IsNot)) for operator in parent.ops)
+    if isinstance(parent, ast.UnaryOp):
+        return isinstance(parent.op, ast.Not)
+    return getattr(parent, "test", None) is node or isinstance(parent, ast.BoolOp)
