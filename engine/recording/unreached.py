@@ -167,6 +167,9 @@ class _UntakenBranches:
             self._idle.includes_any(branch.mentioned_modules()) and not self._is_settled(branch)
         ):
             self._use_replaced(branch)
+        if branch in self._open[branch.code, branch.owner]:
+            for name in branch.replaced(selecting=self._selects_alone(branch)):
+                self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         values_read = branch.values_read(self._runs.stored)
         used = self._variables_used(branch, values_read) if values_read else None
         if used is None:
@@ -207,7 +210,7 @@ class _UntakenBranches:
         if self._is_fixed(branch, by_user=False):
             return frozenset(branch.reshaped_to_literals()) or None
         used = {name for name, effect in branch.effects().items() if effect is Effect.USES}
-        if branch.self_name is None and self._is_fixed_for_owner(branch):
+        if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
         return frozenset(
             branch.reshaped_to_literals()
@@ -216,7 +219,10 @@ class _UntakenBranches:
             | self._variables_of_other_calls(branch, values_read)
         )
 
-    def _is_fixed_for_owner(self, branch: UntakenBranch) -> bool:
+    def _selects_alone(self, branch: UntakenBranch) -> bool:
+        """Whether a branch of a plain function depends on nothing but what the function is called with."""
+        if branch.self_name is not None:
+            return False
         owner = self._runs.modules[branch.owner]
         never_changed = functools.partial(self._mutability.never_changed, owner)
         return branch.is_fixed((), never_changed, sized=self._runs.sized)

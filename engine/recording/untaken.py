@@ -17,13 +17,13 @@ from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
 from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
-from engine.recording.model_code import code_of, methods_of
+from engine.recording.model_code import methods_of
 from engine.source.bindings import bindings
 from engine.source.branches import Branch
 from engine.source.conditions import Conditions
 from engine.source.control_flow import always_run
-from engine.source.coverage import FunctionCoverage
-from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by
+from engine.source.coverage import RESULT, FunctionCoverage
+from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, recomputes
 from engine.source.function_text import syntax_of_file
 from engine.source.sized_places import is_at
 
@@ -166,6 +166,28 @@ class UntakenBranch:
         appended = (a for call in self._calls() if getattr(call.func, "attr", "") == "append" for a in call.args)
         return {n.id for n in (*parts, *appended) if isinstance(n, ast.Name)}
 
+    def replaced(self, selecting: bool) -> set[str]:
+        """Return the variables, `RESULT` included, to which it assigns something else than what they hold otherwise.
+
+        Args:
+            selecting: whether some of the entries, taken along other dimensions than the channels, are no other ones.
+        """
+        selected = self.indexed_beside_channels() if selecting else set()
+        names = set(self.branch.assigned) | ({RESULT} if self.branch.returns else set())
+        return {name for name in names if not self._follows_from_replaced(name, selected)}
+
+    def _follows_from_replaced(self, name: str, selected: Collection[str]) -> bool:
+        """Whether what it assigns to a variable is computed entry by entry from what that holds otherwise."""
+        values = {value.index for value in self._recorded_values(name)}
+        same = {
+            n for n in (*self.branch.names, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))
+        }
+        return not values or all(
+            any(recomputes(expr, variable, self._dataflow.functions) for variable in same)
+            or same & set(selected) >= {n for n in names_read(expr) if self._recorded_values(n)} > set()
+            for expr in self.branch.values_of(None if name == RESULT else name)
+        )
+
     def returns_variable(self) -> bool:
         """Whether it returns a variable as it is, or in a container."""
         values = [n.value for n in self.branch.syntax if isinstance(n, ast.Return)]
@@ -177,25 +199,17 @@ class UntakenBranch:
         return reads.beside_channels()
 
     def passed_on(self) -> set[str]:
-        """Return the variables that it passes only to modules that ran, methods, hooks, or functions of other files."""
+        """Return the variables that it passes only to modules that ran, or to hooks."""
         passed: list[ast.expr] = []
         for call in self._calls():
             arguments = [
                 a.value if isinstance(a, ast.Starred) else a for a in (*call.args, *(k.value for k in call.keywords))
             ]
-            if self._is_from_elsewhere(call.func) or any(map(self._is_module, (call.func, *arguments))):
+            if any(map(self._is_module, (call.func, *arguments))):
                 passed += arguments
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("register_hook", "retain_grad"):
                 passed.append(call.func.value)
         return names_read_only_by(self.branch.syntax, passed)
-
-    def _is_from_elsewhere(self, node: ast.expr) -> bool:
-        """Whether a function is a method of the module, or is defined in another file."""
-        if not isinstance(node, ast.Name):
-            return inspect.ismethod(self._attribute(node))
-        function = self._coverage.space.get(node.id)
-        code = None if function is None else code_of(function)
-        return function is not None and (code is None or code.co_filename != self.code.co_filename)
 
     def _calls(self) -> Iterator[ast.Call]:
         return (node for node in self.branch.syntax if isinstance(node, ast.Call))

@@ -89,6 +89,30 @@ class Branch:
         targets = [t for n in own for t in (n.targets if isinstance(n, ast.Assign) else [n.target])]
         return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)) | self.targets
 
+    def values_of(self, name: str | None) -> list[ast.expr]:
+        """Return the expressions that it assigns to a variable, as a whole or in part, or that it returns.
+
+        Args:
+            name: the variable; None for what it returns.
+        """
+        if isinstance(self.nodes[0], ast.expr) and self.statement is not None:
+            return [self.nodes[0]]
+        if name is None:
+            return [n.value for n in self.syntax if isinstance(n, ast.Return) and n.value is not None]
+        kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
+        values: list[ast.expr] = []
+        for node in (n for n in self.syntax if isinstance(n, kinds)):
+            if node.value is None:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(n, ast.Name) and n.id == name for target in targets for n in ast.walk(target)):
+                whole = all(isinstance(target, ast.Name) for target in targets)
+                if isinstance(node, ast.AugAssign):
+                    values.append(ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value))
+                else:
+                    values.append(node.value if whole else ast.Tuple([node.value], ast.Load()))
+        return values
+
     @functools.cached_property
     def returns(self) -> bool:
         """Whether the function returns something else where it runs."""
