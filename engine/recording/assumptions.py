@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.program.graph import Value
+from engine.program.graph import Node, Value
 
 __all__ = ["Assumptions"]
 
@@ -17,6 +17,7 @@ class Assumptions:
     Attributes:
         used: values that count as used as a whole, each with the reason, by index.
         varying: values whose numbers are unknown, each with whether its zeros stay zero, by index.
+        doubted: numbers among the arguments of ops that may be others, by index of the node.
         notes: messages for the user.
 
     Example:
@@ -31,6 +32,7 @@ class Assumptions:
 
     used: dict[int, tuple[Value, str]] = field(default_factory=dict)
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
+    doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def use(self, values: Iterable[Value], reason: str) -> None:
@@ -53,3 +55,12 @@ class Assumptions:
         for value in values:
             _, before = self.varying.get(value.index, (value, True))
             self.varying[value.index] = value, zeros_stay and before
+
+    def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
+        """Assume that numbers among the arguments of an op may be any others.
+
+        Args:
+            node: the op.
+            numbers: the numbers.
+        """
+        self.doubted[node.index] = (*self.doubted.get(node.index, ()), *numbers)

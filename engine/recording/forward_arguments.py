@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch import nn
 
 from engine.program.trees import tensors_in
 from engine.recording.model_code import code_of, functions_of, module_namespaces
-from engine.source.argument_flow import passed_arguments
+from engine.source.argument_flow import Choices, passed_arguments
 from engine.source.sized_places import has_place
 
-__all__ = ["ForwardArguments"]
+__all__ = ["ForwardArguments", "functions_that_choose"]
 
 
 class ForwardArguments:
@@ -48,7 +48,11 @@ class ForwardArguments:
     ) -> None:
         self._names, options = _names_and_options(model, args, kwargs)
         self._options = {name for name in options if not declared(name)}
-        self._passed = passed_arguments(model, self._options, sized, _functions_that_decide(model, sized))
+        self._passed = passed_arguments(
+            model,
+            self._options,
+            Choices(functions_that_choose(model, lambda code: has_place(code, sized)), sized) if sized else None,
+        )
         self.code = code_of(type(model).forward)
 
     def options_of(self, code: CodeType) -> Collection[str]:
@@ -79,13 +83,15 @@ def _names_and_options(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[st
     return names, names - {name for name, value in bound.items() if any(True for _ in tensors_in(value))}
 
 
-def _functions_that_decide(model: nn.Module, places: Collection[str]) -> list[FunctionType | MethodType]:
-    """Return the methods of modules, and the functions in their files, that contain places, and those that call them.
+def functions_that_choose(model: nn.Module, chooses: Callable[[CodeType], bool]) -> Sequence[FunctionType | MethodType]:
+    """Return the methods of modules, and the functions in their files, that choose something, and those that call them.
 
     Which function a call means is a matter of names here: one too many does no harm.
+
+    Args:
+        model: the model.
+        chooses: whether a function does, by its code.
     """
-    if not places:
-        return []
     functions: list[FunctionType | MethodType] = [
         MethodType(function, module)
         for module in model.modules()
@@ -93,12 +99,12 @@ def _functions_that_decide(model: nn.Module, places: Collection[str]) -> list[Fu
     ]
     spaces = module_namespaces(model)
     functions += [held for space in spaces for held in list(space.values()) if isinstance(held, FunctionType)]
-    deciding = [function for function in functions if has_place(function.__code__, places)]
-    waiting = {function.__name__ for function in deciding} - {"forward"}
-    codes = {function.__code__ for function in deciding}
+    choosing = [function for function in functions if chooses(function.__code__)]
+    waiting = {function.__name__ for function in choosing} - {"forward"}
+    codes = {function.__code__ for function in choosing}
     while waiting:
         callers = [f for f in functions if f.__code__ not in codes and not waiting.isdisjoint(f.__code__.co_names)]
-        deciding += callers
+        choosing += callers
         codes.update(function.__code__ for function in callers)
         waiting = {function.__name__ for function in callers} - {"forward"}
-    return deciding
+    return choosing

@@ -20,7 +20,7 @@ from engine.recording.idle_modules import IdleModules
 from engine.recording.model_code import codes_of
 from engine.source.mentions import Mention, mentions
 
-__all__ = ["modules_in", "use_values_near_idle_modules"]
+__all__ = ["modules_in", "use_values_near_idle_modules", "values_around"]
 
 _DEEPEST, _MOST_ITEMS = 3, 1000
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -82,7 +82,7 @@ def use_values_near_idle_modules(
             for part in parts:
                 if part is not None and idle.includes_any([part]) and not dataflow.nodes_in(part):
                     reason = f"could be read or replaced by {part!r}, which did not run"
-                    assumptions.use(_values_around(name, owner, dataflow), reason)
+                    assumptions.use(values_around(name, owner, dataflow), reason)
                     break
 
 
@@ -122,8 +122,14 @@ def _part(held: Any, step: Any) -> Any:
     return held.get(step) if type(held) is dict else None
 
 
-def _values_around(name: str, owner: nn.Module, dataflow: Dataflow) -> Iterator[Value]:
-    """Yield the values that a module reads, those that its own code computes, and those around the parts of it."""
+def values_around(name: str, owner: nn.Module, dataflow: Dataflow) -> Iterator[Value]:
+    """Yield the values that a module reads, those that its own code computes, and those around the parts of it.
+
+    Args:
+        name: of the module.
+        owner: the module.
+        dataflow: of the recorded ops.
+    """
     for part in (name, *(f"{name}.{child}" if name else child for child in owner._modules)):
         for values in dataflow.boundary(part):
             yield from values

@@ -207,6 +207,8 @@ class Recorder(Versions, TorchDispatchMode):
                 self._exits[value.index] = reason
                 self._outputs.append(value)
         self._unsettled = {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
+        for index, numbers in assumptions.doubted.items():
+            self._uncertain[index] = (*self._uncertain.get(index, ()), *numbers)
         self.notes += assumptions.notes
 
     def _parameters(self) -> set[str]:

@@ -20,6 +20,7 @@ from engine.program.graph import Node, Value
 from engine.program.places import shown_place
 from engine.recording.argument_fallbacks import assume_fallbacks_vary
 from engine.recording.assumptions import Assumptions
+from engine.recording.chosen_numbers import assume_other_numbers
 from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
@@ -82,6 +83,7 @@ def assumptions_about_unreached_code(
     mutability = Mutability(runs.modules[""], runs.modules.values())
     branches = _UntakenBranches(runs, dataflow, idle, mutability, arguments, declared, assumptions)
     branches.assume()
+    assume_other_numbers(branches.open(), runs.modules, dataflow, assumptions)
     idle.use_values_of_siblings(runs.modules, dataflow, assumptions)
     use_values_near_idle_modules(runs.called, runs.evaluated, runs.modules, idle, dataflow, assumptions)
     assume_fallbacks_vary(runs.coverages, arguments.that_vary_in, dataflow, assumptions)
@@ -151,6 +153,10 @@ class _UntakenBranches:
         while more := [branch for branch in branches if branch not in own and not self._is_settled(branch)]:
             own += more
             self._fixed.clear()
+
+    def open(self) -> list[UntakenBranch]:
+        """Return the branches that other calls may run."""
+        return [branch for branches in self._open.values() for branch in branches]
 
     def notes(self) -> list[str]:
         """Return messages that name the places of the branches."""

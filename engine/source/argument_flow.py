@@ -8,17 +8,18 @@ import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType, MethodType, ModuleType
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from engine.source.bindings import bindings, path_of
 from engine.source.branches import syntax_of
+from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
 from engine.source.sized_places import is_at
-from engine.source.static_attributes import attribute_of_a_part, static_attribute
 
-__all__ = ["passed_arguments"]
+__all__ = ["RESULT", "Choices", "chosen_calls", "passed_arguments"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -28,23 +29,44 @@ _TRANSPARENT = (
 )  # fmt: skip
 """Expressions that depend on an argument if one of their parts does."""
 
+RESULT = "return"
+"""Stands for what a function returns among its variables."""
+
+_COUNTS = frozenset({"range", "slice"})
 _DECISIONS = (ast.BoolOp, ast.Compare, ast.UnaryOp)
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What code chooses otherwise for other inputs.
+
+    Attributes:
+        functions: those in which it does, and those that call them.
+        sized: places, as files and lines, at which sizes decide that differ between inputs.
+        expressions: parts of conditional expressions that did not run, and may run for other inputs.
+        variables: names by code of the function, that code which did not run assigns a number to, or `RESULT`.
+    """
+
+    functions: Sequence[FunctionType | MethodType] = ()
+    sized: Collection[str] = ()
+    expressions: Collection[ast.AST] = ()
+    variables: Mapping[CodeType, Collection[str]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def codes(self) -> frozenset[CodeType]:
+        """The code of the functions."""
+        return frozenset(function.__code__ for function in self.functions)
+
+
 def passed_arguments(
-    model: nn.Module,
-    arguments: Collection[str],
-    sized: Collection[str] = (),
-    others: Sequence[FunctionType | MethodType] = (),
+    model: nn.Module, arguments: Collection[str], choices: Choices | None = None
 ) -> Mapping[CodeType, frozenset[str]]:
     """Return the arguments of methods and functions that receive arguments of forward, or values that these choose.
 
     Args:
         model: the model; its forward is read, and all modules, methods and functions that this calls.
         arguments: names of arguments of its forward.
-        sized: places, as files and lines, at which sizes decide that differ between inputs: what is chosen there is
-            followed as well.
-        others: functions with such places, and those that call them.
+        choices: what else is followed.
 
     Returns:
         Names of arguments by code of the function, without those of forward itself.
@@ -63,10 +85,35 @@ def passed_arguments(
         frozenset({'shuffle'})
     """
     result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
-    waiting = [(method, frozenset(arguments)) for method in _functions_run_by(model)]
-    waiting += [(function, frozenset()) for function in others]
+    for reader in _readers(model, arguments, choices or Choices(), result):
+        del reader
+    return dict(result)
+
+
+def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[tuple[int, int], bool]]:
+    """Return the calls, operators and subscripts that get a number which code chooses.
+
+    Args:
+        model: the model; its forward is read, and all modules, methods and functions that this calls.
+        choices: what is chosen.
+
+    Returns:
+        Lines and columns at which they end, each with whether it may pick from a list, or count, by code of the
+        function.
+    """
+    result: dict[CodeType, dict[tuple[int, int], bool]] = defaultdict(dict)
+    for reader in _readers(model, (), choices, defaultdict(frozenset)):
+        result[reader.code].update(reader.chosen())
+    return result
+
+
+def _readers(
+    model: nn.Module, arguments: Collection[str], choices: Choices, result: dict[CodeType, frozenset[str]]
+) -> Iterator[_Reader]:
+    """Yield what reads each function that receives arguments; these are added to the result."""
+    waiting = [(method, frozenset(arguments)) for method in functions_run_by(model)]
+    waiting += [(function, frozenset()) for function in choices.functions]
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
-    codes = frozenset(function.__code__ for function in others)
     known_results: dict[tuple[CodeType, int, frozenset[str]], bool] = {}
     while waiting:
         function, names = waiting.pop()
@@ -75,11 +122,12 @@ def passed_arguments(
         seen.add(key)
         if tree is None:
             continue
-        for callee, passed in _Reader(function, tree, names, known_results, sized, codes).passed():
+        reader = _Reader(function, tree, names, known_results, choices)
+        yield reader
+        for callee, passed in reader.passed():
             if not passed <= result[callee.__code__]:
                 result[callee.__code__] |= passed
             waiting.append((callee, result[callee.__code__]))
-    return dict(result)
 
 
 class _Reader:
@@ -90,8 +138,10 @@ class _Reader:
         tree: its syntax.
         names: its arguments that the caller of the model chooses.
         known_results: whether functions return such arguments, by function and names of arguments.
-        sized: as for `passed_arguments`.
-        codes: of the functions with such places, and of those that call them.
+        choices: as for `passed_arguments`.
+
+    Attributes:
+        code: of the function.
     """
 
     def __init__(
@@ -100,16 +150,15 @@ class _Reader:
         tree: ast.FunctionDef | ast.AsyncFunctionDef,
         names: Collection[str],
         known_results: dict[tuple[CodeType, int, frozenset[str]], bool],
-        sized: Collection[str] = (),
-        codes: Collection[CodeType] = (),
+        choices: Choices,
     ) -> None:
-        self._tree, self._space, self._code = tree, inspect.unwrap(function).__globals__, function.__code__
-        self._known_results, self._sized, self._codes = known_results, sized, codes
+        self._tree, self._space, self.code = tree, inspect.unwrap(function).__globals__, function.__code__
+        self._known_results, self._choices = known_results, choices
         self._owner = function.__self__ if isinstance(function, MethodType) else None
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self._self_name = arguments[0].arg if arguments and self._owner is not None else None
         self._bound = bindings(tree, self._self_name)
-        self._names = set(names)
+        self._names = {*names, *choices.variables.get(self.code, ())}
         while more := set(self._further_variables()) - self._names:
             self._names |= more
 
@@ -124,7 +173,7 @@ class _Reader:
 
     def returns(self) -> bool:
         """Whether the function returns such an argument, or a constant that one chooses."""
-        if any(
+        if RESULT in self._names or any(
             self._follows(test)
             for test, _, is_returned in _constants_chosen(self._tree, self._self_name)
             if is_returned
@@ -135,8 +184,53 @@ class _Reader:
     def _is_chosen(self, value: ast.expr) -> bool:
         if isinstance(value, ast.IfExp):
             choices = value.body, value.orelse
+            if not set(choices).isdisjoint(self._choices.expressions):
+                return True
             return any(map(self._is_chosen, choices)) or (self._follows(value.test) and any(map(_is_constant, choices)))
         return self._follows(value)
+
+    def chosen(self) -> Iterator[tuple[tuple[int, int], bool]]:
+        """Yield the ends of calls, operators and subscripts that get such an argument, or what one chooses.
+
+        With each goes whether it may pick from a list, or count.
+        """
+        for node in ast.walk(self._tree):
+            match node:
+                case ast.Call(args=args, keywords=keywords):
+                    parts = [*args, *(keyword.value for keyword in keywords)]
+                case ast.Subscript(slice=index):
+                    parts = [n for n in ast.walk(index) if isinstance(n, ast.expr)]
+                case ast.BinOp(left=left, right=right):
+                    parts = [left, right]
+                case ast.AugAssign(value=value):
+                    parts = [value]
+                case _:
+                    continue
+            if any(map(self._follows, parts)):
+                picks = isinstance(node, ast.Subscript) or getattr(getattr(node, "func", None), "id", "") in _COUNTS
+                yield (node.end_lineno or node.lineno, node.end_col_offset or 0), picks
+
+    def _is_number(self, value: ast.expr, depth: int = 3) -> bool:
+        """Whether an expression is a number, computed from sizes, attributes, and such arguments."""
+        match value:
+            case ast.Constant() | ast.Attribute():
+                return True
+            case ast.Name(id=name):
+                bound = [binding.value for binding in self._bound.get(name, ())]
+                return (
+                    name in self._names or bool(bound and depth) and all(self._is_number(b, depth - 1) for b in bound)
+                )
+            case ast.Subscript(value=ast.Attribute(attr="shape")) | ast.Call(func=ast.Attribute(attr="size")):
+                return True
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return name in vars(builtins) and all(self._is_number(a, depth) for a in args)
+            case ast.BinOp(left=left, right=right):
+                return self._is_number(left, depth) and self._is_number(right, depth)
+            case ast.UnaryOp(operand=operand):
+                return self._is_number(operand, depth)
+            case ast.IfExp(body=body, orelse=orelse):
+                return self._is_number(body, depth) and self._is_number(orelse, depth)
+        return False
 
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
         """Yield the functions and methods that it calls with such arguments, with the names that these have there."""
@@ -154,7 +248,7 @@ class _Reader:
         self, function: ast.expr, arguments: list[ast.expr]
     ) -> Iterator[tuple[FunctionType | MethodType, list[ast.expr]]]:
         """Yield the functions that a call runs, with their arguments; a module itself as the first one is left out."""
-        for callee in (c for candidate in self._candidates(function) for c in _functions_run_by(candidate)):
+        for callee in (c for candidate in self._candidates(function) for c in functions_run_by(candidate)):
             own = arguments and isinstance(arguments[0], ast.Name) and arguments[0].id == self._self_name
             if own and isinstance(callee, FunctionType):
                 yield MethodType(callee, self._owner), arguments[1:]
@@ -183,10 +277,15 @@ class _Reader:
         """Whether a value is an argument of forward, or is chosen by some without being computed from features."""
         if isinstance(value, ast.Name):
             return value.id in self._names
-        if self._sized and isinstance(value, _DECISIONS) and is_at(value, self._code.co_filename, self._sized):
+        choices = self._choices
+        if choices.sized and isinstance(value, _DECISIONS) and is_at(value, self.code.co_filename, choices.sized):
             return True
+        if isinstance(value, ast.IfExp) and not {value.body, value.orelse}.isdisjoint(choices.expressions):
+            return True
+        if isinstance(value, ast.BinOp) and all(map(self._is_number, (value.left, value.right))):
+            return self._follows(value.left) or self._follows(value.right)
         if isinstance(value, ast.Call):
-            if self._sized and self._returns_argument(value):
+            if choices.functions and self._returns_argument(value):
                 return True
             if isinstance(value.func, ast.Attribute) and self._follows(value.func.value):
                 return True
@@ -213,16 +312,11 @@ class _Reader:
     def _function_returns_argument(self, callee: FunctionType | MethodType, names: frozenset[str]) -> bool:
         """Whether a function that receives such arguments under some names returns one; a recursive one does not."""
         key = callee.__code__, id(getattr(callee, "__self__", None)), names
-        tree = syntax_of(callee.__code__) if names or callee.__code__ in self._codes else None
+        tree = syntax_of(callee.__code__) if names or callee.__code__ in self._choices.codes else None
         if key not in self._known_results and tree is not None:
             self._known_results[key] = False
-            self._known_results[key] = self._reader(callee, tree, names).returns()
+            self._known_results[key] = _Reader(callee, tree, names, self._known_results, self._choices).returns()
         return self._known_results.get(key, False)
-
-    def _reader(
-        self, function: FunctionType | MethodType, tree: ast.FunctionDef | ast.AsyncFunctionDef, names: frozenset[str]
-    ) -> _Reader:
-        return _Reader(function, tree, names, self._known_results, self._sized, self._codes)
 
     def _is_module(self, node: ast.expr) -> bool:
         return any(isinstance(candidate, nn.Module) for candidate in self._candidates(node))
@@ -234,11 +328,11 @@ class _Reader:
                 yield from self._variable(name, depth)
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
                 if isinstance(self._owner, nn.Module):
-                    yield from _inherited(self._owner, self._code, name)
+                    yield from inherited(self._owner, self.code, name)
             case ast.Attribute(value=value, attr=name) if not isinstance(value, ast.Call):
-                yield from (_attribute(candidate, name) for candidate in self._candidates(value, depth))
+                yield from (attribute_of(candidate, name) for candidate in self._candidates(value, depth))
             case ast.Subscript(value=value):
-                yield from (item for candidate in self._candidates(value, depth) for item in _items(candidate))
+                yield from (item for candidate in self._candidates(value, depth) for item in items(candidate))
 
     def _variable(self, name: str, depth: int) -> Iterator[Any]:
         if name == self._self_name:
@@ -246,10 +340,10 @@ class _Reader:
         elif not any(b.replaces for b in self._bound.get(name, ())):
             yield self._space.get(name)
         elif depth:
-            parts = (part for binding in self._bound[name] for part in _parts(binding.value))
-            for candidate in (h for part in parts for h in self._candidates(part, depth - 1)):
+            values = (part for binding in self._bound[name] for part in parts(binding.value))
+            for candidate in (h for value in values for h in self._candidates(value, depth - 1)):
                 yield candidate
-                yield from _items(candidate)
+                yield from items(candidate)
 
 
 @functools.cache
@@ -285,65 +379,3 @@ def _is_constant(value: ast.expr | None) -> bool:
     if isinstance(value, ast.UnaryOp):
         return _is_constant(value.operand)
     return isinstance(value, ast.Constant)
-
-
-def _inherited(owner: nn.Module, code: CodeType, name: str) -> Iterator[MethodType]:
-    """Yield the method that ``super()`` finds in a method of an object's class."""
-    order = type(owner).__mro__
-    own = (base for base in order if any(_code_of(candidate) is code for candidate in vars(base).values()))
-    start = next((order.index(base) + 1 for base in own), len(order))
-    for function in (vars(base)[name] for base in order[start:] if name in vars(base)):
-        if isinstance(function, FunctionType):
-            yield MethodType(function, owner)
-        return
-
-
-def _code_of(candidate: Any) -> CodeType | None:
-    return getattr(inspect.unwrap(candidate), "__code__", None) if isinstance(candidate, FunctionType) else None
-
-
-def _parts(value: ast.expr) -> Iterator[ast.expr]:
-    """Yield an expression, and the arguments of ``enumerate``, ``zip`` and the like."""
-    yield value
-    for argument in value.args if isinstance(value, ast.Call) else ():
-        yield from _parts(argument)
-
-
-def _attribute(candidate: Any, name: str) -> Any:
-    """Return an attribute without evaluating properties."""
-    if isinstance(candidate, ModuleType):
-        held = static_attribute(candidate, name)
-        return attribute_of_a_part(candidate, name) if held is None else held
-    if not isinstance(candidate, (nn.Module, type)):
-        return None
-    for table in (candidate._modules, vars(candidate)) if isinstance(candidate, nn.Module) else ():
-        if name in table:
-            return table[name]
-    function = inspect.getattr_static(candidate if isinstance(candidate, type) else type(candidate), name, None)
-    if isinstance(function, staticmethod):
-        return function.__func__
-    if isinstance(candidate, type):
-        return function if isinstance(function, FunctionType) else None
-    return MethodType(function, candidate) if isinstance(function, FunctionType) else None
-
-
-def _items(candidate: Any) -> Iterator[Any]:
-    """Yield the modules and functions in a container."""
-    if isinstance(candidate, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
-        yield from candidate._modules.values()
-    elif isinstance(candidate, (list, tuple, dict)):
-        items = candidate.values() if isinstance(candidate, dict) else candidate
-        yield from (item for item in items if isinstance(item, (nn.Module, FunctionType, MethodType)))
-
-
-def _functions_run_by(candidate: Any) -> Iterator[FunctionType | MethodType]:
-    """Yield the function or bound method that a call of an object runs, behind its decorators."""
-    if isinstance(candidate, nn.Module):
-        candidate = _attribute(candidate, "forward")
-    function = (
-        inspect.unwrap(candidate.__func__ if isinstance(candidate, MethodType) else candidate)
-        if callable(candidate)
-        else None
-    )
-    if isinstance(function, FunctionType) and not str(function.__module__).startswith("torch."):
-        yield MethodType(function, candidate.__self__) if isinstance(candidate, MethodType) else function

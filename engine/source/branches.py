@@ -17,7 +17,7 @@ from engine.source.effects import names_read
 
 __all__ = ["Branch", "FunctionBranches", "branches_of", "syntax_of"]
 
-_NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Constant)
+_NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 _LAST_INSTRUCTIONS = {
     ast.Assign: "STORE", ast.AnnAssign: "STORE", ast.AugAssign: "STORE", ast.Expr: "POP_TOP", ast.Return: "RETURN",
 }  # fmt: skip

@@ -17,14 +17,12 @@ from typing import Any
 from torch import Tensor
 
 from engine.program.trees import tensors_in
+from engine.source.argument_flow import RESULT
 from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.sites import is_library
 
 __all__ = ["RESULT", "CoverageTracer", "FunctionCoverage"]
-
-RESULT = "return"
-"""Stands for what a function returns among its variables."""
 
 _MOST_VALUES = 200
 _PACKAGES = {"site-packages", "dist-packages"}
