@@ -8,12 +8,11 @@ from types import CodeType
 
 from torch import nn
 
-from engine.program.graph import Node
 from engine.program.places import shown_place
 from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow
 from engine.recording.forward_arguments import functions_that_choose
-from engine.recording.mentioned_modules import values_around
+from engine.recording.surroundings import is_own_op, use_values_around_code
 from engine.recording.untaken import UntakenBranch
 from engine.source.argument_flow import RESULT, Choices, chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
@@ -36,7 +35,7 @@ def assume_other_numbers(
     variables: dict[CodeType, set[str]] = {}
     for branch in branches:
         names = {name for name in (*branch.branch.assigned, RESULT) if not branch.values_of(name, {})}
-        if names and isinstance(branch.branch.nodes[0], ast.expr):
+        if isinstance(branch.branch.nodes[0], ast.expr) and not branch.values_read({}):
             expressions.add(branch.branch.nodes[0])
         elif own := {name for name in names if branch.branch.values_of(None if name == RESULT else name)}:
             variables.setdefault(branch.code, set()).update(own)
@@ -49,19 +48,16 @@ def assume_other_numbers(
     functions = functions_that_choose(model, variables.__contains__)
     calls = chosen_calls(model, Choices(functions, expressions=expressions, variables=variables))
     for node in dataflow.nodes:
-        if node.site is not None and node.site.end in calls.get(node.site.code, ()) and _is_own(modules, node):
-            assumptions.doubt(node, [*numbers_in(list(node.args.values()))])
-            if any("dim" in name for name in node.args) or any(booleans_in(list(node.args.values()))):
+        if node.site is not None and node.site.end in calls.get(node.site.code, ()) and is_own_op(modules, node):
+            arguments = list(node.args.values())
+            assumptions.doubt(node, numbers_in(arguments))
+            dims = any("dim" in name for name in node.args)
+            if dims or not numbers_in(arguments) or any(True for _ in booleans_in(arguments)):
                 reason = (
                     f"is computed along a dimension, or by a flag, that code chooses at {shown_place(node.site.place)}"
                 )
                 assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
     _assume_beside_ops(modules, dataflow, calls, assumptions)
-
-
-def _is_own(modules: Mapping[str, nn.Module], node: Node) -> bool:
-    """Whether an op runs in the code of a module itself, and not in one of torch's layers, at the place of its call."""
-    return not type(modules[node.module]).__module__.startswith("torch.nn")
 
 
 def _assume_beside_ops(
@@ -79,10 +75,4 @@ def _assume_beside_ops(
                 assumptions.vary(v for v in node.inputs if v.producer is None and v.data is not None and not v.stored)
         if any(beside):
             reason = f"could be picked, or be computed again, by a number that code chooses in {code.co_name}"
-            for owner in {_owner(modules, node) for node in dataflow.nodes if node.site and node.site.code is code}:
-                assumptions.use(values_around(owner, modules[owner], dataflow), reason)
-
-
-def _owner(modules: Mapping[str, nn.Module], node: Node) -> str:
-    """Return the module whose code calls an op, or the layer of torch that does."""
-    return node.module if _is_own(modules, node) else node.module.rpartition(".")[0]
+            use_values_around_code(code, modules, dataflow, assumptions, reason)

@@ -6,21 +6,22 @@ one reads, and compute something else in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import CodeType
 from typing import Any
 
 from torch import nn
 
-from engine.program.graph import Value
 from engine.recording.assumptions import Assumptions
 from engine.recording.dataflow import Dataflow
 from engine.recording.idle_modules import IdleModules
 from engine.recording.model_code import codes_of
+from engine.recording.surroundings import values_around
+from engine.source.coverage import CoverageTracer
 from engine.source.mentions import Mention, mentions
 
-__all__ = ["modules_in", "use_values_near_idle_modules", "values_around"]
+__all__ = ["modules_in", "use_values_near_idle_modules"]
 
 _DEEPEST, _MOST_ITEMS = 3, 1000
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -53,8 +54,7 @@ def modules_in(held: Any, depth: int = _DEEPEST) -> Iterator[nn.Module]:
 
 
 def use_values_near_idle_modules(
-    codes: Collection[CodeType],
-    evaluated: Callable[[CodeType, Any], bool],
+    coverage: CoverageTracer,
     modules: Mapping[str, nn.Module],
     idle: IdleModules,
     dataflow: Dataflow,
@@ -63,8 +63,7 @@ def use_values_near_idle_modules(
     """Count as used what a method computes, and what its parts read, if it got hold of a module that did not run.
 
     Args:
-        codes: of the functions that ran.
-        evaluated: whether a syntax node of a function ran.
+        coverage: of the functions that ran.
         modules: all modules by name.
         idle: those that did not run.
         dataflow: of the recorded ops.
@@ -75,9 +74,13 @@ def use_values_near_idle_modules(
     for name, owner in modules.items() if idle.owners else ():
         kind: Any = type(owner)
         if kind not in methods:
-            methods[kind] = [code for code in codes if code in codes_of(kind)]
+            methods[kind] = [code for code in coverage.called if code in codes_of(kind)]
         for code in methods[kind]:
-            ran = (mention for mention in mentions(code) if not mention.is_tested and evaluated(code, mention.node))
+            ran = (
+                mention
+                for mention in mentions(code)
+                if not mention.is_tested and coverage.evaluated(code, mention.node)
+            )
             parts = (names.get(id(part)) for mention in ran for part in _held_at(owner, mention))
             for part in parts:
                 if part is not None and idle.includes_any([part]) and not dataflow.nodes_in(part):
@@ -120,19 +123,3 @@ def _part(held: Any, step: Any) -> Any:
     if isinstance(held, (list, tuple)):
         return held[step] if isinstance(step, int) and -len(held) <= step < len(held) else None
     return held.get(step) if type(held) is dict else None
-
-
-def values_around(name: str, owner: nn.Module, dataflow: Dataflow) -> Iterator[Value]:
-    """Yield the values that a module reads, those that its own code computes, and those around the parts of it.
-
-    Args:
-        name: of the module.
-        owner: the module.
-        dataflow: of the recorded ops.
-    """
-    for part in (name, *(f"{name}.{child}" if name else child for child in owner._modules)):
-        for values in dataflow.boundary(part):
-            yield from values
-    for node in dataflow.nodes:
-        if node.module == name:
-            yield from (value for value in (*node.inputs, *node.outputs) if not value.stored)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from engine.program.arrays import same_entries
-from engine.program.expressions import AttributeOf, Guard, ShapeOf, describe, evaluate, leaves
+from engine.program.expressions import AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
 from engine.program.graph import Node, Value
 from engine.recording.axes import Axis, larger, odd, smaller
 from engine.recording.rejections import Rejections
+from engine.recording.steps import calls_by_place, steps_of
 from engine.source.sizes import numbers_in
 
 __all__ = ["OtherSizes", "reads_sizes"]
@@ -27,6 +28,8 @@ _NUMBERS = 4
 
 # Sizes that are tried because a number in the code asks for them: no more, and none larger.
 _ACROSS, _LARGEST = 6, 8192
+_FURTHEST, _MOST_CHANGES = 32, 2
+"""How far from its size a decision is looked for to come out otherwise, and how many such sizes are tried."""
 
 _MODULES = re.compile(r"[\w.]+\.(?=\w)")
 Accepts = Callable[[Mapping[Axis, int]], bool]
@@ -57,9 +60,15 @@ class OtherSizes:
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
+        is_cut_off_anew: whether the last run caught an error where no run before did.
     """
 
-    def __init__(self, numbers: Callable[[], Mapping[tuple[str, str], int]] = dict) -> None:
+    def __init__(
+        self,
+        numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        is_cut_off_anew: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._is_cut_off_anew = is_cut_off_anew
         self.rejections = Rejections(numbers)
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
@@ -86,7 +95,7 @@ class OtherSizes:
             nodes, guards: what was recorded.
             inputs: values of the input tensors in order; sizes of all others count as computed.
         """
-        self._calls, self._steps = _by_call(nodes), _steps(nodes)
+        self._calls, self._steps = calls_by_place(nodes), steps_of(nodes)
         self._inputs = [value.shape for value in inputs]
         self.rejections.start(self._inputs)
         positions = {value.index: position for position, value in enumerate(inputs)}
@@ -135,8 +144,8 @@ class OtherSizes:
         """
         new = self.new_decisions(guards) if decisions is None else decisions
         self._closed = frozenset(self._sizes) - {_key(guard) for guard in new}
-        self._steps |= _steps(nodes)
-        for call, node in _by_call(nodes).items():
+        self._steps |= steps_of(nodes)
+        for call, node in calls_by_place(nodes).items():
             self._calls.setdefault(call, node)
         self._changed = frozenset()
         self._note(new)
@@ -243,13 +252,11 @@ class OtherSizes:
         """
         tries: dict[tuple[tuple[Axis, int], ...], list[Guard]] = {}
         for guard in self.undecided(axes):
-            if not isinstance(bound := guard.expr.right, int):
-                continue
+            seen = {number for number, _ in self._outcomes[_key(guard)]}
             for leaf in _sizes_of(guard) if axes else ():
-                change = bound - leaf.value.shape[leaf.dim]
-                for near in (-1, 0, 1):
-                    sizes = tuple((axis, axis.size + change + near) for axis in axes)
-                    if all(0 < size <= _LARGEST for _, size in sizes) and _may_differ(guard, leaf, change + near):
+                for change in _changes(guard, leaf, seen):
+                    sizes = tuple((axis, axis.size + change) for axis in axes)
+                    if all(0 < size <= _LARGEST for _, size in sizes):
                         tries.setdefault(sizes, []).append(guard)
         return [(dict(sizes), decisions) for sizes, decisions in tries.items()]
 
@@ -302,9 +309,9 @@ class OtherSizes:
         """
         self._note(guards)
         self._accepted.add(self._changed)
-        steps = _steps(nodes)
-        new = kept or bool(steps - self._steps)
-        for call, node in _by_call(nodes).items():
+        steps = steps_of(nodes)
+        new = kept or bool(steps - self._steps) or self._is_cut_off_anew()
+        for call, node in calls_by_place(nodes).items():
             earlier_node = self._calls.get(call)
             if earlier_node is not None:
                 self._compare(earlier_node, node, both=new)
@@ -343,53 +350,41 @@ class OtherSizes:
                 self.resized |= {mine.index, same.index} if both else {mine.index}
 
 
-def _may_differ(guard: Guard, leaf: ShapeOf, change: int) -> bool:
-    """Whether a decision may come out otherwise where one of its sizes is another, alone or as all of them are.
+def _changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Iterator[int]:
+    """Yield by how much a size has to change for a decision to come out otherwise, alone or as all of its sizes do.
 
-    A number that forgets where it is from is another in any case.
+    Args:
+        guard: the decision.
+        leaf: one of its sizes.
+        seen: numbers that a count, or another exact number, has been in some run.
     """
+    size, bound = leaf.value.shape[leaf.dim], guard.expr.right
+    near = [bound - size + step for step in (-1, 0, 1)] if isinstance(bound, int) else []
     if not guard.decides or any(isinstance(other, AttributeOf) for other in leaves(guard.expr)):
-        return True
+        yield from near  # a number that forgets where it is from is another in any case
+        return
 
-    def outcome(moves: Callable[[Value, int], bool]) -> Any:
+    def outcome(expr: Expr, change: int, alone: bool) -> Any:
         def shape(value: Value) -> tuple[int, ...]:
-            return tuple(n + change if moves(value, dim) else n for dim, n in enumerate(value.shape))
+            moved = [not alone or (value is leaf.value and dim == leaf.dim) for dim in range(value.ndim)]
+            return tuple(n + change if moves else n for n, moves in zip(value.shape, moved, strict=True))
 
-        return evaluate(guard.expr, shape, lambda attribute: 0)
+        return evaluate(expr, shape, lambda attribute: 0)
 
-    alone = outcome(lambda value, dim: value is leaf.value and dim == leaf.dim)
-    return bool(alone) is not guard.outcome or bool(outcome(lambda value, dim: True)) is not guard.outcome
+    counts = guard.expr.symbol == "==" and guard.outcome and isinstance(bound, (int, float))
+    steps = (change for n in range(1, _FURTHEST + 1) for change in (n, -n) if size + change > 0)
+    others = 0
+    for change in dict.fromkeys((*near, *steps)):
+        if any(bool(outcome(guard.expr, change, alone)) is not guard.outcome for alone in (True, False)):
+            if counts and change not in near and outcome(guard.expr.left, change, False) in seen:
+                continue
+            yield change
+            others += change not in near
+            if others == _MOST_CHANGES:
+                return
 
 
 def _same_data(one: Value, other: Value) -> bool:
     if one.data is None or other.data is None or one.shape != other.shape:
         return False
     return one.data is other.data or one.data.is_meta or same_entries(one.data, other.data)
-
-
-def _by_call(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
-    """Return calls by the place in the code, and by how often that has run in the module before."""
-    counts: dict[tuple[Any, ...], int] = {}
-    table: dict[tuple[Any, ...], Node] = {}
-    for node in nodes:
-        place = (node.module, node.op, None if node.site is None else (node.site.code, node.site.line))
-        counts[place] = counts.get(place, -1) + 1
-        table[(place, counts[place])] = node
-    return table
-
-
-def _steps(nodes: Sequence[Node]) -> set[tuple[Any, ...]]:
-    """Return which call follows which in each module, and which calls make what it reads.
-
-    A loop that runs longer takes no other steps. A run that leaves a call out reads what came before it.
-    """
-    last: dict[str, tuple[Any, ...]] = {}
-    makers: dict[int, tuple[Any, ...]] = {}
-    steps: set[tuple[Any, ...]] = set()
-    for node in nodes:
-        step = (node.op, None if node.site is None else (node.site.code, node.site.line))
-        steps.add((node.module, last.get(node.module), step))
-        steps.add((node.module, frozenset(makers.get(v.index) for v in node.inputs if not v.stored), step))
-        last[node.module] = step
-        makers.update((v.index, (node.module, *step)) for v in node.outputs)
-    return steps

@@ -66,6 +66,9 @@ class Recorder(Versions, TorchDispatchMode):
 
     # ------------------------------------------------------------------ a run
 
+    def _is_cut_off_anew(self) -> bool:
+        return self.coverage.is_cut_off_anew
+
     def _forget(self) -> None:
         super()._forget()
         self._fakes: dict[int, Tensor] = {}
@@ -190,9 +193,7 @@ class Recorder(Versions, TorchDispatchMode):
         declared = (lambda name: False) if self._changing is None else self._changing.declared
         runs = RecordedRuns(
             modules=distinct_modules(self._model),
-            coverages=self.coverage.functions.values(),
-            called=self.coverage.called,
-            evaluated=self.coverage.evaluated,
+            coverage=self.coverage,
             nodes=self._nodes,
             values=self._values,
             guards=self._guards,

@@ -48,7 +48,10 @@ class Tape:
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
-        self.others = OtherSizes(self._integers)
+        self.others = OtherSizes(self._integers, self._is_cut_off_anew)
+
+    def _is_cut_off_anew(self) -> bool:
+        return False
 
     def _integers(self) -> dict[tuple[str, str], int]:
         modules = distinct_modules(self._model)

@@ -28,9 +28,10 @@ from engine.recording.idle_modules import IdleModules, unrecorded_methods
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.mutability import Mutability
+from engine.recording.surroundings import use_values_around_code
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import Branch
-from engine.source.coverage import RESULT, FunctionCoverage
+from engine.source.coverage import RESULT, CoverageTracer
 from engine.source.effects import Effect, Functions
 
 __all__ = ["RecordedRuns", "assumptions_about_unreached_code"]
@@ -45,9 +46,7 @@ class RecordedRuns:
 
     Attributes:
         modules: all modules by name.
-        coverages: the functions that ran, as far as they have branches.
-        called: the code of all functions that ran.
-        evaluated: whether a syntax node of a function ran.
+        coverage: of the functions that ran.
         nodes, values, guards: the program.
         sized: places at which sizes decide that differ between inputs.
         stored: values of the parameters and buffers that were read, by every name.
@@ -55,9 +54,7 @@ class RecordedRuns:
     """
 
     modules: Mapping[str, nn.Module]
-    coverages: Collection[FunctionCoverage]
-    called: Collection[CodeType]
-    evaluated: Callable[[CodeType, ast.AST], bool]
+    coverage: CoverageTracer
     nodes: Sequence[Node]
     values: Sequence[Value]
     guards: Iterable[Guard]
@@ -85,9 +82,14 @@ def assumptions_about_unreached_code(
     branches.assume()
     assume_other_numbers(branches.open(), runs.modules, dataflow, assumptions)
     idle.use_values_of_siblings(runs.modules, dataflow, assumptions)
-    use_values_near_idle_modules(runs.called, runs.evaluated, runs.modules, idle, dataflow, assumptions)
-    assume_fallbacks_vary(runs.coverages, arguments.that_vary_in, dataflow, assumptions)
-    assume_nothing_of_dynamic_calls(runs.nodes, runs.coverages, arguments.options_of, mutability, assumptions)
+    use_values_near_idle_modules(runs.coverage, runs.modules, idle, dataflow, assumptions)
+    for code in runs.coverage.cut_off:
+        reason = f"could be used by the code of {code.co_name} that an error cut off"
+        use_values_around_code(code, runs.modules, dataflow, assumptions, reason)
+    assume_fallbacks_vary(runs.coverage.functions.values(), arguments.that_vary_in, dataflow, assumptions)
+    assume_nothing_of_dynamic_calls(
+        runs.nodes, runs.coverage.functions.values(), arguments.options_of, mutability, assumptions
+    )
     if idle.owners:
         assumptions.notes.append(f"Modules that did not run and keep all channels: {_listed(idle.owners)}.")
     if methods := unrecorded_methods(runs.modules.values()):
@@ -136,7 +138,7 @@ class _UntakenBranches:
         """Extend the assumptions by what the code of each branch could do."""
         names = {id(module): name for name, module in self._runs.modules.items()}
         by_function: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
-        for coverage in self._runs.coverages:
+        for coverage in self._runs.coverage.functions.values():
             by_function[coverage.function.code, coverage.owner] = [
                 UntakenBranch(branch, coverage, self._runs.modules, names, self._dataflow)
                 for branch in coverage.function.untaken(coverage.ran)

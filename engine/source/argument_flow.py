@@ -196,8 +196,11 @@ class _Reader:
         """
         for node in ast.walk(self._tree):
             match node:
-                case ast.Call(args=args, keywords=keywords):
+                case ast.Call(func=function, args=args, keywords=keywords):
                     parts = [*args, *(keyword.value for keyword in keywords)]
+                    parts += [function] if isinstance(function, (ast.Name, ast.IfExp)) else []
+                case ast.While(test=test):
+                    parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
                 case ast.Subscript(slice=index):
                     parts = [n for n in ast.walk(index) if isinstance(n, ast.expr)]
                 case ast.BinOp(left=left, right=right):
@@ -207,8 +210,11 @@ class _Reader:
                 case _:
                     continue
             if any(map(self._follows, parts)):
-                picks = isinstance(node, ast.Subscript) or getattr(getattr(node, "func", None), "id", "") in _COUNTS
-                yield (node.end_lineno or node.lineno, node.end_col_offset or 0), picks
+                called: ast.expr | None = getattr(node, "func", None)
+                picks = not isinstance(node, (ast.Call, ast.BinOp)) or getattr(called, "id", "") in _COUNTS
+                end = node.test if isinstance(node, ast.While) else node
+                is_chosen = called is not None and self._follows(called)
+                yield (end.end_lineno or end.lineno, end.end_col_offset or 0), picks or is_chosen
 
     def _is_number(self, value: ast.expr, depth: int = 3) -> bool:
         """Whether an expression is a number, computed from sizes, attributes, and such arguments."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -91,6 +91,8 @@ class CoverageTracer:
     Attributes:
         functions: coverage by code of the function and name of the module.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
+        cut_off: code of functions that an error ended which another function caught.
+        is_cut_off_anew: whether the last run caught an error where no run before did.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class CoverageTracer:
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
+        self.cut_off, self.is_cut_off_anew = set[CodeType](), False
+        self._errors, self._errors_of_run = set[tuple[CodeType, int]](), set[tuple[CodeType, int]]()
         self._first_run: list[tuple[FunctionBranches, set[int]]] = []  # offsets that ran for the first time
         self._first_called: list[CodeType] = []  # functions without branches
         self._ignored: set[int] = set()  # identities of code that is kept alive above
@@ -127,7 +131,7 @@ class CoverageTracer:
     def watching(self) -> Iterator[None]:
         """Trace the body."""
         self._this_run, self._is_watching, self._pauses, prior = {}, True, 0, sys.gettrace()
-        self._fallbacks = []
+        self._fallbacks, self._errors_of_run = [], set()
         sys.settrace(self._trace)
         try:
             yield
@@ -138,6 +142,8 @@ class CoverageTracer:
             summary = self._summarize(self._recorded_as(value))
             coverage.fallbacks.setdefault(name, []).extend([] if summary is None else [summary])
         self._fallbacks = []
+        self.is_cut_off_anew = not self._errors_of_run <= self._errors
+        self._errors |= self._errors_of_run
         for key, coverage in self._this_run.items():
             before = self.functions[key].ran if key in self.functions else frozenset()
             self._first_run.append((coverage.function, coverage.ran - before))
@@ -238,6 +244,8 @@ class CoverageTracer:
                     self._note_variables(coverage, frame, decided_on[line])
             elif event == "opcode":
                 ran.add(frame.f_lasti)
+            elif event == "exception":
+                self._note_error(arg[2])
             elif event == "return":
                 self._note_variables(coverage, frame, function.decided_late, decided_late=True)
                 if arg is not None:
@@ -245,6 +253,16 @@ class CoverageTracer:
             return step
 
         return step
+
+    def _note_error(self, trace: TracebackType | None) -> None:
+        """Note where an error occurs, and the functions that it ends on its way to this one."""
+        inner = None if trace is None else trace.tb_next
+        while trace is not None:
+            self._errors_of_run.add((trace.tb_frame.f_code, trace.tb_lineno))
+            trace = trace.tb_next
+        while inner is not None:
+            self.cut_off.update([code] if self.is_own((code := inner.tb_frame.f_code).co_filename) else [])
+            inner = inner.tb_next
 
     def _note_fallbacks(
         self, coverage: FunctionCoverage, frame: FrameType, fallbacks: Mapping[str, str], last: dict[str, list[Tensor]]

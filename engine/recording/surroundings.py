@@ -1,0 +1,71 @@
+"""The values around a piece of code: what its module reads, computes, and passes between its parts.
+
+Where code may do something else with them that no analysis follows, all of them count as used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import CodeType
+
+from torch import nn
+
+from engine.program.graph import Node, Value
+from engine.recording.assumptions import Assumptions
+from engine.recording.dataflow import Dataflow, is_inside
+from engine.recording.model_code import codes_of
+
+__all__ = ["is_own_op", "use_values_around_code", "values_around"]
+
+
+def use_values_around_code(
+    code: CodeType, modules: Mapping[str, nn.Module], dataflow: Dataflow, assumptions: Assumptions, reason: str
+) -> None:
+    """Count as used the values around all modules that a function may run for.
+
+    Args:
+        code: of the function.
+        modules: all modules by name.
+        dataflow: of the recorded ops.
+        assumptions: is extended.
+        reason: a verb phrase about a value, for the user.
+    """
+    owners = {_owner(modules, node) for node in dataflow.nodes if node.site is not None and node.site.code is code}
+    owners |= {name for name, module in modules.items() if code in codes_of(type(module))}  # type: ignore[arg-type]
+    for owner in owners:
+        assumptions.use(values_around(owner, modules[owner], dataflow), reason)
+
+
+def is_own_op(modules: Mapping[str, nn.Module], node: Node) -> bool:
+    """Whether an op runs in the code of a module itself, and not in one of torch's layers, at the place of its call.
+
+    Args:
+        modules: all modules by name.
+        node: the op.
+    """
+    return not type(modules[node.module]).__module__.startswith("torch.nn")
+
+
+def _owner(modules: Mapping[str, nn.Module], node: Node) -> str:
+    """Return the module whose code calls an op, or the layer of torch that does."""
+    return node.module if is_own_op(modules, node) else node.module.rpartition(".")[0]
+
+
+def values_around(name: str, owner: nn.Module, dataflow: Dataflow) -> Iterator[Value]:
+    """Yield the values that a module reads, those that its own code computes, and those around the parts of it.
+
+    Args:
+        name: of the module.
+        owner: the module.
+        dataflow: of the recorded ops.
+    """
+    parts = [name, *(f"{name}.{child}" if name else child for child in owner._modules)]
+    for part in parts:
+        for values in dataflow.boundary(part):
+            yield from values
+    read = {value.index for node in dataflow.nodes for value in node.inputs}
+    for node in dataflow.nodes:
+        if node.module == name:
+            yield from (value for value in (*node.inputs, *node.outputs) if not value.stored)
+        elif any(is_inside(node.module, part) for part in parts[1:]):
+            yield from (value for value in node.outputs if value.index not in read)
