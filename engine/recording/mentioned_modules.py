@@ -83,10 +83,16 @@ def use_values_near_idle_modules(
             )
             parts = (names.get(id(part)) for mention in ran for part in _held_at(owner, mention))
             for part in parts:
-                if part is not None and idle.includes_any([part]) and not dataflow.nodes_in(part):
+                if part is not None and idle.includes_any([part]) and not _runs(part, modules, dataflow):
                     reason = f"could be read or replaced by {part!r}, which did not run"
                     assumptions.use(values_around(name, owner, dataflow), reason)
                     break
+
+
+def _runs(part: str, modules: Mapping[str, nn.Module], dataflow: Dataflow) -> bool:
+    """Whether a module ran, or it is in a list of which others did: what these read and compute is used then."""
+    container = part.rpartition(".")[0]
+    return bool(dataflow.nodes_in(container if isinstance(modules.get(container), _LISTS) else part))
 
 
 def _held_at(owner: nn.Module, mention: Mention) -> Iterator[nn.Module]:

@@ -201,7 +201,7 @@ class _Reader:
                     parts += [function] if isinstance(function, (ast.Name, ast.IfExp)) else []
                 case ast.While(test=test):
                     parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
-                case ast.Subscript(slice=index):
+                case ast.Subscript(value=value, slice=index) if not self._is_module(value):
                     parts = [n for n in ast.walk(index) if isinstance(n, ast.expr)]
                 case ast.BinOp(left=left, right=right):
                     parts = [left, right]
@@ -232,6 +232,8 @@ class _Reader:
                 return name in vars(builtins) and all(self._is_number(a, depth) for a in args)
             case ast.BinOp(left=left, right=right):
                 return self._is_number(left, depth) and self._is_number(right, depth)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                return all(self._is_number(element, depth) for element in elements)
             case ast.UnaryOp(operand=operand):
                 return self._is_number(operand, depth)
             case ast.IfExp(body=body, orelse=orelse):

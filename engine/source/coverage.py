@@ -113,6 +113,7 @@ class CoverageTracer:
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
         self.cut_off, self.is_cut_off_anew = set[CodeType](), False
         self._errors, self._errors_of_run = set[tuple[CodeType, int]](), set[tuple[CodeType, int]]()
+        self._cut_off_in_run = set[CodeType]()
         self._first_run: list[tuple[FunctionBranches, set[int]]] = []  # offsets that ran for the first time
         self._first_called: list[CodeType] = []  # functions without branches
         self._ignored: set[int] = set()  # identities of code that is kept alive above
@@ -131,7 +132,7 @@ class CoverageTracer:
     def watching(self) -> Iterator[None]:
         """Trace the body."""
         self._this_run, self._is_watching, self._pauses, prior = {}, True, 0, sys.gettrace()
-        self._fallbacks, self._errors_of_run = [], set()
+        self._fallbacks, self._errors_of_run, self._cut_off_in_run = [], set(), set()
         sys.settrace(self._trace)
         try:
             yield
@@ -144,6 +145,7 @@ class CoverageTracer:
         self._fallbacks = []
         self.is_cut_off_anew = not self._errors_of_run <= self._errors
         self._errors |= self._errors_of_run
+        self.cut_off |= self._cut_off_in_run
         for key, coverage in self._this_run.items():
             before = self.functions[key].ran if key in self.functions else frozenset()
             self._first_run.append((coverage.function, coverage.ran - before))
@@ -261,7 +263,7 @@ class CoverageTracer:
             self._errors_of_run.add((trace.tb_frame.f_code, trace.tb_lineno))
             trace = trace.tb_next
         while inner is not None:
-            self.cut_off.update([code] if self.is_own((code := inner.tb_frame.f_code).co_filename) else [])
+            self._cut_off_in_run.update([code] if self.is_own((code := inner.tb_frame.f_code).co_filename) else [])
             inner = inner.tb_next
 
     def _note_fallbacks(

@@ -234,17 +234,10 @@ TRAPS += [
 ]
 
 
-def _ways_at_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer, "record_sizes_of_way", lambda *run: None)
-
-
 def _recorded_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "record_data_decisions", lambda *run: [])
 
 
 ABLATIONS = [
-    Ablation(
-        "other modes are recorded at other sizes", _ways_at_one_size, "a layer for odd batches while training", True
-    ),
     Ablation("decisions on data are recorded both ways", _recorded_one_way, "an item of a list, by the data"),
 ]

@@ -136,7 +136,7 @@ def _only_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda model, arguments: {})
+    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda *args: {})
 
 
 ABLATIONS = [

@@ -119,12 +119,13 @@ TRAPS = [
 
 
 def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda model, arguments: {})
+    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda *args: {})
 
 
 def _torch_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untaken, "effects", lambda nodes, functions, foreign, _: effects(nodes, functions, ["torch"]))
     untaken._effects.cache_clear()
+    monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())  # which keeps it as well
 
 
 ABLATIONS = [

@@ -185,13 +185,16 @@ def _no_stages(patch: pytest.MonkeyPatch) -> None:
 
 
 def _batch_of_one(patch: pytest.MonkeyPatch) -> None:
-    attempt = other_sizes.OtherSizes._try
+    for name in ("_try", "_try_across"):
+        patch.setattr(other_sizes.OtherSizes, name, _without_batches(getattr(other_sizes.OtherSizes, name)))
 
-    def attempts(self: Any, tries: Any, axes: Any, accepts: Any) -> None:
-        if not any(axis.batch for axis in axes):
-            attempt(self, tries, axes, accepts)
 
-    patch.setattr(other_sizes.OtherSizes, "_try", attempts)
+def _without_batches(attempt: Callable[..., None]) -> Callable[..., None]:
+    def attempts(self: Any, *args: Any) -> None:
+        if not any(axis.batch for axis in args[-2]):
+            attempt(self, *args)
+
+    return attempts
 
 
 ABLATIONS = [

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from engine.ops import join
 from engine.recording import resized_runs
-from engine.removal import demands
 from engine.source import provenance
 from tests.engine.traps.padding import at, trap
 from tests.engine.traps.trap import Ablation, Trap, Use
@@ -468,12 +467,7 @@ def _no_empty_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(join, "_may_have_some", lambda *args: False)
 
 
-def _at_this_size(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(demands, "_holds_at_all_sizes", lambda *args: True)
-
-
 ABLATIONS = [
-    Ablation("compares channels with other sizes at all of these", _at_this_size, "more channels than columns"),
     Ablation("records other sizes where code decides by one", _no_other_sizes, "large pictures are pooled"),
     Ablation("notes numbers that torch took and no op was given", _no_numbers_left, "writes into a canvas"),
     Ablation(

@@ -282,7 +282,8 @@ def _no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UntakenBranch, "_is_from_elsewhere", lambda self, node: True)
+    monkeypatch.setattr(UntakenBranch, "_is_module", lambda self, node: True)
+    monkeypatch.setattr(UntakenBranch, "replaced", lambda self, selecting: set())  # which keeps it as well
 
 
 def _arguments_as_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +291,7 @@ def _arguments_as_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _judged_by_the_owner(
-    self: UntakenBranch, free: Any, never_changed: Callable[[str], bool], never_reassigned: Any = None
+    self: UntakenBranch, free: Any, never_changed: Callable[[str], bool], *others: Any, **options: Any
 ) -> bool:
     return _FIXED(self, free, lambda path: never_changed(path.removeprefix("*.")))
 
@@ -301,6 +302,7 @@ _FIXED = UntakenBranch.is_fixed
 def _only_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     effects = UntakenBranch.effects
     monkeypatch.setattr(UntakenBranch, "effects", lambda self: effects(self) if self.self_name is not None else {})
+    monkeypatch.setattr(UntakenBranch, "replaced", lambda self, selecting: set())  # which keeps it as well
 
 
 ABLATIONS = [

@@ -348,7 +348,7 @@ def _attributes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_base_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_flow, "_inherited", lambda owner, code, name: iter(()))
+    monkeypatch.setattr(argument_flow, "inherited", lambda owner, code, name: iter(()))
 
 
 def _nothing_returned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,22 @@ class _Steps(nn.Module):
         return self.head(y)  # type: ignore[no-any-return]
 
 
+class _Listed(nn.Module):
+    """An order of channels out of a list, by whether the height is odd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def turned(self, y: Tensor) -> Tensor:
+        """Return the channels in another order."""
+        return y.roll(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x).relu()
+        return self.head((torch.relu, self.turned)[x.shape[2] % 2](y))  # type: ignore[no-any-return]
+
+
 class _Strip(nn.Module):
     """The sides of a picture as text: another order of channels for pictures that are no squares."""
 
@@ -147,6 +163,13 @@ TRAPS = [
     _trap("a layer for odd sizes", "padding layers chosen by name", _Parity, _PICTURES, refused=_REFUSED),
     _trap("a layer per bucket of batches", "servers that pad to a batch size", _Batch, _SINGLES),
     _trap("a layer for single samples", "streaming next to batches", _Single, _SINGLES, shrinks=True),
+    _trap(
+        "a function from a list for odd sizes",
+        "padding modes by parity, StyleGAN's resampling",
+        _Listed,
+        _PICTURES,
+        refused=_REFUSED,
+    ),
     _trap("no squares", "buckets of aspect ratios, SDXL", _Strip, _PICTURES, refused=_REFUSED),
     _trap(
         "a layer per bucket of tokens",
@@ -182,7 +205,7 @@ def _all_sides_alike(patch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("trials of other numbers of tokens", _no_other_sizes, "a layer per bucket of tokens"),
-    Ablation("trials of odd sizes", _no_odd_sizes, "a layer for odd sizes"),
+    Ablation("trials of other sizes", _no_other_sizes, "a function from a list for odd sizes"),
+    Ablation("trials of odd sizes", _no_odd_sizes, "a function from a list for odd sizes"),
     Ablation("trials of each side by itself", _all_sides_alike, "no squares"),
 ]

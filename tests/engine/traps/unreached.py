@@ -518,7 +518,8 @@ def _nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _idle_replace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreached._UntakenBranches, "_use_replaced_by_idle", lambda self, branch: None)
+    monkeypatch.setattr(unreached._UntakenBranches, "_use_replaced", lambda self, branch: None)
+    monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())
 
 
 ABLATIONS = [
