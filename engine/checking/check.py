@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.checking.freed import Freed, freed
-from engine.checking.isolated import Call, calls_of
+from engine.checking.isolated import Call, calls_of, same_memory
 from engine.checking.validation import check_call
 from engine.errors import RuleError, VerificationError
 from engine.groups import Group, dependency_groups, group_masks
 from engine.ops import RULES
+from engine.program.graph import Graph
 from engine.removal.propagate import Structure
 from engine.removal.structure import structure_of
 from engine.rule import Registry, Rule, Sample
@@ -110,18 +111,19 @@ def check_rule(rule: Rule, samples: Iterable[Sample] = (), rules: Registry = RUL
             frozen[sample.name] = sorted(reasons)
         for kind, make in _KINDS.items():
             masks = make(model, groups, structure_of(graph, registry), torch.Generator().manual_seed(seed))
-            rows.append((sample.name, kind, *_compared(sample, model, example, masks, registry)))
+            rows.append((sample.name, kind, *_compared(sample, model, graph, masks, registry)))
     missing = tuple(op for op in rule.ops if op not in called)
     return RuleReport(tuple(rows), frozen, tuple(could), len(called), missing)
 
 
 def _tried(sample: Sample, call: Call, rules: Registry, seed: int) -> list[Freed]:
     generator = torch.Generator().manual_seed(seed)
-    try:
-        check_call(call, rules, generator)
-    except RuleError as error:
-        raise RuleError(f"On the sample {sample.name!r}: {error}") from error
-    return list(freed(call, rules, generator))
+    with same_memory():
+        try:
+            check_call(call, rules, generator)
+        except RuleError as error:
+            raise RuleError(f"On the sample {sample.name!r}: {error}") from error
+        return list(freed(call, rules, generator))
 
 
 def _built(sample: Sample, seed: int) -> tuple[nn.Module, Tensor]:
@@ -175,11 +177,9 @@ _KINDS: dict[str, Callable[[nn.Module, list[Group], Structure, torch.Generator],
 }
 
 
-def _compared(
-    sample: Sample, model: nn.Module, example: Tensor, masks: Masks, rules: Registry
-) -> tuple[int, int, float]:
+def _compared(sample: Sample, model: nn.Module, graph: Graph, masks: Masks, rules: Registry) -> tuple[int, int, float]:
     small = copy.deepcopy(model)
-    speedup = ModelSpeedup(small, example, masks, confidence=3, rules=rules)
+    speedup = ModelSpeedup(small, graph.args, masks, confidence=3, graph=graph, rules=rules)
     try:
         small = speedup.speedup_model()
     except VerificationError as error:

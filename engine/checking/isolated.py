@@ -19,7 +19,7 @@ from engine.recording.recorder import WRITE
 from engine.rule import Demand
 from engine.tracer import trace
 
-__all__ = ["Call", "Tensors", "calls_of", "run"]
+__all__ = ["Call", "Tensors", "calls_of", "run", "same_memory"]
 
 Tensors = Mapping[int, Tensor]
 """Data by value index."""
@@ -174,17 +174,23 @@ def run(node: Node, tensors: Tensors, demands: Collection[Demand] = ()) -> list[
     args.update({name: args[name].clone() for name in written})
     schema = node.target._schema.arguments
     positional = [args[a.name] for a in schema if not a.kwarg_only and a.name in args]
-    with _same_memory(), _same_draws(node):
+    with same_memory(), _same_draws(node):
         outputs = node.target(*positional, **{a.name: args[a.name] for a in schema if a.kwarg_only and a.name in args})
     places = {storage_of(args[name]) for name in written}
     return [*(args[name] for name in written), *(t for t in tensors_in(outputs) if storage_of(t) not in places)]
 
 
 @contextmanager
-def _same_memory() -> Iterator[None]:
-    """Fill uninitialised memory (`torch.empty_like`) with the same numbers at each call."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+def same_memory() -> Iterator[None]:
+    """Fill uninitialised memory (`torch.empty_like`) with the same numbers at each call.
+
+    Around many calls it takes the time of one: each `run` does this by itself where nothing around it does.
+    """
     memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if before == (True, True) and memory.fill_uninitialized_memory:
+        yield
+        return
     filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     memory.fill_uninitialized_memory = True
