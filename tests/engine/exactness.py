@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import engine
+from engine.program.graph import Graph
 from engine.program.trees import tensors_in
 
 Masks = dict[str, dict[str, Tensor]]
@@ -153,17 +154,27 @@ def check_exact(
     *batches: Tensor,
     tolerance: float = 1e-9,
     rules: engine.Registry = engine.RULES,
+    graph: Graph | None = None,
 ) -> engine.Plan:
     """Compact a copy of a model on the first batch and compare it with the masked model on all of them.
 
     Also: the counted sizes are the measured ones, and the compacted model trains.
+
+    Args:
+        model: in eval mode.
+        masks: of its parameters.
+        batches: inputs.
+        tolerance: largest relative error.
+        rules: op rules.
+        graph: of the model on the first batch, where several tests need it: to record it takes a quarter of the time.
     """
+    graph = engine.trace(model, batches[0]) if graph is None else graph
     reference = masked(model, masks or {})
     compacted = copy.deepcopy(model)
     predicted = engine.count_flops_params(
-        model, batches[0], verbose=False, masks=masks if masks is not None else engine.ZEROS, rules=rules
+        model, batches[0], verbose=False, masks=masks if masks is not None else engine.ZEROS, graph=graph, rules=rules
     )
-    speedup = engine.ModelSpeedup(compacted, batches[0], masks, confidence=2, rules=rules)
+    speedup = engine.ModelSpeedup(compacted, batches[0], masks, confidence=2, graph=graph, rules=rules)
     compacted = speedup.speedup_model()
     for batch in batches:
         error = relative_error(run(reference, batch), run(compacted, batch))
