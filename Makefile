@@ -27,7 +27,7 @@ docs: $(VENV)/.stamp-docs  ## the pages of docs/ as a web site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 test: $(VENV)/.stamp-dev  ## the test suite, doctests included, on all cores
-	$(BIN)/python -m pytest -q -m "not slow" -n auto
+	$(BIN)/python -m pytest -q -m "not slow" -n auto --dist worksteal
 
 lint: $(VENV)/.stamp-dev  ## ruff and mypy
 	$(BIN)/python -m ruff check .
