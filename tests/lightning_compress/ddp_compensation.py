@@ -1,6 +1,6 @@
-"""A fit with compensation and distillation on two CPU processes; each writes its weights after each step.
+"""Fits with compensation and distillation on two CPU processes; each writes its weights after each step.
 
-Started by test_compensating.py: ``python ddp_compensation.py FOLDER METHOD``.
+Started by test_compensation.py: ``python ddp_compensation.py FOLDER METHOD...``; each fit has a folder of its own.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Writing(Callback):
         torch.save(content, self.folder / f"rank{trainer.global_rank}.pt")
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    folder, compensation = Path(sys.argv[1]), Compensation(samples=16, method=sys.argv[2])
+def run(folder: Path, method: str) -> None:
+    """Fit once."""
+    folder.mkdir()
+    compensation = Compensation(samples=16, method=method)
     callbacks = [
         compensation,
         ChannelPruning(amount=0.5, schedule="linear", end=2),
@@ -58,3 +58,10 @@ if __name__ == "__main__":
         Writing(folder, compensation),
     ]
     trainer(folder, *callbacks, devices=2, strategy="ddp_fork").fit(seeded(Shuffled))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        run(Path(sys.argv[1]) / name, name)
