@@ -32,11 +32,15 @@ class CompressionCallback(Callback):
         example_input: example input of the model; ``None``: see :func:`find_example`.
     """
 
+    traces_at_start = False
+    """Whether the callback needs a graph of the model before the first epoch of each fit, and so tries the model."""
+
     def __init__(self, model: str | None = None, example_input: Any = None) -> None:
         super().__init__()
         self.model = model
         self.example_input = example_input
         self._example: Any = None
+        self._traced = False  # since the fit began
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -45,7 +49,8 @@ class CompressionCallback(Callback):
             check_strategy(trainer, self.why_not_sharded())
             follow_loading(pl_module)
             forget_steps(pl_module)
-            self._example = None
+            for callback in self._alike(trainer):
+                callback._example, callback._traced = None, False
 
     def after_compaction(
         self, trainer: Trainer, pl_module: LightningModule, cuts: Mapping[nn.Parameter, engine.Slice]
@@ -124,7 +129,12 @@ class CompressionCallback(Callback):
                     raise cannot_follow(error) from error
                 raise
         warn_of_hooks(entries)
+        self._traced |= training
         return graph
+
+    def is_tried(self, trainer: Trainer) -> bool:
+        """Return whether a callback traces this model before the first epoch: to try it once more is no use."""
+        return any(callback._traced or callback.traces_at_start for callback in self._alike(trainer))
 
     @contextmanager
     def planning(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[tuple[nn.Module, Any]]:
@@ -145,8 +155,11 @@ class CompressionCallback(Callback):
         return find_model(pl_module, self.model)
 
     def example(self, trainer: Trainer, pl_module: LightningModule) -> Any:
-        """Return the example input on the model's device. A batch is drawn once per fit."""
+        """Return the example input on the model's device. A batch is drawn once per fit and model."""
         model = self.target(pl_module)[1]
+        if self._example is None:
+            examples = (callback._example for callback in self._alike(trainer))
+            self._example = next((example for example in examples if example is not None), None)
         if self._example is None:
             strategy = parallel(trainer)
             with strategy.planning(pl_module):
@@ -154,6 +167,11 @@ class CompressionCallback(Callback):
             if strategy.shards:  # the batches of the ranks differ
                 self._example = trainer.strategy.broadcast(to_device(self._example, "cpu"))
         return place_example(self._example, trainer, model)
+
+    def _alike(self, trainer: Trainer) -> list[CompressionCallback]:
+        """Return the Trainer's callbacks that compress the same model, from the same argument: this one, and others."""
+        others = [c for c in trainer.callbacks if isinstance(c, CompressionCallback) and c is not self]  # type: ignore[attr-defined]
+        return [self, *(c for c in others if c.model == self.model and c.example_input is self.example_input)]
 
 
 def timed_runs(trainer: Trainer) -> int:

@@ -193,7 +193,8 @@ class ModelCompaction(CompressionCallback):
         # Fail before the first epoch, not after the last.
         check_source(self.when, trainer, self.target(pl_module)[1])
         check_epochs(self.when, trainer)
-        self.trace(trainer, pl_module)
+        if not self.is_tried(trainer):
+            self.trace(trainer, pl_module)
         self._training = True
 
     @override

@@ -94,6 +94,8 @@ class ChannelPruning(MaskingCallback):
         >>> pruning = ChannelPruning(["taylor", "l2"], 0.4, "exponential", scope="global", target="macs", round_to=8)
     """
 
+    traces_at_start = True
+
     def __init__(
         self,
         criterion: str | Sequence[str] | Mapping[str, float] | Callable[..., Any] = "l1",

@@ -80,7 +80,10 @@ class MaskConflictRepair(MaskingCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A wrong example input fails here, before the first epoch, and not at the first repair.
-        self._repaired_in({}, trainer, pl_module)
+        if self.is_tried(trainer):
+            self.report = engine.repair.RepairReport(self.policy, tuple)
+        else:
+            self._repaired_in({}, trainer, pl_module)
         self._repair_buffers(trainer, pl_module)
 
     @override

@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import FSDPStrategy
 
+import engine
 from lightning_compress import (
     ChannelPruning,
     ComplexityMonitor,
@@ -18,7 +21,7 @@ from lightning_compress import (
     SparseTraining,
 )
 from lightning_compress.trainer.packages import MisconfigurationException
-from tests.lightning_compress.models import Wrapped
+from tests.lightning_compress.models import Base, Wrapped, data, fit, seeded
 
 
 def test_engine_imports_no_lightning() -> None:
@@ -41,3 +44,63 @@ def test_each_callback_checks_the_strategy(callback: type) -> None:
     holder = SimpleNamespace(strategy=object.__new__(FSDPStrategy), callbacks=[])
     with pytest.raises(MisconfigurationException, match="FSDPStrategy"):
         callback().setup(holder, Wrapped(), "fit")
+
+
+class Counted(ChannelPruning):
+    """Keeps every example input that a model is tried with."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(amount=0.5, **options)
+        self.before_training = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All callbacks have had their start."""
+        self.before_training = self.before_training or len(TRACED)
+        super().on_train_epoch_start(trainer, pl_module)
+
+
+TRACED: list[object] = []
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_callbacks_of_one_model_try_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool, last: bool
+) -> None:
+    """With one example input: whether the model accepts it, and whether it can be followed; with others, each tries."""
+    trace = engine.trace
+
+    def counting(model: Base, example: object, **options: object) -> engine.Graph:
+        TRACED.append(example)
+        return trace(model, example, **options)
+
+    monkeypatch.setattr(engine, "trace", counting)
+    x = torch.rand(2, 3, 8, 8)
+    inputs = [x if same else x.clone() for _ in range(3)]
+    for _ in range(2):
+        TRACED.clear()
+        pruning = Counted(example_input=inputs[0])
+        others = MaskConflictRepair(example_input=inputs[1]), ModelCompaction(example_input=inputs[2])
+        fit(seeded(Wrapped), tmp_path, *((*others, pruning) if last else (pruning, *others)))
+        assert pruning.before_training == (2 if same else 6)
+        assert others[0].report is not None and others[1].certificate.verified
+
+
+def test_a_second_fit_draws_its_own_batch(tmp_path: Path) -> None:
+    """Of its own loader: what callbacks share is of one fit."""
+    callbacks = Counted(), MaskConflictRepair(), ModelCompaction()
+    sizes = []
+    for batch in (2, 1):
+        module = seeded(Wrapped)
+        module.train_dataloader = lambda batch=batch: data(4, batch)
+        fitted = fit(module, tmp_path, *callbacks, max_epochs=1)
+        sizes.append([len(callback.example(fitted, module)) for callback in callbacks])
+    assert sizes == [[2, 2, 2], [1, 1, 1]]
+
+
+def test_without_pruning_the_model_is_tried_all_the_same(tmp_path: Path) -> None:
+    """By the first callback that needs it later: before the first epoch."""
+    wrong = {"example_input": torch.rand(2, 5, 8, 8)}
+    for callback in (ModelCompaction(**wrong), MaskConflictRepair(**wrong)):
+        with pytest.raises(MisconfigurationException, match="rejects the example input"):
+            fit(seeded(Wrapped), tmp_path, callback)
