@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Net(nn.Module):
         return self.last(self.recurrent(x)[0])
 
 
+@functools.cache
 def checkpoint() -> dict[str, Any]:
     """What the network's compaction leaves, with half of most things removed, and the second attention whole."""
     model, half = randomised(Net()), torch.arange(8) % 4 < 2
@@ -74,13 +76,9 @@ def checkpoint() -> dict[str, Any]:
     return {"state_dict": model.state_dict(), KEY: content_of(model)}
 
 
-GOOD = checkpoint()
-PLAN: Mapping[str, Any] = GOOD[KEY]["compacted"][""]["plans"][0]
-
-
 def loaded(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> nn.Module:
     """The network after a file with a changed plan, which is sealed again, was loaded into it."""
-    content = copy.deepcopy(GOOD)
+    content = copy.deepcopy(checkpoint())
     change(content[KEY]["compacted"][""]["plans"][0])
     torch.save(seal(content), tmp_path / "sealed.ckpt")
     model = Net().double()
@@ -100,8 +98,9 @@ def exchange(plan: Mapping[str, Any], kind: str) -> Any:
 
 def test_the_plan_has_every_kind_of_number(tmp_path: Path) -> None:
     """And loads as it is."""
-    assert {"stem", "depthwise", "batch", "recurrent", "wide", "first"} <= PLAN["attributes"].keys()
-    assert {own["kind"] for own in PLAN["exchanges"]} >= {"norm", "attention"}
+    plan = checkpoint()[KEY]["compacted"][""]["plans"][0]
+    assert {"stem", "depthwise", "batch", "recurrent", "wide", "first"} <= plan["attributes"].keys()
+    assert {own["kind"] for own in plan["exchanges"]} >= {"norm", "attention"}
     small = loaded(tmp_path, lambda plan: None)
     assert small.first.heads == 2 and small.second.heads == 4 and small.depthwise.groups < 8
 
