@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import functools
+import operator
 import random
 import types
 import weakref
@@ -40,6 +41,27 @@ _ATOMS = (
 _EXACT = frozenset(_ATOMS)
 _RUNNING = frozenset(["asyncio", "concurrent", "io", "logging", "multiprocessing", "socket", "subprocess", "threading"])
 """Python modules whose objects belong to what runs beside the model."""
+
+
+_Ways = tuple[Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]]
+
+
+class _Kind(NamedTuple):
+    """What is done with the objects of a class: it is asked of many of them.
+
+    Attributes:
+        ways: how to read, compare and write what is in one; None where its class stores nothing of its own.
+        entries: returns what lies in one.
+        attributes: whether one has attributes that are looked into.
+        slots: among them those that are no entries of a table.
+        may_hold: whether one may be what holds the model, and so no part of it.
+    """
+
+    ways: _Ways | None
+    entries: Callable[[Any], Sequence[Any]]
+    attributes: bool
+    slots: Sequence[Any]
+    may_hold: bool
 
 
 class _Kept(NamedTuple):
@@ -80,15 +102,14 @@ class Snapshot:
         self._owner, self._packages = owner, packages
         self._seen: dict[int, Any] = {id(value): value for value in skip}
         self._kept: list[_Kept] = []
-        self._kinds: dict[type, _Ways | None] = {}
-        self._slots: dict[type, list[Any]] = {}
+        self._kinds: dict[type, _Kind | None] = {}
         waiting, most = deque(roots), _MOST + len(self._seen)
         with uncollected():  # what a collection frees leaves weak tables while they are read
             while waiting and len(self._seen) < most:
                 value = waiting.popleft()
-                if type(value) not in _EXACT and id(value) not in self._seen and not isinstance(value, _ATOMS):
+                if id(value) not in self._seen and (kind := self._kind_of(type(value))) is not None:
                     self._seen[id(value)] = value
-                    waiting.extend(self._look_into(value))
+                    waiting.extend(inner for inner in self._look_into(value, kind) if type(inner) not in _EXACT)
 
     def differs(self) -> bool:
         """Whether anything changed."""
@@ -102,34 +123,44 @@ class Snapshot:
                 if not same(holder, content):
                     write(holder, content)
 
-    def _look_into(self, value: Any) -> Iterable[Any]:
-        """Keep what is in a value, and return what to look into next."""
-        own = type(value)
+    def _kind_of(self, own: type) -> _Kind | None:
+        """Return what is done with the objects of a class; None where nothing lies in them."""
         if own not in self._kinds:
-            self._kinds[own] = next((row[1:] for row in _KINDS if isinstance(value, row[0])), None)
-        ways = self._kinds[own]
-        if ways is not None:
-            content = ways[0](value)
+            self._kinds[own] = None if issubclass(own, _ATOMS) else self._new_kind(own)
+        return self._kinds[own]
+
+    def _new_kind(self, own: type) -> _Kind:
+        package = str(own.__module__).partition(".")[0]
+        foreign = self._packages is not None and package not in _PYTHON and package not in self._packages
+        return _Kind(
+            ways=next((row[1:] for row in _KINDS if issubclass(own, row[0])), None),
+            entries=next((read for kinds, read in _ENTRIES if issubclass(own, kinds)), lambda v: ()),
+            attributes=own not in _BUILT_IN and not issubclass(own, Tensor) and _is_own(own) and not foreign,
+            slots=list(_slots(own)),
+            may_hold=self._owner is not None and not issubclass(own, (nn.Module, *_BUILT_IN)),
+        )
+
+    def _look_into(self, value: Any, kind: _Kind) -> Sequence[Any]:
+        """Keep what is in a value, and return what to look into next."""
+        if kind.ways is not None:
+            content = kind.ways[0](value)
             if content is None:
                 return ()
-            self._kept.append(_Kept(value, content, *ways[1:]))
+            self._kept.append(_Kept(value, content, *kind.ways[1:]))
         elif value is self._owner:
             return ()
-        inner = _entries(value) if type(value) in _BUILT_IN else [*_entries(value), *self._attributes(value)]
+        inner = kind.entries(value)
+        if kind.attributes and not (kind.may_hold and self._holds_owner(value)):
+            inner = [*inner, *self._attributes(value, kind)]
         return inner if len(inner) < _LARGE else ()
 
-    def _attributes(self, value: Any) -> Iterator[Any]:
+    def _attributes(self, value: Any, kind: _Kind) -> Iterator[Any]:
         """Keep the attributes of an object, and yield those with slots of their own, and the table of the others."""
-        if isinstance(value, Tensor) or not _is_own(value) or self._is_foreign(value) or self._holds_owner(value):
-            return
         table = _table(value)
         if table is not None:
-            self._kept.append(_Kept(value, table, lambda v, t: _table(v) is t, _set_table))
+            self._kept.append(_Kept(value, table, _same_table, _set_table))
             yield table
-        own = type(value)
-        if own not in self._slots:
-            self._slots[own] = list(_slots(own))
-        for member in self._slots[own]:
+        for member in kind.slots:
             try:
                 content = (member, member.__get__(value))
             except AttributeError:  # nothing is in it yet
@@ -137,16 +168,12 @@ class Snapshot:
             self._kept.append(_Kept(value, content, _same_slot, _write_slot))
             yield content[1]
 
-    def _is_foreign(self, value: Any) -> bool:
-        """Whether an object is of a class of another package than those that are looked into."""
-        package = type(value).__module__.partition(".")[0]
-        return self._packages is not None and package not in _PYTHON and package not in self._packages
-
     def _holds_owner(self, value: Any, depth: int = 3) -> bool:
-        if self._owner is None or isinstance(value, (nn.Module, *_BUILT_IN)):
-            return False
         for other in list((_table(value) or {}).values()):  # a look at one may fill another
-            if other is self._owner or (depth and _table(other) is not None and self._holds_owner(other, depth - 1)):
+            if other is self._owner:
+                return True
+            kind = self._kind_of(type(other)) if depth else None
+            if kind is not None and kind.may_hold and self._holds_owner(other, depth - 1):
                 return True
         return False
 
@@ -158,18 +185,23 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(kind: type) -> bool:
     """Whether an object may be part of a model's state: no function's table, nothing that runs beside it."""
-    kind = type(value)
-    return kind.__name__ == "local" or kind.__module__.partition(".")[0].lstrip("_") not in _RUNNING
+    return kind.__name__ == "local" or str(kind.__module__).partition(".")[0].lstrip("_") not in _RUNNING
 
 
 def _table(value: Any) -> dict[str, Any] | None:
+    if not type(value).__dictoffset__:
+        return None
     try:
         table = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
     return table if type(table) is dict else None
+
+
+def _same_table(value: Any, table: dict[str, Any]) -> bool:
+    return _table(value) is table
 
 
 def _set_table(value: Any, table: dict[str, Any]) -> None:
@@ -197,35 +229,31 @@ def _write_slot(value: Any, content: tuple[Any, Any]) -> None:
 # ---------------------------------------------------------------- the built-in types underneath
 
 
-def _base(value: Any) -> Any:
-    return OrderedDict if isinstance(value, OrderedDict) else dict
+def _entries_kept(base: Any) -> _Ways:
+    """Return how the entries of a dictionary are kept: by the methods of which class."""
 
+    def read(value: Any) -> tuple[list[Any], list[Any]]:
+        return list(base.keys(value)), list(base.values(value))
 
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    return list(_base(value).items(value))
+    def same(value: Any, content: tuple[list[Any], list[Any]]) -> bool:
+        keys, items = content
+        return (
+            dict.__len__(value) == len(keys)
+            and all(map(operator.is_, base.keys(value), keys))
+            and all(map(operator.is_, base.values(value), items))
+        )
 
+    def write(value: Any, content: tuple[list[Any], list[Any]]) -> None:
+        base.clear(value)
+        for key, item in zip(*content, strict=True):
+            base.__setitem__(value, key, item)
 
-def _same_items(value: Any, items: list[tuple[Any, Any]]) -> bool:
-    if dict.__len__(value) != len(items):
-        return False
-    now = _base(value).items(value)
-    return all(a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True))
-
-
-def _write_items(value: Any, items: list[tuple[Any, Any]]) -> None:
-    base = _base(value)
-    base.clear(value)
-    for key, item in items:
-        base.__setitem__(value, key, item)
+    return read, same, write
 
 
 def _same_sequence(value: Any, content: list[Any]) -> bool:
     now = deque.__iter__(value) if isinstance(value, deque) else list.__iter__(value)
-    return len(value) == len(content) and all(a is b for a, b in zip(now, content, strict=False))
-
-
-def _write_list(value: Any, content: list[Any]) -> None:
-    list.__setitem__(value, slice(None), content)
+    return len(value) == len(content) and all(map(operator.is_, now, content))
 
 
 def _write_deque(value: Any, content: list[Any]) -> None:
@@ -246,20 +274,12 @@ def _same_bytes(value: Any, content: Any) -> bool:
     return bytes(value) == bytes(content)
 
 
-def _write_bytes(value: Any, content: Any) -> None:
-    value[:] = content
-
-
 def _read_array(value: Any) -> Any:
     return value.copy() if value.flags.writeable and not value.dtype.hasobject else None
 
 
 def _same_array(value: Any, content: Any) -> bool:
     return value.shape == content.shape and value.dtype == content.dtype and value.tobytes() == content.tobytes()
-
-
-def _write_array(value: Any, content: Any) -> None:
-    np.copyto(value, content)
 
 
 def _read_tensor(value: Tensor) -> tuple[Tensor, Tensor, bool] | None:
@@ -307,7 +327,7 @@ def _read_cell(value: Any) -> tuple[Any, ...]:
 
 def _same_cell(value: Any, content: tuple[Any, ...]) -> bool:
     now = _read_cell(value)
-    return len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True))
+    return len(now) == len(content) and all(map(operator.is_, now, content))
 
 
 def _write_cell(value: Any, content: tuple[Any, ...]) -> None:
@@ -315,10 +335,6 @@ def _write_cell(value: Any, content: tuple[Any, ...]) -> None:
         value.cell_contents = content[0]
     else:
         del value.cell_contents
-
-
-def _write_generator(value: Any, state: Any) -> None:
-    value.set_state(state)
 
 
 def _same_state(value: Any, state: Any) -> bool:
@@ -329,18 +345,23 @@ def _write_state(value: Any, state: Any) -> None:
     value.bit_generator.state = state
 
 
-_Ways = tuple[Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]]
 _KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]], ...] = (
-    (dict, _items, _same_items, _write_items),
-    (list, lambda v: list(list.__iter__(v)), _same_sequence, _write_list),
+    (OrderedDict, *_entries_kept(OrderedDict)),
+    (dict, *_entries_kept(dict)),
+    (list, lambda v: list(list.__iter__(v)), _same_sequence, lambda v, c: list.__setitem__(v, slice(None), c)),
     (set, lambda v: set(set.__iter__(v)), _same_set, _write_set),
     (deque, lambda v: list(deque.__iter__(v)), _same_sequence, _write_deque),
     (Tensor, _read_tensor, _same_tensor, _write_tensor),
     (types.CellType, _read_cell, _same_cell, _write_cell),
-    (bytearray, bytes, _same_bytes, _write_bytes),
-    (array.array, lambda v: array.array(v.typecode, v), _same_bytes, _write_bytes),
-    (np.ndarray, _read_array, _same_array, _write_array),
-    (torch.Generator, lambda v: v.get_state(), lambda v, s: torch.equal(v.get_state(), s), _write_generator),
+    (bytearray, bytes, _same_bytes, lambda v, c: v.__setitem__(slice(None), c)),
+    (array.array, lambda v: array.array(v.typecode, v), _same_bytes, lambda v, c: v.__setitem__(slice(None), c)),
+    (np.ndarray, _read_array, _same_array, np.copyto),
+    (
+        torch.Generator,
+        lambda v: v.get_state(),
+        lambda v, s: torch.equal(v.get_state(), s),
+        lambda v, s: v.set_state(s),
+    ),
     (random.Random, lambda v: v.getstate(), lambda v, s: v.getstate() == s, lambda v, s: v.setstate(s)),
     (np.random.Generator, lambda v: v.bit_generator.state, _same_state, _write_state),
     (
@@ -353,24 +374,26 @@ _KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], bool], Call
 _BUILT_IN = (dict, list, set, deque, tuple, frozenset)
 
 
-def _entries(value: Any) -> Sequence[Any]:
-    """Return what lies in a container, or hangs on a function."""
-    if isinstance(value, dict):
-        return [part for pair in dict.items(value) for part in pair]
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return list(value.__iter__() if type(value) in _BUILT_IN else _iterated(value))
-    if isinstance(value, types.MappingProxyType):
-        return list(value.values())
-    if isinstance(value, types.CellType):
-        return _read_cell(value)
-    if isinstance(value, types.FunctionType):
-        return [*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if isinstance(value, types.MethodType):
-        return [value.__self__, value.__func__]
-    return [value.func, value.args, value.keywords] if isinstance(value, functools.partial) else ()
+def _parts(value: Any) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
 
 
-def _iterated(value: Any) -> Iterator[Any]:
+def _items(value: Any) -> list[Any]:
     kind: Any = next(kind for kind in _BUILT_IN if isinstance(value, kind))
-    entries: Iterator[Any] = kind.__iter__(value)
-    return entries
+    return list(kind.__iter__(value))
+
+
+def _of_function(value: types.FunctionType) -> list[Any]:
+    return [*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+
+
+_ENTRIES: tuple[tuple[Any, Callable[[Any], Sequence[Any]]], ...] = (
+    (dict, _parts),
+    ((list, tuple, set, frozenset, deque), _items),
+    (types.MappingProxyType, lambda v: list(v.values())),
+    (types.CellType, _read_cell),
+    (types.FunctionType, _of_function),
+    (types.MethodType, lambda v: [v.__self__, v.__func__]),
+    (functools.partial, lambda v: [v.func, v.args, v.keywords]),
+)
+"""What lies in a container, or hangs on a function."""

@@ -349,3 +349,13 @@ def test_weak_tables_that_a_collection_empties() -> None:
         Snapshot([table.data, table]).restore()
     finally:
         gc.set_threshold(*thresholds)
+
+
+def test_a_class_that_names_no_python_module() -> None:
+    """Objects of it are looked into as others are."""
+    value = type("Odd", (), {"__module__": None})()
+    value.items = [1]
+    snapshot = Snapshot([value], nn.ReLU())
+    value.items.append(2)
+    snapshot.restore()
+    assert value.items == [1]
