@@ -13,7 +13,7 @@ import warnings
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["same_code", "source_of", "syntax_of_file"]
+__all__ = ["lambdas_of_file", "same_code", "source_of", "syntax_of_file"]
 
 
 @functools.cache
@@ -46,6 +46,24 @@ def syntax_of_file(file: str) -> ast.Module:
         True
     """
     return ast.parse(file)
+
+
+@functools.lru_cache(maxsize=64)
+def lambdas_of_file(file: str) -> dict[int, list[ast.Lambda]]:
+    """Return the lambda functions in the text of a file by their lines.
+
+    Raises:
+        SyntaxError, ValueError: if the text is no Python.
+
+    Example:
+        >>> {line: len(lambdas) for line, lambdas in lambdas_of_file("f, g = lambda: 1, lambda: 2").items()}
+        {1: 2}
+    """
+    by_line: dict[int, list[ast.Lambda]] = {}
+    for node in ast.walk(syntax_of_file(file)):
+        if isinstance(node, ast.Lambda):
+            by_line.setdefault(node.lineno, []).append(node)
+    return by_line
 
 
 @functools.lru_cache(maxsize=64)

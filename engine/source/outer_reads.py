@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from engine.source.branches import syntax_of
-from engine.source.function_text import syntax_of_file
+from engine.source.function_text import lambdas_of_file
 from engine.source.static_attributes import static_attribute, table_of
 
 __all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]
@@ -144,12 +144,12 @@ def _lambdas(code: CodeType) -> list[ast.expr]:
     if code.co_name != "<lambda>":
         return []
     try:
-        tree = syntax_of_file("".join(linecache.getlines(code.co_filename)))
+        lambdas = lambdas_of_file("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):
         return []
-    lambdas = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
     names = list(code.co_varnames[: code.co_argcount])
-    return [n.body for n in lambdas if [a.arg for a in (*n.args.posonlyargs, *n.args.args)] == names]
+    on_line = lambdas.get(code.co_firstlineno, ())
+    return [n.body for n in on_line if [a.arg for a in (*n.args.posonlyargs, *n.args.args)] == names]
 
 
 class _Reader:

@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from engine.source.function_text import same_code, source_of
+from engine.source.function_text import lambdas_of_file, same_code, source_of
 
 ROOT = Path(__file__).parents[3]
 TEXT = '''
@@ -118,3 +118,11 @@ def test_a_train_branch_that_was_edited_meanwhile(tmp_path: Path) -> None:
     assert out.returncode == 0, out.stderr
     pins, difference = out.stdout.split("\n")[0].split()
     assert pins == "0" and float(difference) < 1e-12
+
+
+def test_lambda_functions_are_looked_for_once() -> None:
+    """By their lines, also where one lies in another; another text has others."""
+    text = "f = lambda: (lambda x: x)\n\ng = lambda: 1\n"
+    lambdas = lambdas_of_file(text)
+    assert {line: len(on_line) for line, on_line in lambdas.items()} == {1: 2, 3: 1}
+    assert lambdas_of_file(text) is lambdas and list(lambdas_of_file(f"\n{text}")) == [2, 4]
