@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.program.graph import Node
 from engine.program.signature import signature
+from engine.recording.process import seed_generators
 
 __all__ = ["EvenDraws", "draws", "drops_entries", "entrywise"]
 
@@ -112,7 +113,7 @@ class EvenDraws(TorchDispatchMode):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    torch.manual_seed(seed)
+    seed_generators(seed)
     yield
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.program.graph import Node, Value, walk_values
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.evaluation import evaluating
+from engine.recording.process import seed_generators
 
 __all__ = ["Probe", "channel_inputs", "channel_outputs"]
 
@@ -94,7 +95,7 @@ class Probe:
         train = list(self._module.modules()) if self._training else []
         try:
             with evaluating(self._module, train), torch.no_grad():
-                torch.manual_seed(0)
+                seed_generators(0)
                 out = torch.func.functional_call(self._module, tensors, args, kwargs)
         except Exception:  # a user's code on numbers that it was not written for: nothing is known then
             return None

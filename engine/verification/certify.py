@@ -28,6 +28,7 @@ from engine.program.stored import distinct_modules, stored_tensors
 from engine.program.trees import tensors_in
 from engine.recording.evaluation import State, evaluating
 from engine.recording.inputs import call_model
+from engine.recording.process import seed_generators
 from engine.recording.recomputed import RecomputedTensor
 from engine.surgery.kinds.attention import headwise
 from engine.verification.decisions import Decision, Decisions
@@ -265,7 +266,7 @@ def observe(
     try:
         with evaluating(model, (), (inputs, *further)) as state, headwise(model), torch.inference_mode():
             _exchange(model, tensors)
-            torch.manual_seed(0)
+            seed_generators(0)
             for arguments, reference in zip((inputs, *further), before, strict=True):
                 decisions = Decisions(None if reference is None else reference.decisions, tolerance)
                 calls.append(_call(model, arguments, witness, looks, decisions, state, wide))

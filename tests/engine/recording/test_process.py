@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import engine
 from engine.recording.modes import Switches
-from engine.recording.process import unchanged_process
+from engine.recording.process import seed_generators, unchanged_process
 
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
 
@@ -181,3 +181,13 @@ def test_flags_are_read_past_what_watches_them() -> None:
     with switches.answering(otherwise="is_autocast_enabled"), unchanged_process():
         torch.set_autocast_enabled("cpu", True)
     assert not switches.asked and not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="torch has a generator to seed there")
+def test_seeding_asks_no_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would keep a call and its stack for later each time; the numbers are those of torch's function."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("the devices are asked"))
+    seed_generators(5)
+    assert torch.equal(torch.rand(3), expected)
