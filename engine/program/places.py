@@ -22,12 +22,12 @@ def shown_place(place: str) -> str:
         >>> shown_place("<stdin>:1")
         '<stdin>:1'
     """
-    folders = map(_folder, sys.path) if all(map(os.path.isabs, sys.path)) else map(_folder.__wrapped__, sys.path)
-    inside = [folder for folder in folders if place.startswith(folder)]
+    current = "" if all(map(os.path.isabs, sys.path)) else os.getcwd()
+    inside = [folder for folder in _folders(tuple(sys.path), current) if place.startswith(folder)]
     return place.removeprefix(max(inside, key=len, default="")).replace(os.sep, "/") if inside else place
 
 
-@functools.lru_cache(maxsize=256)
-def _folder(entry: str) -> str:
-    """Return a folder as a path begins; a relative one, such as ``""``, follows the current folder."""
-    return os.path.join(os.path.abspath(entry), "")
+@functools.lru_cache(maxsize=4)
+def _folders(entries: tuple[str, ...], current: str) -> list[str]:
+    """Return folders as paths begin; a relative one, such as ``""``, lies in the current folder."""
+    return [os.path.join(os.path.normpath(os.path.join(current, entry)), "") for entry in entries]

@@ -184,13 +184,13 @@ class Switches:
             otherwise: the function that gives the other answer, or None.
         """
         own = {name: getattr(torch, name) for name in SWITCHES}
+        names = {id(function): name for name, function in own.items()}
         spaces = [vars(torch), *module_namespaces(self._model)]
         places = [
-            (space, key, name)
+            (space, key, names[id(value)])
             for space in spaces
             for key, value in list(space.items())
-            for name, function in own.items()
-            if value is function
+            if id(value) in names
         ]
         answers = {name: self._answer(name, function, name == otherwise) for name, function in own.items()}
         for space, key, name in places:
