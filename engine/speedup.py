@@ -21,6 +21,7 @@ from engine.masks import canonical_masks, load_masks
 from engine.ops import rules_of
 from engine.program.graph import Graph
 from engine.program.stored import settled
+from engine.recording.evaluation import sharing_contents
 from engine.recording.inputs import check_model
 from engine.removal.finite import check_finite
 from engine.removal.structure import structure_of
@@ -197,6 +198,7 @@ class ModelSpeedup:
     def _separated(self, plan: Plan) -> list[Sharing]:
         return separated(self._model, plan.slices, plan.masks, plan.folds)
 
+    @sharing_contents()
     def speedup_model(self, optimizer: OptimizerLike = None, *, training: bool = False) -> nn.Module:
         """Compact the model in place.
 

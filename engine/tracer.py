@@ -35,7 +35,7 @@ from engine.recording.axes import axes_of
 from engine.recording.caches import bypassing_caches
 from engine.recording.combinations import Combinations, Situation
 from engine.recording.entry_recorder import EntryRecorder
-from engine.recording.evaluation import Contents, evaluating, preserving_buffers
+from engine.recording.evaluation import Contents, evaluating, preserving_buffers, sharing_contents
 from engine.recording.fakes import Fakes
 from engine.recording.inputs import (
     NEEDS_DATA,
@@ -327,6 +327,7 @@ def _recorded(
 
 
 @uncollected()
+@sharing_contents()
 def trace(
     model: nn.Module,
     example_inputs: Any,

@@ -10,6 +10,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeGuard
 
 import torch
@@ -23,7 +24,10 @@ from engine.recording.opaque_modules import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
 
-__all__ = ["Contents", "State", "evaluating", "preserving_buffers"]
+__all__ = ["Contents", "State", "evaluating", "preserving_buffers", "sharing_contents"]
+
+_LATEST: ContextVar[list[tuple[Any, list[Any], Snapshot]] | None] = ContextVar("_LATEST", default=None)
+"""What was kept last of the Python modules of a model's code, and from where on; None while nobody shares it."""
 
 
 @contextmanager
@@ -76,6 +80,28 @@ def preserving_buffers(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
+@contextmanager
+def sharing_contents() -> Iterator[None]:
+    """Let runs in the body take over what an earlier one has kept of the Python modules of a model's code.
+
+    Each time it is compared whether all is as it was, which takes a fraction of the time of looking through it again.
+
+    Example:
+        >>> with sharing_contents():
+        ...     first, second = (Contents(nn.ReLU(), ()) for _ in range(2))
+        >>> first.differ() or second.differ()
+        False
+    """
+    if _LATEST.get() is not None:
+        yield
+        return
+    token = _LATEST.set([])
+    try:
+        yield
+    finally:
+        _LATEST.reset(token)
+
+
 class Contents:
     """What lies in containers and objects of a model, of its arguments, and of the Python modules of its code.
 
@@ -88,13 +114,14 @@ class Contents:
         modules = [m for m in distinct_modules(model).values() if not _is_scripted(m)]
         stored = {id(t): t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}
         roots = [value for m in modules for value in _own_values(vars(m))]
-        self._own = Snapshot([*roots, *_flat(arguments)], model, skip=(*stored.values(), *modules))
+        skip = (*stored.values(), *modules)
+        self._own = Snapshot([*roots, *_flat(arguments)], model, skip)
         classes = user_classes(model)
         names = [*map(vars, classes), *module_namespaces(model)]
         shared = [value for table in names for value in list(table.values()) if _may_hold(value)]
         # what a Python module holds of other packages (loggers, registries) is not a state of a model
         packages = {cls.__module__.partition(".")[0] for cls in classes}
-        self._shared = Snapshot(shared, model, skip=(*stored.values(), *modules), packages=packages)
+        self._shared = _snapshot_of_code(shared, model, skip, packages)
 
     def differ(self) -> bool:
         """Whether anything changed."""
@@ -104,6 +131,18 @@ class Contents:
         """Put back what changed."""
         self._own.restore()
         self._shared.restore()
+
+
+def _snapshot_of_code(roots: list[Any], model: nn.Module, skip: tuple[Any, ...], packages: set[str]) -> Snapshot:
+    """Return what lies in the Python modules of a model's code: the latest snapshot, if a new one would be the same."""
+    latest = _LATEST.get()
+    start = id(model), packages, *map(id, roots), len(roots), *map(id, skip)
+    if latest and latest[0][0] == start and not latest[0][-1].differs():
+        return latest[0][-1]
+    snapshot = Snapshot(roots, model, skip, packages)
+    if latest is not None:
+        latest[:] = [(start, roots, snapshot)]
+    return snapshot
 
 
 class State:
