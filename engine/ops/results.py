@@ -43,9 +43,25 @@ def _of_batch_norm(arguments: Mapping[str, Any]) -> Layout | None:
     return Layout.of(x) if fits and (x.is_contiguous() or last) else None
 
 
+def _of_layer_norm(arguments: Mapping[str, Any]) -> Layout | None:
+    x, shape = arguments["input"], tuple(arguments["normalized_shape"])
+    scales = [arguments[name] for name in ("weight", "bias") if arguments[name] is not None]
+    fits = bool(shape) and tuple(x.shape[-len(shape) :]) == shape and all(tuple(t.shape) == shape for t in scales)
+    return Layout.of(x) if fits and x.is_floating_point() and _are_alike(x, *scales) and _is_plain(x) else None
+
+
+def _of_linear(arguments: Mapping[str, Any]) -> Layout | None:
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    scales = [weight] if bias is None else [weight, bias]
+    if x.ndim < 2 or weight.ndim != 2 or not _are_alike(x, *scales) or not _is_plain(x, weight):
+        return None
+    fits = x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    return Layout.contiguous((*x.shape[:-1], len(weight)), x) if fits else None
+
+
 def _of_convolution(arguments: Mapping[str, Any]) -> Layout | None:
     x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
-    alike = all(t is None or (t.dtype, t.device) == (x.dtype, x.device) for t in (weight, bias))
+    alike = _are_alike(x, *([weight] if bias is None else [weight, bias]))
     if not alike or x.ndim != weight.ndim or not _is_plain(x, weight) or not _are_steps(arguments, weight.ndim - 2):
         return None
     groups, outputs = arguments["groups"], len(weight)
@@ -72,6 +88,11 @@ def _of_pool(arguments: Mapping[str, Any]) -> Layout | None:
     return Layout.contiguous((*x.shape[:-2], *sides), x) if fits and _is_plain(x) else None
 
 
+def _are_alike(*tensors: Tensor) -> bool:
+    """Whether all tensors are of one type, and in one place."""
+    return len({(t.dtype, t.device) for t in tensors}) == 1
+
+
 def _is_plain(*tensors: Tensor) -> bool:
     """Whether tensors have elements, in the usual order, said in the usual way: other strides are other formats."""
     return all(t.numel() and Layout.of(t) == Layout.contiguous(tuple(t.shape), t) for t in tensors)
@@ -83,4 +104,6 @@ _LAYOUTS = {
     _ATEN.conv2d.default: _of_convolution,
     _ATEN.conv3d.default: _of_convolution,
     _ATEN.adaptive_avg_pool2d.default: _of_pool,
+    _ATEN.layer_norm.default: _of_layer_norm,
+    _ATEN.linear.default: _of_linear,
 }

@@ -73,11 +73,40 @@ def test_a_pool(size: tuple[int, int], shape: tuple[int, ...]) -> None:
         check(ATEN.adaptive_avg_pool2d.default, other, size)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (1, 1), (2, 3, 4), (2, 1, 3, 4), (2, 3, 2, 1, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_linear_layer(shape: tuple[int, ...], dtype: torch.dtype, biased: bool) -> None:
+    """Of inputs of every rank, and of weights in all orders."""
+    x, weight = torch.randn(shape).to(dtype), torch.randn(6, shape[-1]).to(dtype)
+    bias = torch.zeros(6, dtype=dtype) if biased else None
+    assert check(ATEN.linear.default, x, weight, bias)
+    for one, two in product(ways(x), ways(weight)):
+        check(ATEN.linear.default, one, two, bias)
+    with torch.device("meta"):
+        fakes = [None if t is None else t.to("meta") for t in (x, weight, bias)]
+        assert check(ATEN.linear.default, *fakes)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (1, 1), (2, 3, 4), (2, 3, 5, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Over the last dimension and over several, with a scale and a shift, one of them, or none."""
+    x = torch.randn(shape).to(dtype)
+    for last in {shape[-1:], shape[-2:], shape}:
+        ones = torch.ones(last, dtype=dtype)
+        for scale, shift in product([None, ones], repeat=2):
+            assert check(ATEN.layer_norm.default, x, last, scale, shift, 1e-5, True)
+            for other in ways(x) if x.ndim > 1 else ():
+                check(ATEN.layer_norm.default, other, last, scale, shift, 1e-5, True)
+
+
 def test_what_does_not_fit_is_for_the_op_to_say() -> None:
     """So is every other op."""
     x, ones, kernels = torch.randn(3, 4, 5, 5), torch.ones(4), torch.ones(6, 4, 3, 3)
     rest = (False, 0.1, 1e-5, True)
     norm, convolution, pool = ATEN.batch_norm.default, ATEN.conv2d.default, ATEN.adaptive_avg_pool2d.default
+    linear, layer_norm = ATEN.linear.default, ATEN.layer_norm.default
     refused: list[tuple[Any, ...]] = [
         (norm, x, ones, ones[:3], ones, ones, *rest),
         (norm, x[0, 0, 0], ones, ones, ones, ones, *rest),
@@ -96,6 +125,20 @@ def test_what_does_not_fit_is_for_the_op_to_say() -> None:
         (convolution, x, kernels, None, [1], [0, 0, 0]),
         (convolution, x, kernels, None, [1], [0], [0]),
         (convolution, x, kernels, None, [1], [0], [1, 1, 1]),
+        (linear, x, ones[None, :3]),
+        (linear, x[..., :4], ones),
+        (linear, x[0, 0, 0], torch.ones(2, 5)),
+        (linear, x[:0], torch.ones(2, 5)),
+        (linear, x.double(), torch.ones(2, 5)),
+        (linear, x, torch.ones(2, 5), ones[:1]),
+        (linear, x, torch.ones(2, 5), ones[:2].double()),
+        (layer_norm, x, (4,)),
+        (layer_norm, x, ()),
+        (layer_norm, x.int(), (5,)),
+        (layer_norm, x[:0], (5,)),
+        (layer_norm, x, (5,), ones),
+        (layer_norm, x, (5, 5), torch.ones(5, 5), torch.ones(5)),
+        (layer_norm, x.double(), (5,), torch.ones(5)),
         (pool, x.int(), (1, 1)),
         (pool, x, (1,)),
         (ATEN.relu.default, x),
