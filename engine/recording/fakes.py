@@ -48,7 +48,12 @@ class Layout(NamedTuple):
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], like: Tensor) -> Layout:
         """That of a contiguous tensor of these sizes, with the type and the place of another one."""
-        return cls(shape, torch.empty(shape, device="meta").stride(), like.dtype, like.device)
+        return cls(shape, _usual_stride(shape), like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _usual_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
 
 
 class _Argument(NamedTuple):
