@@ -123,6 +123,7 @@ class Fakes:
     def __init__(self, layout_of: LayoutOf = _no_layout) -> None:
         self._layout_of = layout_of
         self.mode: FakeTensorMode = _Mode(allow_non_fake_inputs=True)
+        self.mode.cache_enabled = False  # of its own memory: to fill it takes longer than the parts of an op save
         self._memory: dict[int, torch.UntypedStorage] = {}
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
