@@ -271,9 +271,9 @@ class FunctionBranches:
     def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""
         for place, statement in enumerate(block):
-            rest = [s for s in block[place + 1 :] if self._offsets(s)]
             yield from self._branches_in(statement)
-            if rest and may_leave(statement):
+            rest = [s for s in block[place + 1 :] if self._offsets(s)] if may_leave(statement) else []
+            if rest:
                 node = self._branch(rest, statement)
                 if node is not None:
                     node.inner = list(self._branches_of_block(rest, None))
