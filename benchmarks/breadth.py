@@ -149,6 +149,7 @@ def child(check: Check, name: str, seconds: float, gigabytes: float, sender: Con
     limit, time_limit = int(gigabytes * 2**30), math.ceil(seconds)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (time_limit, time_limit + 5))
+    torch.set_num_threads(1)  # in this process: the threads of autograd fail on a pool from before the fork
     row: dict[str, Any]
     start = time.time()
     try:

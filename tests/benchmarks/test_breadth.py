@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import engine
 from benchmarks import breadth
@@ -88,6 +89,16 @@ def test_a_refusal_is_told_from_a_failure() -> None:
         raise engine.errors.TraceError("no " + name)
 
     assert breadth.supervise(check, "resnet18", 60, 2)["refused"] == "TraceError: no resnet18"
+
+
+def test_a_process_of_its_own_has_a_pool_of_threads_of_its_own() -> None:
+    """One from before the fork ends a process in which threads of autograd start at the same time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert breadth.supervise(lambda name: {"threads": torch.get_num_threads()}, "resnet18", 60, 2)["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_every_model_has_a_recipe_and_every_architecture_a_quick_one() -> None:
