@@ -110,7 +110,9 @@ def _held_at(owner: nn.Module, mention: Mention) -> Iterator[nn.Module]:
         if mention.is_called and isinstance(held, nn.Module):
             return
     if mention.of_children:
-        yield from held.children() if isinstance(held, nn.Module) else modules_in(held)
+        named = held._modules.items() if isinstance(held, nn.Module) else ()
+        yield from (module for name, module in named if module is not None and name.startswith(mention.prefix))
+        yield from modules_in(held) if not isinstance(held, nn.Module) else ()
     elif held is not owner:
         yield from [held] if _is_layer(held) else modules_in(held)
 

@@ -10,7 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from engine.source.attribute_writes import assigned_anywhere, assigned_attributes, written_anywhere, written_attributes
+from engine.source.attribute_writes import (
+    assigned_anywhere,
+    assigned_attributes,
+    assigned_where_none_by_class,
+    written_anywhere,
+    written_attributes,
+)
 from engine.source.conditions import attribute_code, has_fixed_result, method_code
 
 __all__ = ["Mutability"]
@@ -44,6 +50,7 @@ class Mutability:
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
         self._model = model
         self._written, self._assigned = written_attributes(model), assigned_attributes(model)
+        self._assigned_where_none = assigned_where_none_by_class(model)
         self.one_of_each_class = list({type(module): module for module in modules}.values())
         self._anywhere: dict[tuple[bool, frozenset[type]], frozenset[str]] = {}
         self._in_progress: set[FunctionType] = set()  # properties and methods, which may read each other
@@ -91,7 +98,12 @@ class Mutability:
         return not self._is_set(owners, name, contents and not isinstance(value, _PLAIN))
 
     def _is_set(self, owners: Sequence[Any], name: str, contents: bool) -> bool:
-        """Whether some code assigns to an attribute of the last owner, or changes its contents if these count."""
+        """Whether some code assigns to an attribute of the last owner, or changes its contents if these count.
+
+        An attribute that is None may be one that code assigns None, or something else only where it is not None.
+        """
+        if len(owners) == 1 and not contents and getattr(owners[0], name, _UNKNOWN) is None:
+            return name in self._assigned_where_none.get(type(owners[0]), frozenset())
         if len(owners) == 1:
             return name in (self._written if contents else self._assigned).get(type(owners[0]), frozenset())
         return name in self._set_anywhere(contents, *map(type, owners))

@@ -38,7 +38,7 @@ from engine.source.sizes import numbers_in
 __all__ = ["MODULE", "WRITE", "Recorder", "Signature", "signature"]
 
 MODULE = "engine::module"
-_MOST_HELD = 64
+_MOST_HELD, _OTHER = 64, ("other", None)
 
 
 class Recorder(Versions, TorchDispatchMode):
@@ -156,18 +156,18 @@ class Recorder(Versions, TorchDispatchMode):
         self._place(tensor)
 
     def _kept(self, held: Any) -> Any:
-        """Return what of a variable matters to code that does not run: values, a module, or that it is None."""
+        """Return what of a variable matters to code that does not run: values, a module, None, or something else."""
         if held is None:
             return "none", None
         if isinstance(held, nn.Module):
             name = self._modules.get(id(held))
-            return None if name is None else ("module", name)
+            return _OTHER if name is None else ("module", name)
         if isinstance(held, nn.Parameter) and id(held) in self._names:
             return "stored", self._names[id(held)]
         if isinstance(held, (Tensor, list, tuple, dict)):
             current = [id(t) for t in itertools.islice(tensors_in(held), _MOST_HELD) if id(t) in self._current]
-            return ("values", tuple(map(self._refresh, current))) if current else None
-        return None
+            return ("values", tuple(map(self._refresh, current))) if current else _OTHER
+        return _OTHER
 
     def _running(self, frame: FrameType) -> tuple[str, bool]:
         """Return the name of the module that a function runs for, and whether that is its first argument."""
@@ -189,7 +189,6 @@ class Recorder(Versions, TorchDispatchMode):
             args, kwargs: of the example.
             functions: effects of torch's functions on the entries of tensors.
         """
-        sized = self.others.places()
         declared = (lambda name: False) if self._changing is None else self._changing.declared
         runs = RecordedRuns(
             modules=distinct_modules(self._model),
@@ -197,19 +196,19 @@ class Recorder(Versions, TorchDispatchMode):
             nodes=self._nodes,
             values=self._values,
             guards=self._guards,
-            sized=sized,
+            sized=self.others.places(),
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters=self._parameters(),
         )
-        arguments = ForwardArguments(self._model, args, kwargs, declared, sized)
+        arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)
         for value, reason in assumptions.used.values():
             if all(value is not output for output in self._outputs):
                 self._exits[value.index] = reason
                 self._outputs.append(value)
         self._unsettled = {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
-        for index, numbers in assumptions.doubted.items():
-            self._uncertain[index] = (*self._uncertain.get(index, ()), *numbers)
+        doubted = assumptions.doubted.items()
+        self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes
 
     def _parameters(self) -> set[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
@@ -24,6 +25,7 @@ from engine.recording.chosen_numbers import assume_other_numbers
 from engine.recording.dataflow import Dataflow
 from engine.recording.dynamic_calls import assume_nothing_of_dynamic_calls
 from engine.recording.forward_arguments import ForwardArguments
+from engine.recording.held_types import branches_without_other, may_continue_after_error
 from engine.recording.idle_modules import IdleModules, unrecorded_methods
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
@@ -31,7 +33,7 @@ from engine.recording.mutability import Mutability
 from engine.recording.surroundings import use_values_around_code
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import Branch
-from engine.source.coverage import RESULT, CoverageTracer
+from engine.source.coverage import RESULT, CoverageTracer, FunctionCoverage
 from engine.source.effects import Effect, Functions
 
 __all__ = ["RecordedRuns", "assumptions_about_unreached_code"]
@@ -129,6 +131,8 @@ class _UntakenBranches:
         self._places = {guard.place for guard in runs.guards}
         self._files = source_files(runs.modules[""])
         self._open: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
+        self._names = {id(module): name for name, module in runs.modules.items()}
+        self._types_matter = False
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
         self._used_at: dict[str, None] = {}
@@ -136,29 +140,37 @@ class _UntakenBranches:
 
     def assume(self) -> None:
         """Extend the assumptions by what the code of each branch could do."""
-        names = {id(module): name for name, module in self._runs.modules.items()}
         by_function: dict[tuple[CodeType, str], list[UntakenBranch]] = {}
         for coverage in self._runs.coverage.functions.values():
             by_function[coverage.function.code, coverage.owner] = [
-                UntakenBranch(branch, coverage, self._runs.modules, names, self._dataflow)
+                self._untaken(branch, coverage)
                 for branch in coverage.function.untaken(coverage.ran)
                 if not branch.computes_nothing
             ]
-        for key, branches in by_function.items():
-            self._open_branches(key, branches)
-            for branch in branches:
-                self._follow(branch)
+        self._open = {function: [] for function in by_function}
+        self._find_open_branches(by_function)
+        if self._other_types_lead_elsewhere():
+            self._types_matter = True
+            self._find_open_branches(by_function)
+        for branch in (branch for branches in by_function.values() for branch in branches):
+            self._follow(branch)
 
-    def _open_branches(self, function: tuple[CodeType, str], branches: Sequence[UntakenBranch]) -> None:
+    def _find_open_branches(self, by_function: Mapping[tuple[CodeType, str], Sequence[UntakenBranch]]) -> None:
         """Find the branches that other calls may run; what these assign may open further ones."""
-        own = self._open[function] = []
-        while more := [branch for branch in branches if branch not in own and not self._is_settled(branch)]:
-            own += more
-            self._fixed.clear()
+        self._fixed.clear()
+        for function, branches in by_function.items():
+            own = self._open[function]
+            while more := [branch for branch in branches if branch not in own and not self._is_settled(branch)]:
+                own += more
+                for branch, by_user in itertools.product(branches, (True, False)):
+                    self._fixed.pop((branch.branch, branch.owner, by_user), None)
 
     def open(self) -> list[UntakenBranch]:
         """Return the branches that other calls may run."""
         return [branch for branches in self._open.values() for branch in branches]
+
+    def _untaken(self, branch: Branch, coverage: FunctionCoverage) -> UntakenBranch:
+        return UntakenBranch(branch, coverage, self._runs.modules, self._names, self._dataflow)
 
     def notes(self) -> list[str]:
         """Return messages that name the places of the branches."""
@@ -216,16 +228,23 @@ class _UntakenBranches:
         if branch.would_fail() or (branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)):
             return None
         if self._is_fixed(branch, by_user=False):
-            return frozenset(branch.reshaped_to_literals()) or None
+            return self._reshaped_to_literals(branch) or None
         used = {name for name, effect in branch.effects().items() if effect is Effect.USES}
         if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
         return frozenset(
-            branch.reshaped_to_literals()
+            self._reshaped_to_literals(branch)
             | branch.passed_through()
             | (used - branch.passed_on())
             | self._variables_of_other_calls(branch, values_read)
         )
+
+    def _reshaped_to_literals(self, branch: UntakenBranch) -> frozenset[str]:
+        """Return the variables that get literal sizes; what modules compute that gets such sizes counts as used."""
+        for module in branch.modules_reshaped_to_literals():
+            self._touch(self._dataflow.boundary(module)[1], Effect.USES, branch)
+            self._used_at[branch.place] = None
+        return frozenset(branch.reshaped_to_literals())
 
     def _selects_alone(self, branch: UntakenBranch) -> bool:
         """Whether a branch of a plain function depends on nothing but what the function is called with."""
@@ -287,10 +306,11 @@ class _UntakenBranches:
 
     def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
         """Whether syntax that did not run is in another branch of the same function that further calls may run."""
-        others = self._open[branch.code, branch.owner]
+        others = self._open.get((branch.code, branch.owner), ())
         return any(other.branch.contains(node) for other in others if other is not branch)
 
-    def _is_fixed_by_code(self, branch: UntakenBranch) -> bool:
+    def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False) -> bool:
+        """Whether the code fixes a condition; ``types_agree``: if all that ops compute is of one type in every call."""
         if branch.code.co_filename not in self._files:
             return True
         module, names = self._runs.modules[branch.owner], branch.arguments()
@@ -298,9 +318,37 @@ class _UntakenBranches:
             names &= self._arguments.that_vary_in(branch.code)
         never_changed = functools.partial(self._mutability.never_changed, module)
         never_reassigned = functools.partial(self._mutability.never_reassigned, module)
-        may_run = functools.partial(self._may_run, branch)
-        free = self._undeclared(branch, names)
-        return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run)
+
+        def computed(variable: ast.Name) -> bool:
+            return branch.types.are_computed(variable) and (types_agree or not self._types_matter)
+
+        free, may_run = self._undeclared(branch, names), functools.partial(self._may_run, branch)
+        return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run, computed)
+
+    def _other_types_lead_elsewhere(self) -> bool:
+        """Whether an argument of another type than in the recordings may lead to code that did not run.
+
+        What ops compute is of the same type in every call until that happens: they would fail on another one.
+        """
+        caught = any(map(may_continue_after_error, self._runs.coverage.functions.values()))
+        return caught or any(map(self._asks_for_type, self._conditions()))
+
+    def _conditions(self) -> Iterator[UntakenBranch]:
+        """Yield the branches of which another type may run one, or nothing instead: also those that compute nothing."""
+        for coverage in self._runs.coverage.functions.values():
+            for branch in (*coverage.function.untaken(coverage.ran), *branches_without_other(coverage)):
+                if not (branch.is_condition or any(isinstance(node, ast.Raise) for node in branch.nodes)):
+                    yield self._untaken(branch, coverage)
+
+    def _asks_for_type(self, branch: UntakenBranch) -> bool:
+        """Whether the condition of a branch may come out otherwise for an argument of another type."""
+        others = branch.types.others() & branch.arguments() - {branch.self_name}
+        others -= set(self._arguments.options_of(branch.code))
+        if branch.code.co_filename not in self._files or others & branch.types.checked():
+            return bool(others)
+        if branch.owner != "" or branch.code is not self._arguments.code:
+            others &= self._arguments.that_vary_in(branch.code)
+        return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:
         prefix = f"{branch.owner}." if branch.owner else ""

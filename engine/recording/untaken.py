@@ -6,25 +6,23 @@ import ast
 import builtins
 import functools
 import inspect
-import linecache
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import CodeType
 from typing import Any
 
 from torch import nn
 
 from engine.program.graph import Value
 from engine.recording.dataflow import Dataflow
+from engine.recording.held_types import HeldTypes
 from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
 from engine.recording.model_code import methods_of
 from engine.source.bindings import bindings
 from engine.source.branches import Branch
 from engine.source.conditions import Conditions
-from engine.source.control_flow import always_run
 from engine.source.coverage import RESULT, FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, recomputes
-from engine.source.function_text import syntax_of_file
+from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
 
 __all__ = ["UntakenBranch"]
@@ -47,6 +45,7 @@ class UntakenBranch:
         owner: name of the module.
         place: file and line of the branch.
         self_name: the argument that is the module itself; None in a plain function.
+        types: of what the variables in its condition hold.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class UntakenBranch:
         self.place = f"{self.code.co_filename}:{branch.line}"
         self.self_name = self.code.co_varnames[0] if coverage.is_method else None
         self._seen = coverage.seen.get(branch, {})
+        self.types = HeldTypes(branch, coverage, self.self_name)
 
     # ------------------------------------------------------------------ why it did not run
 
@@ -83,12 +83,13 @@ class UntakenBranch:
         never_reassigned: Callable[[str], bool] | None = None,
         sized: Collection[str] = (),
         may_run: Callable[[ast.AST], bool] = lambda node: False,
+        computed: Callable[[ast.Name], bool] = lambda variable: False,
     ) -> bool:
         """Whether its condition has the same value in every call.
 
         Args:
             free: arguments that may be others in other calls.
-            never_changed, never_reassigned, sized: as those of `Conditions`.
+            never_changed, never_reassigned, sized, computed: as those of `Conditions`.
             may_run: whether syntax that did not run may run in other calls.
         """
         function = self._coverage.function
@@ -98,7 +99,7 @@ class UntakenBranch:
 
         conditions = Conditions(
             function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned,
-            self.code.co_filename, sized,
+            self.code.co_filename, sized, computed,
         )  # fmt: skip
         return self.branch.test is not None and conditions.is_fixed(self.branch.test)
 
@@ -118,12 +119,14 @@ class UntakenBranch:
         space, tree = self._coverage.space, self._coverage.function.tree
         if any(isinstance(n, ast.Try) for n in ast.walk(tree)):  # what it computes before the error may be used
             return False
-        return any(n not in space and not hasattr(builtins, n) for n in _globals_used(self.branch, self.code))
+        return any(
+            n not in space and not hasattr(builtins, n) for n in globals_used(tuple(self.branch.nodes), self.code)
+        )
 
     def _lacks_attribute(self, nodes: Sequence[ast.AST]) -> bool:
         """Whether code uses an attribute of the module that is None or missing."""
         owner, name = self._modules[self.owner], self.self_name
-        return name is not None and any(getattr(owner, n, None) is None for n in _attributes_used(tuple(nodes), name))
+        return name is not None and any(getattr(owner, n, None) is None for n in attributes_used(tuple(nodes), name))
 
     # ------------------------------------------------------------------ what it does to variables
 
@@ -149,11 +152,28 @@ class UntakenBranch:
     def reshaped_to_literals(self) -> set[str]:
         """Return the variables that get sizes which are literals in the code, and so do not follow."""
         result: set[str] = set()
+        for call in self._calls_with_literal_sizes():
+            inside = (node for inner in self._module_calls_in(call) for node in ast.walk(inner))
+            result |= set(names_read(call)) - names_read_only_by(ast.walk(call), inside)
+        return result
+
+    def modules_reshaped_to_literals(self) -> set[str]:
+        """Return the modules whose results get such sizes (``self.qkv(x).reshape(b, 3, -1)``)."""
+        calls = (inner for call in self._calls_with_literal_sizes() for inner in self._module_calls_in(call))
+        return {name for call in calls if (name := self._module_name(self._attribute(call.func))) is not None}
+
+    def _calls_with_literal_sizes(self) -> Iterator[ast.Call]:
         for call in self._calls():
             if getattr(call.func, "attr", "") in self._dataflow.functions.sizing:
                 if any(_is_literal_size(arg) for arg in call.args):
-                    result |= set(names_read(call))
-        return result
+                    yield call
+
+    def _module_calls_in(self, call: ast.Call) -> Iterator[ast.Call]:
+        """Yield the calls of modules that computed something for others where they ran."""
+        for node in ast.walk(call):
+            name = self._module_name(self._attribute(node.func)) if isinstance(node, ast.Call) else None
+            if isinstance(node, ast.Call) and name is not None and self._dataflow.boundary(name)[1]:
+                yield node
 
     def passed_through(self) -> set[str]:
         """Return the variables that it returns, appends to a list, or assigns to other variables unchanged."""
@@ -338,44 +358,6 @@ def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not (isinstance(node, ast.Subscript) and child is node.slice):
             yield from _outside_of_indices(child)
-
-
-@functools.cache
-def _attributes_used(nodes: tuple[ast.AST, ...], self_name: str) -> tuple[str, ...]:
-    """Return the attributes of the module that code always calls, indexes, or takes an attribute of."""
-    names: list[str] = []
-    for node in always_run(nodes):
-        used = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
-        if isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)) and isinstance(used, ast.Attribute):
-            if isinstance(used.value, ast.Name) and used.value.id == self_name:
-                names.append(used.attr)
-    return tuple(names)
-
-
-@functools.cache
-def _globals_used(branch: Branch, code: CodeType) -> tuple[str, ...]:
-    """Return the global names that a branch always reads, and that its function does not bind itself."""
-    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    bound_later = _globals_bound_by_functions(code.co_filename)
-    names = (n.id for n in always_run(branch.nodes) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-    return tuple(name for name in names if name in code.co_names and not {name, _ANY} & (own | bound_later))
-
-
-_ANY = "*"
-"""Stands for all names, if code looks global names up in a table."""
-
-
-@functools.cache
-def _globals_bound_by_functions(file: str) -> frozenset[str]:
-    """Return the names that functions of a file declare as global, and may bind when they run."""
-    try:
-        tree = syntax_of_file("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return frozenset({_ANY})
-    nodes = list(ast.walk(tree))
-    names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-    tables = {node.id for node in nodes if isinstance(node, ast.Name)} & {"globals", "setattr", "exec"}
-    return frozenset(names | ({_ANY} if tables else set()))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from engine.program.stored import modules_of
+from engine.source.absent import assigned_where_none
 from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup
 from engine.source.static_attributes import table_of
 
@@ -23,6 +24,7 @@ __all__ = [
     "EVERYTHING",
     "assigned_anywhere",
     "assigned_attributes",
+    "assigned_where_none_by_class",
     "written_anywhere",
     "written_attributes",
     "written_by_modules",
@@ -46,11 +48,14 @@ class _Names(NamedTuple):
         own: attributes of ``self`` that are assigned.
         others: attributes of other objects that are assigned.
         filled: attributes of any object whose contents may change.
+        own_fills, other_fills: those of the assigned ones that may be something else afterwards if they are None.
     """
 
     own: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()
     filled: frozenset[str] = frozenset()
+    own_fills: frozenset[str] = frozenset()
+    other_fills: frozenset[str] = frozenset()
 
 
 def written_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
@@ -90,6 +95,23 @@ def assigned_attributes(model: nn.Module) -> dict[type, frozenset[str]]:
         (False, True)
     """
     return {kind: names.own | names.others for kind, names in _names_by_class(model).items()}
+
+
+def assigned_where_none_by_class(model: nn.Module) -> dict[type, frozenset[str]]:
+    """Return what `assigned_attributes` returns, without the attributes that stay None if they are None.
+
+    Example:
+        >>> class Net(nn.Module):
+        ...     def drop_heads(self, width):
+        ...         self.width, self.head = width, None
+        ...         self.second = None
+        ...         if self.third is not None:
+        ...             self.third = nn.Linear(width, 2)
+        >>> names = {"width", "head", "second", "third"}
+        >>> sorted(names & assigned_attributes(Net())[Net]), sorted(names & assigned_where_none_by_class(Net())[Net])
+        (['head', 'second', 'third', 'width'], ['head', 'width'])
+    """
+    return {kind: names.own_fills | names.other_fills for kind, names in _names_by_class(model).items()}
 
 
 def written_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
@@ -137,7 +159,7 @@ def _names_by_class(model: nn.Module) -> dict[type, _Names]:
     classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
     beside = _setup_methods(classes)
     spaces = [_names_in_python_module(name, beside) for name in {cls.__module__ for cls in classes}]
-    anywhere = [names._replace(own=frozenset()) for names in spaces]
+    anywhere = [names._replace(own=frozenset(), own_fills=frozenset()) for names in spaces]
     return {
         kind: _union([*anywhere, *(_names_in_class(b, beside) for b in kind.__mro__ if not _is_torch(b))])
         for kind in kinds
@@ -199,7 +221,12 @@ def _union(parts: Iterable[_Names]) -> _Names:
 def _names(code: CodeType) -> _Names:
     """Return the names of the attributes that a function, or one defined inside of it, writes to."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return _union([_names_in_code(code), *inner])
+    own = _names_in_code(code)
+    fills = assigned_where_none(code) if own.own or own.others else None
+    if fills is not None:
+        stored = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_ATTR", "DELETE_ATTR")}
+        own = own._replace(own_fills=own.own & fills, other_fills=own.others - (stored - fills))
+    return _union([own, *inner])
 
 
 class _Step(NamedTuple):
@@ -237,7 +264,7 @@ def _names_in_code(code: CodeType) -> _Names:
             others.add(EVERYTHING)
         if any(step.about == "setattr" for step in line):
             others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
-    return _Names(frozenset(own), frozenset(others), frozenset(held))
+    return _Names(frozenset(own), frozenset(others), frozenset(held), frozenset(own), frozenset(others))
 
 
 def _attributes_loaded(steps: Iterable[_Step]) -> set[str]:

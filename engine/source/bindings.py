@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Binding", "bindings", "path_of"]
+__all__ = ["Binding", "assignments_that_read", "bindings", "path_of"]
 
 _FILLS = frozenset("add append appendleft extend insert setdefault update".split())
 """Methods that add their arguments to a list, a set or a dictionary."""
@@ -115,3 +115,24 @@ def _names(target: ast.expr, owner: str | None) -> Iterator[tuple[str, bool]]:
             if path is not None:
                 yield path, True
             yield from ((name, False) for name, _ in _names(inner, owner) if name != owner)
+
+
+def assignments_that_read(node: ast.AST, tree: ast.AST) -> Sequence[ast.AST]:
+    """Return the assignments whose value contains a variable, and which therefore assign after it is read."""
+    return _read_before_assigned(tree).get(node, ())
+
+
+@functools.cache
+def _read_before_assigned(tree: ast.AST) -> Mapping[ast.AST, Sequence[ast.AST]]:
+    """Return the variables in the values of assignments that run once, each with the assignment."""
+    again = {inner for node in ast.walk(tree) if node is not tree and _may_repeat(node) for inner in ast.walk(node)}
+    assignments = [n for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.AnnAssign)) and n not in again]
+    values = [(n, n.value) for n in assignments if n.value is not None]
+    names = ((name, n) for n, value in values for name in ast.walk(value) if isinstance(name, ast.Name))
+    return {name: (n,) for name, n in names if name not in again}
+
+
+def _may_repeat(node: ast.AST) -> bool:
+    """Whether what is inside may be evaluated several times, or later: in loops, functions and generators."""
+    loops = (ast.For, ast.AsyncFor, ast.While)
+    return isinstance(node, (*loops, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import inspect
 import linecache
@@ -14,6 +13,7 @@ from typing import Any
 
 from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
+from engine.source.instructions import instructions, named_instructions, positions
 
 __all__ = ["Branch", "FunctionBranches", "branches_of", "syntax_of"]
 
@@ -73,6 +73,17 @@ class Branch:
         """Variables that it reads."""
         changed = {n.target.id for n in self.syntax if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
         return frozenset(name for node in self.nodes for name in names_read(node)) | changed
+
+    @functools.cached_property
+    def tested(self) -> frozenset[str]:
+        """Variables in the expression that decides whether it runs."""
+        nodes = ast.walk(self.test) if isinstance(self.test, ast.expr) else ()
+        return frozenset(n.id for n in nodes if isinstance(n, ast.Name))
+
+    @functools.cached_property
+    def noted(self) -> frozenset[str]:
+        """Variables that it reads, or that decide whether it runs."""
+        return self.names | self.tested
 
     @functools.cached_property
     def targets(self) -> frozenset[str]:
@@ -151,7 +162,7 @@ class FunctionBranches:
 
     def __init__(self, code: CodeType, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.code, self.tree = code, tree
-        spans = [(2 * n, p) for n, p in enumerate(_positions(code)) if None not in p]
+        spans = [(2 * n, p) for n, p in enumerate(positions(code)) if None not in p]
         self._spans = [(at, (line, column), (end, last)) for at, (line, end, column, last) in spans]
         self._offsets_of: dict[ast.AST, frozenset[int]] = {}
         self._users = {
@@ -209,7 +220,7 @@ class FunctionBranches:
         Args:
             offsets: of the instructions.
         """
-        steps = _named_instructions(self.code)
+        steps = named_instructions(self.code)
         lines = {line for offset, line, _ in steps if offset in offsets} - self.shared_lines
         return {name for offset, line, name in steps if name is not None and (offset in offsets or line in lines)}
 
@@ -301,7 +312,7 @@ class FunctionBranches:
         elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
             targets = [statement.target]
         last = _LAST_INSTRUCTIONS.get(type(statement))
-        names = dict(_instructions(self.code)) if last else {}
+        names = dict(instructions(self.code)) if last else {}
         return frozenset(at for at in self._offsets(*targets) if last and names.get(at, "").startswith(last))
 
     def _branches_in(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
@@ -323,38 +334,10 @@ class FunctionBranches:
                 yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
 
 
-@functools.cache
-def _instructions(code: CodeType) -> tuple[tuple[int, str], ...]:
-    """Return offset and name of each instruction of a function."""
-    return tuple((instruction.offset, instruction.opname) for instruction in dis.get_instructions(code))
-
-
-@functools.cache
-def _named_instructions(code: CodeType) -> list[tuple[int, int, str | None]]:
-    """Return offset, line and name of each instruction of a function."""
-    steps: list[tuple[int, int, str | None]] = []
-    line = code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        line = line if instruction.starts_line is None else _line_of(instruction)
-        steps.append((instruction.offset, line, instruction.argval if isinstance(instruction.argval, str) else None))
-    return steps
-
-
-def _line_of(instruction: dis.Instruction) -> int:
-    """Return the line that an instruction starts; Python 3.13 keeps it elsewhere."""
-    number = getattr(instruction, "line_number", None)
-    return int(number if number is not None else instruction.starts_line or 0)
-
-
 def _is_report(node: ast.AST) -> bool:
     call = getattr(node, "value", None)
     function = getattr(call, "func", None)
     return isinstance(node, ast.Expr) and getattr(function, "attr", getattr(function, "id", "")) in _REPORTS
-
-
-def _positions(code: CodeType) -> list[Any]:
-    """Return the position of each instruction in the source; nothing before Python 3.11, which does not keep it."""
-    return list(code.co_positions()) if hasattr(code, "co_positions") else []
 
 
 @functools.cache

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from engine.source.bindings import Binding, bindings
+from engine.source.bindings import Binding, assignments_that_read, bindings
 from engine.source.branches import syntax_of
 from engine.source.control_flow import controls
+from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
 
-__all__ = ["Conditions", "attribute_code", "has_fixed_result", "method_code"]
+__all__ = ["TYPE_CHECKS", "Conditions", "attribute_code", "has_fixed_result", "method_code"]
 
 _ALWAYS_FALSE = frozenset(
     "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
@@ -30,6 +31,9 @@ _ALWAYS_FALSE = frozenset(
 _FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
+TYPE_CHECKS = _TYPE_CHECKS | _ATTRIBUTES
+"""Functions that tell of what type an object is, or what attributes it has."""
+
 _METHODS_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith strip upper".split())
 """Methods of lists, dictionaries and strings that have no side effects, and that tensors and modules lack."""
 
@@ -59,6 +63,8 @@ class Conditions:
             change. This is enough for ``is None``. By default `never_changed`.
         file: of the function.
         sized: places at which sizes decide that differ between inputs.
+        computed: whether a variable held nothing but results of ops wherever it was evaluated, and no other type of an
+            argument leads elsewhere before; then it is of the same type in every call.
     """
 
     tree: ast.FunctionDef | ast.AsyncFunctionDef
@@ -70,6 +76,7 @@ class Conditions:
     never_reassigned: Callable[[str], bool] | None = None
     file: str = ""
     sized: Collection[str] = ()
+    computed: Callable[[ast.Name], bool] = lambda variable: False
     _in_progress: types.CodeType | None = None  # the function being examined, which may call itself
 
     def is_fixed(self, test: ast.AST) -> bool:
@@ -95,6 +102,8 @@ class Conditions:
             return self._call(node, visited)
         if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and _compares_with_none(node):
             return self._attribute(node.left, visited, self.never_reassigned)
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and _compares_with_none(node):
+            return self._is_never_none(node.left, visited) or self._name(node.left.id, visited, node.left)
         if (
             isinstance(node, ast.Compare)
             and isinstance(node.ops[0], (ast.In, ast.NotIn))
@@ -151,7 +160,7 @@ class Conditions:
         In ``c = x if c is None else f(c)``, ``c`` is read before the statement assigns it, unless a loop repeats that.
         """
         own = self._bindings().get(name, ())
-        later = () if node is None else _assignments_that_read(node, self.tree)
+        later = () if node is None else assignments_that_read(node, self.tree)
         return (b for b in own if b.line in lines and b.node not in later and self.ran(b.value))
 
     def _attribute(self, node: ast.Attribute, visited: _Visited, last: Callable[[str], bool] | None = None) -> bool:
@@ -189,6 +198,8 @@ class Conditions:
             if node.args and isinstance(node.args[0], ast.Attribute):
                 return self._attribute(node.args[0], visited)
             root = _root(node.args[0]) if node.args else None
+            if function == "isinstance" and isinstance(node.args[0], ast.Name) and self.computed(node.args[0]):
+                return True
             return root not in self.open
         if function in _ATTRIBUTES and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
             owner = ast.Attribute(node.args[0], str(node.args[1].value), ast.Load())
@@ -198,6 +209,25 @@ class Conditions:
         if function in _METHODS_OF_PLAIN_VALUES and isinstance(node.func, ast.Attribute):
             return self._fixed(node.func.value, visited) and all(self._fixed(a, visited) for a in node.args)
         return self._called_function(node, visited) or self._method(node)
+
+    def _is_never_none(self, variable: ast.Name, visited: _Visited) -> bool:
+        """Whether no assignment that may be the last one before assigns None, as far as it may ever run."""
+        own = self.computed(variable) and definitions_before(self.tree, variable.id, variable)
+        local = (self._arguments() | self._bindings().keys()) - {str(self.owner)}
+        return bool(own) and all(
+            d.value is not None and is_never_none(d.value, local)
+            if self.ran(d.node)
+            else self._cannot_run(d.node, visited)
+            for d in own or ()
+        )
+
+    def _cannot_run(self, node: ast.AST, visited: _Visited) -> bool:
+        """Whether a statement that did not run is in a branch whose condition is fixed, and was evaluated."""
+        for outer in ast.walk(self.tree):  # outer statements come first
+            for block in (outer.body, outer.orelse) if isinstance(outer, ast.If) else ():
+                if block and not self.ran(block[0]) and any(inner is node for s in block for inner in ast.walk(s)):
+                    return isinstance(outer, ast.If) and self.ran(outer.test) and self._fixed(outer.test, visited)
+        return False
 
     def _called_function(self, node: ast.Call, visited: _Visited) -> bool:
         """Whether the result of a function that only returns an expression is fixed (``return x is not None``)."""
@@ -331,27 +361,6 @@ def _bound_arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Cal
         return None
     bound = dict(zip(names, call.args, strict=False))
     return bound | {k.arg: k.value for k in call.keywords if k.arg is not None}
-
-
-def _assignments_that_read(node: ast.AST, tree: ast.AST) -> Sequence[ast.AST]:
-    """Return the assignments whose value contains a variable, and which therefore assign after it is read."""
-    return _read_before_assigned(tree).get(node, ())
-
-
-@functools.cache
-def _read_before_assigned(tree: ast.AST) -> Mapping[ast.AST, Sequence[ast.AST]]:
-    """Return the variables in the values of assignments that run once, each with the assignment."""
-    again = {inner for node in ast.walk(tree) if node is not tree and _may_repeat(node) for inner in ast.walk(node)}
-    assignments = [n for n in ast.walk(tree) if isinstance(n, (ast.Assign, ast.AnnAssign)) and n not in again]
-    values = [(n, n.value) for n in assignments if n.value is not None]
-    names = ((name, n) for n, value in values for name in ast.walk(value) if isinstance(name, ast.Name))
-    return {name: (n,) for name, n in names if name not in again}
-
-
-def _may_repeat(node: ast.AST) -> bool:
-    """Whether what is inside may be evaluated several times, or later: in loops, functions and generators."""
-    loops = (ast.For, ast.AsyncFor, ast.While)
-    return isinstance(node, (*loops, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp))
 
 
 def _only_compared_with_none(result: ast.expr) -> set[str]:

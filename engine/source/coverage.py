@@ -22,9 +22,10 @@ from engine.source.branches import Branch, FunctionBranches, branches_of
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.sites import is_library
 
-__all__ = ["RESULT", "CoverageTracer", "FunctionCoverage"]
+__all__ = ["MOST_VALUES", "RESULT", "CoverageTracer", "FunctionCoverage"]
 
-_MOST_VALUES = 200
+MOST_VALUES = 200
+"""How many values of a variable are noted."""
 _PACKAGES = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -274,7 +275,7 @@ class CoverageTracer:
         for name, argument in fallbacks.items():
             held = variables.get(name)
             if isinstance(held, (Tensor, tuple, list, dict)):
-                tensors = list(islice(tensors_in(held), _MOST_VALUES))
+                tensors = list(islice(tensors_in(held), MOST_VALUES))
                 if list(map(id, tensors)) != list(map(id, last.get(name, ()))):
                     last[name] = tensors
                     self._fallbacks += [(coverage, argument, tensor) for tensor in tensors]
@@ -285,7 +286,7 @@ class CoverageTracer:
             if branch.returns:
                 values = coverage.seen.setdefault(branch, {}).setdefault(RESULT, [])
                 summary = self._summarize(result)
-                if summary is not None and summary not in values and len(values) < _MOST_VALUES:
+                if summary is not None and summary not in values and len(values) < MOST_VALUES:
                     values.append(summary)
 
     def _note_variables(
@@ -297,8 +298,8 @@ class CoverageTracer:
                 continue
             seen, variables = coverage.seen.setdefault(branch, {}), frame.f_locals
             single = decided_late and isinstance(branch.test, ast.expr)
-            for name in branch.assigned if single else branch.names | branch.assigned if decided_late else branch.names:
+            for name in branch.assigned if single else branch.names | branch.assigned if decided_late else branch.noted:
                 summary = self._summarize(variables.get(name)) if name in variables else None
                 values = seen.setdefault(name, [])
-                if summary is not None and summary not in values and len(values) < _MOST_VALUES:
+                if summary is not None and summary not in values and len(values) < MOST_VALUES:
                     values.append(summary)

@@ -26,6 +26,7 @@ class Mention:
         path: names of attributes, and literal indices and keys.
         node: the syntax.
         of_children: whether all children of the module at the path are meant.
+        prefix: how the names of those begin, as far as a literal in the code tells.
         is_called: whether it is called.
         is_tested: whether nothing but its type, its length, or whether it is there matters.
     """
@@ -33,6 +34,7 @@ class Mention:
     path: tuple[Any, ...]
     node: ast.expr
     of_children: bool = False
+    prefix: str = ""
     is_called: bool = False
     is_tested: bool = False
 
@@ -65,7 +67,7 @@ def _mentions(tree: ast.AST, owner: str) -> Iterator[Mention]:
         parent = parents[node]
         end = next((index for index, step in enumerate(path) if step in _CHILDREN), len(path))
         if end < len(path) or _is_iterated(node, parent):
-            yield Mention(tuple(path[:end]), node, of_children=True)
+            yield Mention(tuple(path[:end]), node, of_children=True, prefix=_prefix(parent))
         elif path and isinstance(getattr(node, "ctx", None), ast.Load):
             is_called = isinstance(parent, ast.Call) and parent.func is node
             yield Mention(tuple(path), node, is_called=is_called, is_tested=_is_tested(node, parent))
@@ -94,3 +96,10 @@ def _is_tested(node: ast.expr, parent: ast.AST) -> bool:
     if isinstance(parent, ast.UnaryOp):
         return isinstance(parent.op, ast.Not)
     return getattr(parent, "test", None) is node or isinstance(parent, ast.BoolOp)
+
+
+def _prefix(call: ast.AST) -> str:
+    """Return how the name of an attribute begins that code looks up: ``getattr(self, f"head_{task}")``."""
+    name = call.args[1] if isinstance(call, ast.Call) and len(call.args) > 1 else None
+    first = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""

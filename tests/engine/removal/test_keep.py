@@ -187,3 +187,42 @@ def test_norms_of_several_sizes_in_one_module() -> None:
     masks = dead(model, {"first": [0], "middle": [1, 2], "hidden": [3]}, bias=True)
     plan = check_exact(model, masks, torch.randn(2, 5).double())
     assert plan.slices["middle.weight"].shape == (7, 6) and "hidden.weight" in plan.slices
+
+
+class _Settled(nn.Module):
+    """Branches that cannot run, in the ways of timm's networks."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.enter, self.inner, self.leave = nn.Linear(6, 8), nn.Linear(8, 12), nn.Linear(12, 3)
+        self.way, self.second = way, None
+
+    def reset(self) -> None:
+        """Build the second head anew, if there is one."""
+        if self.second is not None:
+            self.second = nn.Linear(12, 3)
+
+    def drop(self) -> None:
+        """Remove it."""
+        self.second = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        h = torch.relu(self.enter(x))
+        if self.way == "type":
+            h = h[-1].flip(1) if isinstance(h, (list, tuple)) else h
+        elif self.way == "none":
+            v = h * 2.0
+            h = v if v is not None else h.flip(1)
+        elif self.way == "absent":
+            h = h if self.second is None else h.flip(1)
+        return self.leave(self.inner(h) if self.way != "literal" else self.inner(h).view(-1, 3, 4).flatten(1))
+
+
+@pytest.mark.parametrize("way", ["type", "none", "absent", "literal"])
+def test_what_code_reads_that_cannot_run_goes(way: str) -> None:
+    """A type that no op gives, a value that is never None, a part that stays None; a layer's results stay instead."""
+    groups = engine.dependency_groups(_Settled(way).eval(), torch.zeros(2, 6))
+    reasons = {group.name: group.reason for group in groups}
+    assert reasons["enter"] is None
+    assert ("could be read" in str(reasons["inner"])) is (way != "literal")

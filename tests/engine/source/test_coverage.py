@@ -42,7 +42,7 @@ def test_what_runs_and_what_variables_hold() -> None:
     (coverage,) = [coverage for (code, _), coverage in tracer.functions.items() if code is choose.__code__]
     assert len(list(coverage.function.untaken(coverage.ran))) == 1
     [branch] = coverage.function.branches
-    assert coverage.seen[branch] == {"number": [4]}
+    assert coverage.seen[branch] == {"number": [4], "flag": [False]}
     with tracer.watching():
         choose(True, 4)
     assert not list(coverage.function.untaken(coverage.ran))

@@ -1,0 +1,137 @@
+"""Whether what the variables in a condition hold may be of another type in another call of the model.
+
+An op fails on what is no tensor. As long as no condition before leads elsewhere, a variable that held results of ops
+wherever a condition was evaluated holds such results in every call.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from engine.source.bindings import bindings
+from engine.source.branches import Branch
+from engine.source.conditions import TYPE_CHECKS
+from engine.source.control_flow import may_leave
+from engine.source.coverage import MOST_VALUES, FunctionCoverage
+
+__all__ = ["HeldTypes", "branches_without_other", "may_continue_after_error"]
+
+
+_CONTAINERS = (list, tuple, dict, str)
+
+
+class HeldTypes:
+    """The types of what the variables in the condition of a branch held.
+
+    Args:
+        branch: that did not run.
+        coverage: of its function.
+        self_name: the argument that is the module itself, or None.
+    """
+
+    def __init__(self, branch: Branch, coverage: FunctionCoverage, self_name: str | None) -> None:
+        self._branch, self._coverage = branch, coverage
+        self._tree, self._bindings = coverage.function.tree, bindings(coverage.function.tree, self_name)
+
+    def are_computed(self, variable: ast.Name) -> bool:
+        """Whether a variable held nothing but results of ops, alone or in a container, where the condition reads it.
+
+        Args:
+            variable: in the condition, or in the values of variables there. An argument that the function does not
+                assign is the same everywhere.
+        """
+        if variable in self._in_condition and self._are_computed_at(self._branch, variable.id):
+            return True
+        if variable.id in self._bindings or variable.id not in self._arguments:
+            return False
+        return any(self._are_computed_at(branch, variable.id) for branch in self._always_decided())
+
+    @functools.cached_property
+    def _in_condition(self) -> frozenset[ast.AST]:
+        return frozenset(ast.walk(self._branch.test) if isinstance(self._branch.test, ast.expr) else ())
+
+    @functools.cached_property
+    def _arguments(self) -> frozenset[str]:
+        return frozenset(n.arg for n in ast.walk(self._tree.args) if isinstance(n, ast.arg))
+
+    def _always_decided(self) -> Iterator[Branch]:
+        """Yield the branches that did not run although each call of the function evaluates their conditions."""
+        body = self._tree.body
+        end = next((place + 1 for place, statement in enumerate(body) if may_leave(statement)), len(body))
+        tests = {statement.test for statement in body[:end] if isinstance(statement, ast.If)}
+        yield from (b for b in self._coverage.function.untaken(self._coverage.ran) if b.test in tests)
+
+    def _are_computed_at(self, branch: Branch, variable: str) -> bool:
+        held = self._coverage.seen.get(branch, {}).get(variable, ())
+        computed = all(kind == "values" and all(v.producer is not None for v in values) for kind, values in held)
+        return variable in branch.noted and 0 < len(held) < MOST_VALUES and computed
+
+    def others(self) -> set[str]:
+        """Return the variables in the condition, and in the values of these, that may be of another type."""
+        return {node.id for node in self._behind if isinstance(node, ast.Name) and not self.are_computed(node)}
+
+    def checked(self) -> set[str]:
+        """Return those of them of which a condition checks the type (``torch.is_tensor(x)``)."""
+        calls = (n for n in self._behind if isinstance(n, ast.Call) and _checks_type(n))
+        names = (n for call in calls for argument in call.args for n in ast.walk(argument) if isinstance(n, ast.Name))
+        return {n.id for n in names if not self.are_computed(n)}
+
+    @functools.cached_property
+    def _behind(self) -> list[ast.AST]:
+        """The syntax of the condition, and of the values of its variables that may be of another type."""
+        new = [] if self._branch.test is None else list(_types_read(self._branch.test))
+        nodes, names = list(new), set[str]()
+        while new:
+            more = {n.id for n in new if isinstance(n, ast.Name) and not self.are_computed(n)} - names
+            names |= more
+            new = [n for name in more for b in self._bindings.get(name, ()) for n in _types_read(b.value)]
+            nodes += new
+        return nodes
+
+
+def _types_read(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax inside, without variables of which it takes an attribute of tensors alone (``x.shape``)."""
+    yield node
+    of_tensors = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_of_tensors(node.attr)
+    for child in () if of_tensors else ast.iter_child_nodes(node):
+        yield from _types_read(child)
+
+
+def _is_of_tensors(attribute: str) -> bool:
+    return hasattr(Tensor, attribute) and not any(hasattr(kind, attribute) for kind in _CONTAINERS)
+
+
+def _checks_type(call: ast.Call) -> bool:
+    function = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return function in TYPE_CHECKS or function.startswith("is")
+
+
+def branches_without_other(coverage: FunctionCoverage) -> list[Branch]:
+    """Return a branch, without instructions, for each condition that may only skip code which ran: it does nothing.
+
+    Args:
+        coverage: of a function.
+    """
+    nodes = list(ast.walk(coverage.function.tree))
+    taken = [n for n in nodes if isinstance(n, ast.If) and coverage.function.ran(n.body[0], coverage.ran)]
+    cases = (n.subject for n in nodes if isinstance(n, ast.Match) and coverage.function.ran(n.subject, coverage.ran))
+    tests = (*(n.test for n in taken if not n.orelse), *cases)
+    return [Branch([test], test, frozenset()) for test in tests]
+
+
+def may_continue_after_error(coverage: FunctionCoverage) -> bool:
+    """Whether a function catches errors of code that ran, and does not raise another one.
+
+    Args:
+        coverage: of the function.
+    """
+    nodes = [n for n in ast.walk(coverage.function.tree) if isinstance(n, (ast.Try, ast.With, ast.AsyncWith))]
+    ran = [n for n in nodes if coverage.function.ran(n.body[0], coverage.ran)]
+    caught = (handler for n in ran if isinstance(n, ast.Try) for handler in n.handlers)
+    contexts = (item.context_expr for n in ran if not isinstance(n, ast.Try) for item in n.items)
+    names = {getattr(n, "attr", getattr(n, "id", "")) for context in contexts for n in ast.walk(context)}
+    return "suppress" in names or any(not isinstance(handler.body[-1], ast.Raise) for handler in caught)

@@ -1,0 +1,38 @@
+"""The instructions of a function: their offsets, names, lines and positions in the source."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from types import CodeType
+from typing import Any
+
+__all__ = ["instructions", "named_instructions", "positions"]
+
+
+@functools.cache
+def instructions(code: CodeType) -> tuple[tuple[int, str], ...]:
+    """Return offset and name of each instruction of a function."""
+    return tuple((instruction.offset, instruction.opname) for instruction in dis.get_instructions(code))
+
+
+@functools.cache
+def named_instructions(code: CodeType) -> list[tuple[int, int, str | None]]:
+    """Return offset, line and name of each instruction of a function."""
+    steps: list[tuple[int, int, str | None]] = []
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = line if instruction.starts_line is None else _line_of(instruction)
+        steps.append((instruction.offset, line, instruction.argval if isinstance(instruction.argval, str) else None))
+    return steps
+
+
+def _line_of(instruction: dis.Instruction) -> int:
+    """Return the line that an instruction starts; Python 3.13 keeps it elsewhere."""
+    number = getattr(instruction, "line_number", None)
+    return int(number if number is not None else instruction.starts_line or 0)
+
+
+def positions(code: CodeType) -> list[Any]:
+    """Return the position of each instruction in the source; nothing before Python 3.11, which does not keep it."""
+    return list(code.co_positions()) if hasattr(code, "co_positions") else []
