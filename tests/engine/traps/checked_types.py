@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import mutability, unreached
-from engine.source.conditions import Conditions
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -215,18 +214,12 @@ def _types_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreached._UntakenBranches, "_other_types_lead_elsewhere", lambda self: False)
 
 
-def _nothing_else_is_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Conditions, "_cannot_run", lambda self, node, visited: True)
-    monkeypatch.setattr(Conditions, "_conditions_of", lambda self, node: ())  # which open it as well
-
-
 def _stays_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutability, "assigned_where_none_by_class", lambda model: {})
 
 
 ABLATIONS = [
-    Ablation("a type is settled only if no other type leads elsewhere", _types_agree, "a list of pictures"),
-    Ablation("an assignment that may run counts", _nothing_else_is_assigned, "nothing, in the other branch"),
+    Ablation("a type is settled only if no other type leads elsewhere", _types_agree, "features in a list, skipped"),
     Ablation(
         "what is None stays so only if no code assigns to it then", _stays_none, "a function in the place of nothing"
     ),
