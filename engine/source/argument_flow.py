@@ -286,7 +286,7 @@ class _Reader:
         if isinstance(value, ast.Name):
             return value.id in self._names
         choices = self._choices
-        if choices.sized and isinstance(value, _DECISIONS) and is_at(value, self.code.co_filename, choices.sized):
+        if choices.sized and _is_number_or_decision(value) and is_at(value, self.code.co_filename, choices.sized):
             return True
         if isinstance(value, ast.IfExp) and not {value.body, value.orelse}.isdisjoint(choices.expressions):
             return True
@@ -352,6 +352,16 @@ class _Reader:
             for candidate in (h for value in values for h in self._candidates(value, depth - 1)):
                 yield candidate
                 yield from items(candidate)
+
+
+def _is_number_or_decision(value: ast.expr) -> bool:
+    """Whether an expression decides, or makes a plain number of one: ``len(x)``, ``int(h / 2)``, ``math.floor(h)``."""
+    if not isinstance(value, ast.Call):
+        return isinstance(value, _DECISIONS)
+    function = value.func
+    if isinstance(function, ast.Attribute):
+        return getattr(function.value, "id", "") == "math"
+    return isinstance(function, ast.Name) and function.id in vars(builtins)
 
 
 @functools.cache

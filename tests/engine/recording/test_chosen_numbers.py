@@ -1,0 +1,57 @@
+"""Numbers that code which did not run would choose otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engine
+
+
+class Net(nn.Module):
+    """Scales features by a number, which is another one for one size."""
+
+    number: Callable[[int], float]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        scale = self.number(len(x))
+        return self.leave(self.enter(x) + scale)  # type: ignore[no-any-return]
+
+
+def _expression(net: Any, size: int) -> float:
+    return 2.0 if size == 77 else 0.5
+
+
+def _statement(net: Any, size: int) -> float:
+    number = 0.5
+    if size == 77:
+        number = 2.0
+    return number
+
+
+def _early(net: Any, size: int) -> float:
+    if size == 77:
+        return 2.0
+    return 0.5
+
+
+def _fixed(net: Any, size: int) -> float:
+    return 2.0 if net.enter is None else 0.5
+
+
+@pytest.mark.parametrize("number", [_expression, _statement, _early, _fixed], ids=lambda number: number.__name__)
+def test_numbers_for_one_size(number: Callable[..., float]) -> None:
+    """The op that gets them may get any other, unless the code settles which it is."""
+    net = type("Scales", (Net,), {"__module__": __name__, "number": number})()
+    graph = engine.trace(net, torch.zeros(2, 3))
+    [add] = [node for node in graph.nodes if node.op == "add" and node.path == "eval"][:1]
+    assert (0.5 in graph.uncertain.get(add.index, ())) is (number is not _fixed)

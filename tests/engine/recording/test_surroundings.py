@@ -1,0 +1,39 @@
+"""Values around a piece of code."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import engine
+from engine.ops.calls import FUNCTIONS
+from engine.recording.assumptions import Assumptions
+from engine.recording.dataflow import Dataflow
+from engine.recording.surroundings import is_own_op, use_values_around_code, values_around
+
+
+class Block(nn.Module):
+    """A layer whose second result nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.aside = nn.Linear(3, 4), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features."""
+        self.aside(x)
+        return self.layer(x).relu()  # type: ignore[no-any-return]
+
+
+def test_what_a_module_reads_and_computes() -> None:
+    """Results that nothing reads are among it: other code may."""
+    net = nn.Sequential(nn.Linear(2, 3), Block(), nn.Linear(4, 6))
+    graph = engine.trace(net, torch.zeros(1, 2))
+    dataflow = Dataflow(graph.nodes, graph.values, FUNCTIONS)
+    modules = dict(net.named_modules())
+    around = {value.shape for value in values_around("1", modules["1"], dataflow)}
+    assert around == {(1, 3), (1, 4), (1, 5)}
+    assumptions = Assumptions()
+    use_values_around_code(Block.forward.__code__, modules, dataflow, assumptions, "is used")
+    assert {value.shape for value, _ in assumptions.used.values()} == around
+    assert [node.op for node in graph.nodes if is_own_op(modules, node)] == ["relu"]
