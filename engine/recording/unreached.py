@@ -302,7 +302,8 @@ class _UntakenBranches:
             return self._declared(prefix + path)
 
         may_run = functools.partial(self._may_run, branch)
-        return branch.is_fixed(self._undeclared(branch, branch.arguments()), declared, declared, may_run=may_run)
+        free = self._undeclared(branch, branch.arguments())
+        return branch.is_fixed(free, declared, declared, self._runs.sized, may_run)
 
     def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
         """Whether syntax that did not run is in another branch of the same function that further calls may run."""

@@ -65,6 +65,10 @@ class _Net(nn.Module):
             y = self.one(y)
         return y
 
+    def by_size(self, y: Tensor, height: int, width: int) -> Tensor:
+        """Return activations of a kind that two numbers decide."""
+        return y.sigmoid() if height == 12 and width == 6 else y.tanh()
+
     def activate(self, y: Tensor, kind: str = "tanh") -> Tensor:
         """Return activations of a kind."""
         if kind == "sigmoid":
@@ -138,6 +142,15 @@ def _to_a_nested_function(net: _Net, y: Tensor) -> Tensor:
         return z.sigmoid() if other else z.tanh()
 
     return activated(y)
+
+
+def _counted(net: _Net, y: Tensor) -> Tensor:
+    rows = sum(1 for _ in zip(range(y.shape[2]), range(100), strict=False))
+    return y.sigmoid() if rows == 12 and y.shape[3] == 6 else y.tanh()
+
+
+def _as_a_plain_number(net: _Net, y: Tensor) -> Tensor:
+    return net.by_size(y, len(y[0, 0]), int(y.shape[3] * 1.0))
 
 
 def _replaced(net: _Net, y: Tensor) -> Tensor:
@@ -244,6 +257,8 @@ TRAPS = [
     _trap("a size decides for a method, as a text", UPSAMPLES, _as_a_text),
     _trap("a size decides for a method, by keyword", UPSAMPLES, _by_keyword),
     _trap("a size decides for a nested function", UPSAMPLES, _to_a_nested_function),
+    _trap("rows that are counted", UPSAMPLES, _counted),
+    _trap("sizes as plain numbers for a method", UPSAMPLES, _as_a_plain_number),
     _trap("features in the place of others for one size", RETURNS, _replaced),
     _trap("a method that runs for one size", RETURNS, _by_a_method),
     _trap("a number for one size", SHIFTS, _number),
