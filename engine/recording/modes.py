@@ -8,6 +8,7 @@ whether gradients or autocast are on give the other answer in a run of their own
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -147,21 +148,27 @@ SWITCHES: Mapping[str, bool] = {
     "is_grad_enabled": True,
     "is_inference_mode_enabled": False,
     "is_autocast_enabled": True,
+    "requires_grad": True,
 }
-"""Functions of torch that say how code runs, and what they answer in the run that is recorded beside the first."""
+"""What torch says of how code runs, by the name of the function, and its answer in the run beside the first.
+
+The last one is an attribute of tensors, which no tensor has where gradients are off.
+"""
+
+_REQUIRES_GRAD: Any = inspect.getattr_static(Tensor, "requires_grad")
 
 
 class Switches:
     """Watches the model's code asking torch how it runs, and answers otherwise where that is wanted.
 
-    Torch's own code is told the truth. The functions are replaced in torch, and under every name in the Python modules
-    of the model's classes, for the length of the body.
+    Torch's own code is told the truth. The functions, and the attribute of tensors, are replaced in torch, and under
+    every name in the Python modules of the model's classes, for the length of the body.
 
     Args:
         model: whose code may ask.
 
     Attributes:
-        asked: names of the functions that were called.
+        asked: names of the functions that were called, and of the attribute.
 
     Example:
         >>> switches = Switches(nn.ReLU())
@@ -183,7 +190,7 @@ class Switches:
         Args:
             otherwise: the function that gives the other answer, or None.
         """
-        own = {name: getattr(torch, name) for name in SWITCHES}
+        own = {name: getattr(torch, name) for name in SWITCHES if hasattr(torch, name)}
         names = {id(function): name for name, function in own.items()}
         spaces = [vars(torch), *module_namespaces(self._model)]
         places = [
@@ -195,11 +202,26 @@ class Switches:
         answers = {name: self._answer(name, function, name == otherwise) for name, function in own.items()}
         for space, key, name in places:
             space[key] = answers[name]
+        outer = vars(Tensor).get("requires_grad")
+        Tensor.requires_grad = self._attribute(otherwise == "requires_grad")  # type: ignore[assignment]
         try:
             yield
         finally:
+            del Tensor.requires_grad
+            if outer is not None:
+                Tensor.requires_grad = outer
             for space, key, name in places:
                 space[key] = own[name]
+
+    def _attribute(self, otherwise: bool) -> property:
+        def requires_grad(tensor: Tensor) -> bool:
+            own: bool = _REQUIRES_GRAD.__get__(tensor)
+            if is_library(sys._getframe(1).f_code.co_filename):
+                return own
+            self.asked.add("requires_grad")
+            return own or otherwise
+
+        return property(requires_grad, _REQUIRES_GRAD.__set__)
 
     def _answer(self, name: str, function: Callable[..., bool], otherwise: bool) -> Callable[..., bool]:
         @functools.wraps(function)

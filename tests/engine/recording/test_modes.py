@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import is_grad_enabled as asked_by_name
 
@@ -133,3 +134,33 @@ def test_what_cannot_be_watched_counts_as_read() -> None:
         assert outer == {id(odd)} and inner == set()
         assert block.training and outer == {id(odd), id(block)} and inner == {id(block)}
     assert "training" not in vars(Block)
+
+
+class Checkpointed(nn.Module):
+    """Runs its layers another way where gradients are wanted, as memory-efficient dense blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave, self.saves = nn.Linear(3, 4), nn.Linear(4, 2), False
+
+    def set_saving(self, saves: bool) -> None:
+        """Save memory, or do not."""
+        self.saves = saves
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        y = self.enter(x)
+        if self.saves and y.requires_grad:
+            y = torch.utils.checkpoint.checkpoint(torch.relu, y, use_reentrant=False)
+        else:
+            y = torch.relu(y)
+        return self.leave(y)  # type: ignore[no-any-return]
+
+
+def test_tensors_that_require_gradients() -> None:
+    """None does while a model is recorded; what would run then is recorded as well, and nothing stays whole."""
+    before = vars(Tensor).get("requires_grad")
+    groups = engine.dependency_groups(Checkpointed(), torch.zeros(1, 3))
+    assert {group.name: group.reason for group in groups}["enter"] is None
+    assert vars(Tensor).get("requires_grad") is before
+    assert torch.zeros(1, requires_grad=True).requires_grad and not torch.zeros(1).requires_grad
