@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -155,6 +156,7 @@ SWITCHES: Mapping[str, bool] = {
 The last one is an attribute of tensors, which no tensor has where gradients are off.
 """
 
+_ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _REQUIRES_GRAD: Any = inspect.getattr_static(Tensor, "requires_grad")
 
 
@@ -216,7 +218,8 @@ class Switches:
     def _attribute(self, otherwise: bool) -> property:
         def requires_grad(tensor: Tensor) -> bool:
             own: bool = _REQUIRES_GRAD.__get__(tensor)
-            if is_library(sys._getframe(1).f_code.co_filename):
+            file = sys._getframe(1).f_code.co_filename
+            if is_library(file) or file.startswith(_ENGINE):
                 return own
             self.asked.add("requires_grad")
             return own or otherwise

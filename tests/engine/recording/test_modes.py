@@ -141,7 +141,7 @@ class Checkpointed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.leave, self.saves = nn.Linear(3, 4), nn.Linear(4, 2), False
+        self.enter, self.leave, self.saves = nn.Embedding(3, 4), nn.Linear(4, 2), False
 
     def set_saving(self, saves: bool) -> None:
         """Save memory, or do not."""
@@ -149,7 +149,7 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
-        y = self.enter(x)
+        y = self.enter(x)  # of whole numbers, which cannot require gradients
         if self.saves and y.requires_grad:
             y = torch.utils.checkpoint.checkpoint(torch.relu, y, use_reentrant=False)
         else:
@@ -160,7 +160,7 @@ class Checkpointed(nn.Module):
 def test_tensors_that_require_gradients() -> None:
     """None does while a model is recorded; what would run then is recorded as well, and nothing stays whole."""
     before = vars(Tensor).get("requires_grad")
-    groups = engine.dependency_groups(Checkpointed(), torch.zeros(1, 3))
+    groups = engine.dependency_groups(Checkpointed(), torch.zeros(1, 3, dtype=torch.int64))
     assert {group.name: group.reason for group in groups}["enter"] is None
     assert vars(Tensor).get("requires_grad") is before
     assert torch.zeros(1, requires_grad=True).requires_grad and not torch.zeros(1).requires_grad
