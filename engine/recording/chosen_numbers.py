@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import CodeType
 
 from torch import nn
@@ -14,10 +14,13 @@ from engine.recording.dataflow import Dataflow
 from engine.recording.forward_arguments import functions_that_choose
 from engine.recording.surroundings import is_own_op, use_values_around_code
 from engine.recording.untaken import UntakenBranch
-from engine.source.argument_flow import RESULT, Choices, chosen_calls
+from engine.source.argument_flow import RESULT, Choices
+from engine.source.chosen_calls import chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
 
 __all__ = ["assume_other_numbers"]
+
+_PLAIN = (ast.Attribute, ast.Constant, ast.Lambda, ast.List, ast.Name, ast.Tuple, ast.UnaryOp)
 
 
 def assume_other_numbers(
@@ -37,7 +40,7 @@ def assume_other_numbers(
         names = {name for name in (*branch.branch.assigned, RESULT) if not branch.values_of(name, {})}
         if isinstance(branch.branch.nodes[0], ast.expr) and not branch.values_read({}):
             expressions.add(branch.branch.nodes[0])
-        elif own := {name for name in names if branch.branch.values_of(None if name == RESULT else name)}:
+        elif own := {name for name in names if _are_plain(branch.branch.values_of(None if name == RESULT else name))}:
             variables.setdefault(branch.code, set()).update(own)
         else:
             continue
@@ -46,7 +49,7 @@ def assume_other_numbers(
         return
     model = modules[""]
     functions = functions_that_choose(model, variables.__contains__)
-    calls = chosen_calls(model, Choices(functions, expressions=expressions, variables=variables))
+    calls = chosen_calls(model, Choices(functions, expressions=frozenset(expressions), variables=variables))
     for node in dataflow.nodes:
         if node.site is not None and node.site.end in calls.get(node.site.code, ()) and is_own_op(modules, node):
             arguments = list(node.args.values())
@@ -58,6 +61,12 @@ def assume_other_numbers(
                 )
                 assumptions.use((v for v in (*node.inputs, *node.outputs) if not v.stored), reason)
     _assume_beside_ops(modules, dataflow, calls, assumptions)
+
+
+def _are_plain(values: Sequence[ast.expr]) -> bool:
+    """Whether expressions are numbers, texts or functions, and no results of calls."""
+    plain = (isinstance(value, _PLAIN) and getattr(value, "value", value) is not None for value in values)
+    return bool(values) and all(plain)
 
 
 def _assume_beside_ops(

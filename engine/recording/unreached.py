@@ -160,10 +160,13 @@ class _UntakenBranches:
         self._fixed.clear()
         for function, branches in by_function.items():
             own = self._open[function]
-            while more := [branch for branch in branches if branch not in own and not self._is_settled(branch)]:
+            while more := [branch for branch in branches if branch not in own and self._may_run_in_others(branch)]:
                 own += more
                 for branch, by_user in itertools.product(branches, (True, False)):
                     self._fixed.pop((branch.branch, branch.owner, by_user), None)
+
+    def _may_run_in_others(self, branch: UntakenBranch) -> bool:
+        return branch.is_interrupted or not (branch.would_fail() or self._is_settled(branch))
 
     def open(self) -> list[UntakenBranch]:
         """Return the branches that other calls may run."""

@@ -101,7 +101,15 @@ class UntakenBranch:
             function.tree, self._coverage.space, free, never_changed, ran, self.self_name, never_reassigned,
             self.code.co_filename, sized, computed,
         )  # fmt: skip
-        return self.branch.test is not None and conditions.is_fixed(self.branch.test)
+        test = self.branch.test
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            if any(self._is_false(part) and conditions.is_fixed(part) for part in test.values):
+                return True
+        return test is not None and conditions.is_fixed(test)
+
+    def _is_false(self, test: ast.expr) -> bool:
+        """Whether a condition is an attribute of the module, or of a part of it, that is false at present."""
+        return isinstance(test, ast.Attribute) and self._attribute(test) in (False, 0, "")
 
     @property
     def is_interrupted(self) -> bool:
@@ -204,6 +212,7 @@ class UntakenBranch:
         }
         return not values or all(
             any(recomputes(expr, variable, self._dataflow.functions) for variable in same)
+            or _reads_state(expr)
             or same & set(selected) >= {n for n in names_read(expr) if self._recorded_values(n)} > set()
             for expr in self.branch.values_of(None if name == RESULT else name)
         )
@@ -341,6 +350,15 @@ class UntakenBranch:
             owner = self._attribute(node.value)
             return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
         return None
+
+
+def _reads_state(expr: ast.expr) -> bool:
+    """Whether an expression only looks something up (``cache.layers[0].keys``): another call has left it there."""
+    while isinstance(expr, (ast.Attribute, ast.Subscript)):
+        expr = expr.value
+        if isinstance(expr, ast.Name):
+            return True
+    return False
 
 
 def _is_literal_size(size: ast.expr) -> bool:

@@ -19,7 +19,7 @@ from engine.source.branches import syntax_of
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
 from engine.source.sized_places import is_at
 
-__all__ = ["RESULT", "Choices", "chosen_calls", "passed_arguments"]
+__all__ = ["RESULT", "Choices", "Reader", "passed_arguments", "readers"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -32,7 +32,6 @@ _TRANSPARENT = (
 RESULT = "return"
 """Stands for what a function returns among its variables."""
 
-_COUNTS = frozenset({"range", "slice"})
 _DECISIONS = (ast.BoolOp, ast.Compare, ast.UnaryOp)
 
 
@@ -49,7 +48,7 @@ class Choices:
 
     functions: Sequence[FunctionType | MethodType] = ()
     sized: Collection[str] = ()
-    expressions: Collection[ast.AST] = ()
+    expressions: frozenset[ast.AST] = frozenset()
     variables: Mapping[CodeType, Collection[str]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -85,32 +84,25 @@ def passed_arguments(
         frozenset({'shuffle'})
     """
     result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
-    for reader in _readers(model, arguments, choices or Choices(), result):
+    for reader in readers(model, arguments, choices or Choices(), result):
         del reader
     return dict(result)
 
 
-def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[tuple[int, int], bool]]:
-    """Return the calls, operators and subscripts that get a number which code chooses.
+def readers(
+    model: nn.Module,
+    arguments: Collection[str],
+    choices: Choices,
+    result: dict[CodeType, frozenset[str]],
+    kind: type[Reader] | None = None,
+) -> Iterator[Reader]:
+    """Yield what reads each function that receives arguments; these are added to the result.
 
     Args:
-        model: the model; its forward is read, and all modules, methods and functions that this calls.
-        choices: what is chosen.
-
-    Returns:
-        Lines and columns at which they end, each with whether it may pick from a list, or count, by code of the
-        function.
+        model, arguments, choices: as for `passed_arguments`.
+        result: is extended: names of arguments by code of the function.
+        kind: class of the readers; `Reader` by default.
     """
-    result: dict[CodeType, dict[tuple[int, int], bool]] = defaultdict(dict)
-    for reader in _readers(model, (), choices, defaultdict(frozenset)):
-        result[reader.code].update(reader.chosen())
-    return result
-
-
-def _readers(
-    model: nn.Module, arguments: Collection[str], choices: Choices, result: dict[CodeType, frozenset[str]]
-) -> Iterator[_Reader]:
-    """Yield what reads each function that receives arguments; these are added to the result."""
     waiting = [(method, frozenset(arguments)) for method in functions_run_by(model)]
     waiting += [(function, frozenset()) for function in choices.functions]
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
@@ -122,7 +114,7 @@ def _readers(
         seen.add(key)
         if tree is None:
             continue
-        reader = _Reader(function, tree, names, known_results, choices)
+        reader = (kind or Reader)(function, tree, names, known_results, choices)
         yield reader
         for callee, passed in reader.passed():
             if not passed <= result[callee.__code__]:
@@ -130,7 +122,7 @@ def _readers(
             waiting.append((callee, result[callee.__code__]))
 
 
-class _Reader:
+class Reader:
     """Reads which arguments one function passes on.
 
     Args:
@@ -152,98 +144,43 @@ class _Reader:
         known_results: dict[tuple[CodeType, int, frozenset[str]], bool],
         choices: Choices,
     ) -> None:
-        self._tree, self._space, self.code = tree, inspect.unwrap(function).__globals__, function.__code__
-        self._known_results, self._choices = known_results, choices
+        self.tree, self._space, self.code = tree, inspect.unwrap(function).__globals__, function.__code__
+        self._known_results, self.choices = known_results, choices
         self._owner = function.__self__ if isinstance(function, MethodType) else None
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self._self_name = arguments[0].arg if arguments and self._owner is not None else None
-        self._bound = bindings(tree, self._self_name)
-        self._names = {*names, *choices.variables.get(self.code, ())}
-        while more := set(self._further_variables()) - self._names:
-            self._names |= more
+        self.bound = bindings(tree, self._self_name)
+        self.names = {*names, *choices.variables.get(self.code, ())}
+        while more := set(self._further_variables()) - self.names:
+            self.names |= more
 
     def _further_variables(self) -> Iterator[str]:
         """Yield further variables that hold such arguments, or constants that these choose."""
-        for name in self._bound.keys() - self._names:
-            if any(self._follows(b.value) for b in self._bound[name]):
+        for name in self.bound.keys() - self.names:
+            if any(self.follows(b.value) for b in self.bound[name]):
                 yield name
-        for test, names, _ in _constants_chosen(self._tree, self._self_name):
-            if not names <= self._names and self._follows(test):
+        for test, names, _ in _constants_chosen(self.tree, self._self_name):
+            if not names <= self.names and self.follows(test):
                 yield from names
 
     def returns(self) -> bool:
         """Whether the function returns such an argument, or a constant that one chooses."""
-        if RESULT in self._names or any(
-            self._follows(test)
-            for test, _, is_returned in _constants_chosen(self._tree, self._self_name)
-            if is_returned
+        if RESULT in self.names or any(
+            self.follows(test) for test, _, is_returned in _constants_chosen(self.tree, self._self_name) if is_returned
         ):
             return True
-        return any(self._is_chosen(value) for value in _returned_expressions(self._tree))
+        return any(self._is_chosen(value) for value in _returned_expressions(self.tree))
 
     def _is_chosen(self, value: ast.expr) -> bool:
         if isinstance(value, ast.IfExp):
             choices = value.body, value.orelse
-            if not set(choices).isdisjoint(self._choices.expressions):
-                return True
-            return any(map(self._is_chosen, choices)) or (self._follows(value.test) and any(map(_is_constant, choices)))
-        return self._follows(value)
-
-    def chosen(self) -> Iterator[tuple[tuple[int, int], bool]]:
-        """Yield the ends of calls, operators and subscripts that get such an argument, or what one chooses.
-
-        With each goes whether it may pick from a list, or count.
-        """
-        for node in ast.walk(self._tree):
-            match node:
-                case ast.Call(func=function, args=args, keywords=keywords):
-                    parts = [*args, *(keyword.value for keyword in keywords)]
-                    parts += [function] if isinstance(function, (ast.Name, ast.IfExp)) else []
-                case ast.While(test=test):
-                    parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
-                case ast.Subscript(value=value, slice=index) if not self._is_module(value):
-                    parts = [n for n in ast.walk(index) if isinstance(n, ast.expr)]
-                case ast.BinOp(left=left, right=right):
-                    parts = [left, right]
-                case ast.AugAssign(value=value):
-                    parts = [value]
-                case _:
-                    continue
-            if any(map(self._follows, parts)):
-                called: ast.expr | None = getattr(node, "func", None)
-                picks = not isinstance(node, (ast.Call, ast.BinOp)) or getattr(called, "id", "") in _COUNTS
-                end = node.test if isinstance(node, ast.While) else node
-                is_chosen = called is not None and self._follows(called)
-                yield (end.end_lineno or end.lineno, end.end_col_offset or 0), picks or is_chosen
-
-    def _is_number(self, value: ast.expr, depth: int = 3) -> bool:
-        """Whether an expression is a number, computed from sizes, attributes, and such arguments."""
-        match value:
-            case ast.Constant() | ast.Attribute():
-                return True
-            case ast.Name(id=name):
-                bound = [binding.value for binding in self._bound.get(name, ())]
-                return (
-                    name in self._names or bool(bound and depth) and all(self._is_number(b, depth - 1) for b in bound)
-                )
-            case ast.Subscript(value=ast.Attribute(attr="shape")) | ast.Call(func=ast.Attribute(attr="size")):
-                return True
-            case ast.Call(func=ast.Name(id=name), args=args):
-                return name in vars(builtins) and all(self._is_number(a, depth) for a in args)
-            case ast.BinOp(left=left, right=right):
-                return self._is_number(left, depth) and self._is_number(right, depth)
-            case ast.Tuple(elts=elements) | ast.List(elts=elements):
-                return all(self._is_number(element, depth) for element in elements)
-            case ast.UnaryOp(operand=operand):
-                return self._is_number(operand, depth)
-            case ast.IfExp(body=body, orelse=orelse):
-                return self._is_number(body, depth) and self._is_number(orelse, depth)
-        return False
+            return any(map(self._is_chosen, choices)) or (self.follows(value.test) and any(map(_is_constant, choices)))
+        return self.follows(value)
 
     def passed(self) -> Iterator[tuple[FunctionType | MethodType, frozenset[str]]]:
         """Yield the functions and methods that it calls with such arguments, with the names that these have there."""
-        for call in _calls(self._tree):
-            if not any(map(self._follows, (*call.args, *(keyword.value for keyword in call.keywords)))):
+        for call in _calls(self.tree):
+            if not any(map(self.follows, (*call.args, *(keyword.value for keyword in call.keywords)))):
                 continue
             first = [a for a in call.args[:1] if not (isinstance(a, ast.Name) and a.id == self._self_name)]
             wrapped = [(function, call.args[1:]) for function in first]  # checkpoint(block, x, flag)
@@ -270,48 +207,53 @@ class _Reader:
         positional = [p.name for p in parameters if p.kind in _POSITIONAL]
         rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
         for place, value in enumerate(arguments):
-            if self._follows(value):
+            if self.follows(value):
                 several = isinstance(value, ast.Starred)
                 yield from (positional + rest)[place:] if several else positional[place : place + 1] or rest
+        options = [
+            p.name for p in parameters if p.default is not p.empty and p.name not in positional[: len(arguments)]
+        ]
         others = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
         named = {p.name for p in parameters} - {*rest, *others}
-        options = named - {*positional[: len(arguments)], *(keyword.arg for keyword in keywords)}
         for keyword in keywords:
-            if self._follows(keyword.value):
+            if self.follows(keyword.value):
                 own = [keyword.arg] if keyword.arg in named else others
-                yield from [*options, *others] if keyword.arg is None else own
+                yield from [*options, *self._keys(keyword.value), *others] if keyword.arg is None else own
 
-    def _follows(self, value: ast.expr) -> bool:
+    def _keys(self, value: ast.expr) -> Iterator[str]:
+        """Yield the keys under which displays of a dictionary have such an argument."""
+        bound = [binding.value for binding in self.bound.get(value.id, ())] if isinstance(value, ast.Name) else [value]
+        for display in bound:
+            pairs = zip(display.keys, display.values, strict=True) if isinstance(display, ast.Dict) else ()
+            yield from (k.value for k, v in pairs if isinstance(k, ast.Constant) and self.follows(v))  # type: ignore[misc]
+
+    def follows(self, value: ast.expr) -> bool:
         """Whether a value is an argument of forward, or is chosen by some without being computed from features."""
         if isinstance(value, ast.Name):
-            return value.id in self._names
-        choices = self._choices
+            return value.id in self.names
+        choices = self.choices
         if choices.sized and _is_number_or_decision(value) and is_at(value, self.code.co_filename, choices.sized):
             return True
-        if isinstance(value, ast.IfExp) and not {value.body, value.orelse}.isdisjoint(choices.expressions):
-            return True
-        if isinstance(value, ast.BinOp) and all(map(self._is_number, (value.left, value.right))):
-            return self._follows(value.left) or self._follows(value.right)
         if isinstance(value, ast.Call):
-            if choices.functions and self._returns_argument(value):
+            if choices.functions and self.returns_argument(value):
                 return True
-            if isinstance(value.func, ast.Attribute) and self._follows(value.func.value):
+            if isinstance(value.func, ast.Attribute) and self.follows(value.func.value):
                 return True
             parts = (*value.args, *(keyword.value for keyword in value.keywords))
-            if not any(map(self._follows, parts)):
+            if not any(map(self.follows, parts)):
                 return False
-            return isinstance(value.func, ast.Name) and value.func.id in vars(builtins) or self._returns_argument(value)
-        if isinstance(value, ast.Attribute) and path_of(value) in self._names:
+            return isinstance(value.func, ast.Name) and value.func.id in vars(builtins) or self.returns_argument(value)
+        if isinstance(value, ast.Attribute) and path_of(value) in self.names:
             return True
         inner = (c for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))
-        return isinstance(value, _TRANSPARENT) and any(map(self._follows, inner))
+        return isinstance(value, _TRANSPARENT) and any(map(self.follows, inner))
 
-    def _returns_argument(self, call: ast.Call) -> bool:
+    def returns_argument(self, call: ast.Call) -> bool:
         """Whether a call with such arguments creates an object from them, or runs a function that returns them."""
         for candidate in self._candidates(call.func):
             if isinstance(candidate, type) and not issubclass(candidate, (nn.Module, Tensor)):
                 return True
-        callees = () if self._is_module(call.func) else self._callees(call.func, call.args)
+        callees = () if self.is_module(call.func) else self._callees(call.func, call.args)
         return any(
             self._function_returns_argument(callee, frozenset(self._arguments(callee, rest, call.keywords)))
             for callee, rest in callees
@@ -320,13 +262,15 @@ class _Reader:
     def _function_returns_argument(self, callee: FunctionType | MethodType, names: frozenset[str]) -> bool:
         """Whether a function that receives such arguments under some names returns one; a recursive one does not."""
         key = callee.__code__, id(getattr(callee, "__self__", None)), names
-        tree = syntax_of(callee.__code__) if names or callee.__code__ in self._choices.codes else None
+        tree = syntax_of(callee.__code__) if names or callee.__code__ in self.choices.codes else None
         if key not in self._known_results and tree is not None:
             self._known_results[key] = False
-            self._known_results[key] = _Reader(callee, tree, names, self._known_results, self._choices).returns()
+            reader = type(self)(callee, tree, names, self._known_results, self.choices)
+            self._known_results[key] = reader.returns()
         return self._known_results.get(key, False)
 
-    def _is_module(self, node: ast.expr) -> bool:
+    def is_module(self, node: ast.expr) -> bool:
+        """Whether an expression may be a module of the network."""
         return any(isinstance(candidate, nn.Module) for candidate in self._candidates(node))
 
     def _candidates(self, node: ast.expr, depth: int = 3) -> Iterator[Any]:
@@ -345,10 +289,10 @@ class _Reader:
     def _variable(self, name: str, depth: int) -> Iterator[Any]:
         if name == self._self_name:
             yield self._owner
-        elif not any(b.replaces for b in self._bound.get(name, ())):
+        elif not any(b.replaces for b in self.bound.get(name, ())):
             yield self._space.get(name)
         elif depth:
-            values = (part for binding in self._bound[name] for part in parts(binding.value))
+            values = (part for binding in self.bound[name] for part in parts(binding.value))
             for candidate in (h for value in values for h in self._candidates(value, depth - 1)):
                 yield candidate
                 yield from items(candidate)

@@ -352,7 +352,7 @@ def _no_base_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_flow._Reader, "_returns_argument", lambda self, call: False)
+    monkeypatch.setattr(argument_flow.Reader, "returns_argument", lambda self, call: False)
 
 
 def _no_constants(monkeypatch: pytest.MonkeyPatch) -> None:

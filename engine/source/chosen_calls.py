@@ -1,0 +1,113 @@
+"""Calls, operators and subscripts that get a number which code chooses: through variables, arguments and results."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from types import CodeType
+
+from torch import nn
+
+from engine.source.argument_flow import RESULT, Choices, Reader, readers
+
+__all__ = ["chosen_calls"]
+
+_COUNTS = frozenset({"range", "slice"})
+_CONTAINERS = (ast.Dict, ast.List, ast.NamedExpr, ast.Starred, ast.Tuple)
+
+
+def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mapping[tuple[int, int], bool]]:
+    """Return the calls, operators and subscripts that get a number which code chooses.
+
+    Args:
+        model: the model; its forward is read, and all modules, methods and functions that this calls.
+        choices: what is chosen.
+
+    Returns:
+        Lines and columns at which they end, each with whether it may pick from a list, or count, by code of the
+        function.
+    """
+    result: dict[CodeType, dict[tuple[int, int], bool]] = defaultdict(dict)
+    for reader in readers(model, (), choices, defaultdict(frozenset), _NumberReader):
+        if isinstance(reader, _NumberReader):
+            result[reader.code].update(reader.chosen())
+    return result
+
+
+class _NumberReader(Reader):
+    """Reads which numbers one function passes on; what is computed from features is none."""
+
+    def follows(self, value: ast.expr) -> bool:
+        """Whether a value is a number, a text or a function that code chooses, or is computed from one."""
+        match value:
+            case ast.Name(id=name):
+                return name in self.names
+            case ast.IfExp(body=body, orelse=orelse):
+                parts: list[ast.expr] = [body, orelse]
+                return not self.choices.expressions.isdisjoint(parts) or any(map(self.follows, parts))
+            case ast.BinOp(left=left, right=right):
+                return all(map(self._is_number, (left, right))) and (self.follows(left) or self.follows(right))
+            case ast.UnaryOp(operand=operand):
+                return self.follows(operand)
+            case ast.Call(func=function, args=args):
+                if isinstance(function, ast.Name) and function.id in vars(builtins):
+                    return any(map(self.follows, args))
+                return self.returns_argument(value)
+        inner = (child for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+        return isinstance(value, _CONTAINERS) and any(map(self.follows, inner))
+
+    def returns(self) -> bool:
+        """Whether the function returns such a number."""
+        results = (n.value for n in ast.walk(self.tree) if isinstance(n, ast.Return) and n.value is not None)
+        return RESULT in self.names or any(map(self.follows, results))
+
+    def chosen(self) -> Iterator[tuple[tuple[int, int], bool]]:
+        """Yield the ends of calls, operators and subscripts that get such an argument, or what one chooses.
+
+        With each goes whether it may pick from a list, or count.
+        """
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Call(func=function, args=args, keywords=keywords):
+                    parts = [*args, *(keyword.value for keyword in keywords)]
+                    parts += [function] if isinstance(function, (ast.Name, ast.IfExp)) else []
+                case ast.While(test=test):
+                    parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
+                case ast.Subscript(value=value, slice=index) if not self.is_module(value):
+                    parts = [n for n in ast.walk(index) if isinstance(n, ast.expr)]
+                case ast.BinOp(left=left, right=right):
+                    parts = [left, right]
+                case ast.AugAssign(value=value):
+                    parts = [value]
+                case _:
+                    continue
+            if any(map(self.follows, parts)):
+                called: ast.expr | None = getattr(node, "func", None)
+                picks = not isinstance(node, (ast.Call, ast.BinOp)) or getattr(called, "id", "") in _COUNTS
+                end = node.test if isinstance(node, ast.While) else node
+                is_chosen = called is not None and self.follows(called)
+                yield (end.end_lineno or end.lineno, end.end_col_offset or 0), picks or is_chosen
+
+    def _is_number(self, value: ast.expr, depth: int = 3) -> bool:
+        """Whether an expression is a number, computed from sizes, attributes, and such arguments."""
+        match value:
+            case ast.Constant() | ast.Attribute():
+                return True
+            case ast.Name(id=name):
+                bound = [binding.value for binding in self.bound.get(name, ())]
+                return name in self.names or bool(bound and depth) and all(self._is_number(b, depth - 1) for b in bound)
+            case ast.Subscript(value=ast.Attribute(attr="shape")) | ast.Call(func=ast.Attribute(attr="size")):
+                return True
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return name in vars(builtins) and all(self._is_number(a, depth) for a in args)
+            case ast.BinOp(left=left, right=right):
+                return self._is_number(left, depth) and self._is_number(right, depth)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                return all(self._is_number(element, depth) for element in elements)
+            case ast.UnaryOp(operand=operand):
+                return self._is_number(operand, depth)
+            case ast.IfExp(body=body, orelse=orelse):
+                return self._is_number(body, depth) and self._is_number(orelse, depth)
+        return False
