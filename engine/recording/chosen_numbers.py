@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import CodeType
 
 from torch import nn
@@ -20,8 +20,6 @@ from engine.source.sizes import booleans_in, numbers_in
 
 __all__ = ["assume_other_numbers"]
 
-_PLAIN = (ast.Attribute, ast.Constant, ast.Lambda, ast.List, ast.Name, ast.Tuple, ast.UnaryOp)
-
 
 def assume_other_numbers(
     branches: Iterable[UntakenBranch], modules: Mapping[str, nn.Module], dataflow: Dataflow, assumptions: Assumptions
@@ -37,14 +35,16 @@ def assume_other_numbers(
     expressions: set[ast.AST] = set()
     variables: dict[CodeType, set[str]] = {}
     for branch in branches:
-        names = {name for name in (*branch.branch.assigned, RESULT) if not branch.values_of(name, {})}
-        if isinstance(branch.branch.nodes[0], ast.expr) and not branch.values_read({}):
-            expressions.add(branch.branch.nodes[0])
-        elif own := {name for name in names if _are_plain(branch.branch.values_of(None if name == RESULT else name))}:
-            variables.setdefault(branch.code, set()).update(own)
-        else:
+        choice = branch.branch.nodes[0]
+        if isinstance(choice, ast.expr):
+            if _is_plain(choice, branch.code):
+                expressions.add(choice)
+                variables.setdefault(branch.code, set())
             continue
-        variables.setdefault(branch.code, set())
+        for name in {*branch.branch.assigned, RESULT} - {branch.self_name}:
+            values = branch.branch.values_of(None if name == RESULT else name)
+            if values and not branch.values_of(name, {}) and all(_is_plain(value, branch.code) for value in values):
+                variables.setdefault(branch.code, set()).add(name)
     if not variables:
         return
     model = modules[""]
@@ -63,10 +63,17 @@ def assume_other_numbers(
     _assume_beside_ops(modules, dataflow, calls, assumptions)
 
 
-def _are_plain(values: Sequence[ast.expr]) -> bool:
-    """Whether expressions are numbers, texts or functions, and no results of calls."""
-    plain = (isinstance(value, _PLAIN) and getattr(value, "value", value) is not None for value in values)
-    return bool(values) and all(plain)
+def _is_plain(value: ast.expr, code: CodeType) -> bool:
+    """Whether an expression is a number, a text or a function, and no variable or result of a call."""
+    if isinstance(value, ast.Constant):
+        return value.value is not None
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return all(_is_plain(item, code) for item in value.elts)
+    if isinstance(value, ast.UnaryOp):
+        return _is_plain(value.operand, code)
+    if isinstance(value, ast.Name):
+        return value.id not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    return isinstance(value, (ast.Attribute, ast.Lambda))
 
 
 def _assume_beside_ops(

@@ -202,7 +202,8 @@ class UntakenBranch:
         """
         selected = self.indexed_beside_channels() if selecting else set()
         names = set(self.branch.assigned) | ({RESULT} if self.branch.returns else set())
-        return {name for name in names if not self._follows_from_replaced(name, selected)}
+        recomputed = {name for name, effect in self.effects().items() if effect is not Effect.USES}
+        return {name for name in names - recomputed if not self._follows_from_replaced(name, selected)}
 
     def _follows_from_replaced(self, name: str, selected: Collection[str]) -> bool:
         """Whether what it assigns to a variable is computed entry by entry from what that holds otherwise."""
