@@ -238,7 +238,7 @@ class _UntakenBranches:
         return frozenset(
             self._reshaped_to_literals(branch)
             | branch.passed_through()
-            | (used - branch.passed_on())
+            | (used - branch.passed_on(elsewhere=not self._is_opened_by_size(branch)))
             | self._variables_of_other_calls(branch, values_read)
         )
 
@@ -313,7 +313,11 @@ class _UntakenBranches:
         others = self._open.get((branch.code, branch.owner), ())
         return any(other.branch.contains(node) for other in others if other is not branch)
 
-    def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False) -> bool:
+    def _is_opened_by_size(self, branch: UntakenBranch) -> bool:
+        """Whether a branch would be settled if no sizes decided otherwise for other inputs."""
+        return self._is_fixed_by_code(branch, at_all_sizes=False)
+
+    def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False, at_all_sizes: bool = True) -> bool:
         """Whether the code fixes a condition; ``types_agree``: if all that ops compute is of one type in every call."""
         if branch.code.co_filename not in self._files:
             return True
@@ -326,7 +330,10 @@ class _UntakenBranches:
         def computed(variable: ast.Name) -> bool:
             return branch.types.are_computed(variable) and (types_agree or not self._types_matter)
 
-        free, may_run = self._undeclared(branch, names), functools.partial(self._may_run, branch)
+        free = self._undeclared(branch, names)
+        if not at_all_sizes:
+            return branch.is_fixed(free, never_changed, never_reassigned, computed=computed)
+        may_run = functools.partial(self._may_run, branch)
         return branch.is_fixed(free, never_changed, never_reassigned, self._runs.sized, may_run, computed)
 
     def _other_types_lead_elsewhere(self) -> bool:
