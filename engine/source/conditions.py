@@ -126,7 +126,9 @@ class Conditions:
                 values += [condition for binding in own for condition in self._conditions_of(binding.node)]
             return not is_open and all(value is not None and self._fixed(value, visited) for value in values)
         value = self.space.get(name, vars(builtins).get(name, _MISSING))
-        return isinstance(value, _FIXED_KINDS)  # a variable of an enclosing function is not looked up
+        if value is _MISSING:  # a variable of an enclosing function, which a size may decide
+            return not self.sized
+        return isinstance(value, _FIXED_KINDS)
 
     def _conditions_of(self, node: ast.AST) -> Sequence[ast.expr | None]:
         """Return the conditions under which a statement runs; None stands for an error."""

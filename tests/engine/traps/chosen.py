@@ -7,6 +7,7 @@ tries them. Whatever would run there, or run otherwise, keeps its channels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.recording import forward_arguments, other_sizes, unreached, untaken
-from engine.source import conditions
+from engine.source.conditions import Conditions
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -277,6 +278,13 @@ TRAPS = [
     _trap("levels by size", LEVELS, _levels, (6, 9)),
 ]  # fmt: skip
 
+_NAME = Conditions._name
+
+
+def _settled_name(self: Conditions, name: str, *others: Any) -> bool:
+    return _NAME(replace(self, sized=()), name, *others)
+
+
 _NOTHING: Any = lambda *args, **kwargs: None  # noqa: E731
 
 ABLATIONS = [
@@ -297,7 +305,7 @@ ABLATIONS = [
     ),
     Ablation(
         "variables of enclosing functions",
-        lambda patch: patch.setattr(conditions, "_FIXED_KINDS", (*conditions._FIXED_KINDS, type(conditions._MISSING))),
+        lambda patch: patch.setattr(Conditions, "_name", _settled_name),
         "a size decides for a nested function",
     ),
     Ablation(
