@@ -170,7 +170,8 @@ class Snapshot:
 
     def _holds_owner(self, value: Any, depth: int = 3) -> bool:
         for other in list((_table(value) or {}).values()):  # a look at one may fill another
-            if other is self._owner:
+            held = vars(other).values() if isinstance(other, types.ModuleType) else [other]
+            if any(value is self._owner for value in list(held)):
                 return True
             kind = self._kind_of(type(other)) if depth else None
             if kind is not None and kind.may_hold and self._holds_owner(other, depth - 1):

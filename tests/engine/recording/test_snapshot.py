@@ -325,6 +325,17 @@ def test_what_holds_the_model_is_no_part_of_it() -> None:
     assert trainer.steps == [0, 1]
 
 
+def test_what_runs_the_file_of_the_model_is_no_part_of_it() -> None:
+    """A runner of tests or of a notebook has the Python module, of which the model is a global."""
+    model, module = nn.Sequential(nn.Linear(2, 2)), types.ModuleType("notebook")
+    module.model = model  # type: ignore[attr-defined]
+    runner = types.SimpleNamespace(module=module, steps=[0])
+    snapshot = Snapshot([runner], model)
+    runner.steps.append(1)
+    snapshot.restore()
+    assert runner.steps == [0, 1]
+
+
 def test_what_did_not_change_is_not_written() -> None:
     """Neither a list that counts nor a tensor."""
     tensor, log = torch.ones(3), Log([1])
