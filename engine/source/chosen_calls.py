@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from types import CodeType
 
-from torch import nn
+from torch import Tensor, nn
 
 from engine.source.argument_flow import RESULT, Choices, Reader, readers
 
@@ -85,7 +85,7 @@ class _NumberReader(Reader):
                     continue
             if any(map(self.follows, parts)):
                 called: ast.expr | None = getattr(node, "func", None)
-                picks = not isinstance(node, (ast.Call, ast.BinOp)) or getattr(called, "id", "") in _COUNTS
+                picks = not isinstance(node, (ast.Call, ast.BinOp)) or _may_do_nothing(called)
                 end = node.test if isinstance(node, ast.While) else node
                 is_chosen = called is not None and self.follows(called)
                 yield (end.end_lineno or end.lineno, end.end_col_offset or 0), picks or is_chosen
@@ -111,3 +111,10 @@ class _NumberReader(Reader):
             case ast.IfExp(body=body, orelse=orelse):
                 return self._is_number(body, depth) and self._is_number(orelse, depth)
         return False
+
+
+def _may_do_nothing(called: ast.expr | None) -> bool:
+    """Whether a call counts, or runs no op with some numbers: a tensor stays itself in ``x.to(dtype)``."""
+    if isinstance(called, ast.Attribute):
+        return hasattr(Tensor, called.attr)
+    return isinstance(called, ast.Name) and called.id in _COUNTS

@@ -189,6 +189,11 @@ def _part(net: _Net, y: Tensor) -> Tensor:
     return net.one(y) + y[:, :count].sum(1, keepdim=True)  # type: ignore[no-any-return]
 
 
+def _dtype(net: _Net, y: Tensor) -> Tensor:
+    kind = torch.int64 if _is_special(y) else y.dtype
+    return (net.one(y) * 10).to(kind).to(y.dtype)  # type: ignore[no-any-return]
+
+
 def _item(net: _Net, y: Tensor) -> Tensor:
     return [net.one(y), net.other(y)][1 if _is_special(y) else 0].tanh()  # type: ignore[no-any-return]
 
@@ -267,6 +272,7 @@ TRAPS = [
     _trap("an amount of padding for one size", SHIFTS, _amount),
     _trap("a dimension for one size", SHIFTS, _dimension),
     _trap("a part of the channels for one size", SHIFTS, _part),
+    _trap("a dtype for one size", SHIFTS, _dtype),
     _trap("an item of a list for one size", SHIFTS, _item),
     _trap("rounds by size", LEVELS, _rounds),
     _trap("rounds by size, counted", LEVELS, _rounds_counted),
