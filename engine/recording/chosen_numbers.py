@@ -14,7 +14,8 @@ from engine.recording.dataflow import Dataflow
 from engine.recording.forward_arguments import functions_that_choose
 from engine.recording.surroundings import is_own_op, use_values_around_code
 from engine.recording.untaken import UntakenBranch
-from engine.source.argument_flow import RESULT, Choices
+from engine.source.argument_flow import Choices
+from engine.source.branches import RESULT
 from engine.source.chosen_calls import chosen_calls
 from engine.source.sizes import booleans_in, numbers_in
 
@@ -42,7 +43,7 @@ def assume_other_numbers(
                 variables.setdefault(branch.code, set())
             continue
         for name in {*branch.branch.assigned, RESULT} - {branch.self_name}:
-            values = branch.branch.values_of(None if name == RESULT else name)
+            values = branch.branch.values_of(name)
             if values and not branch.values_of(name, {}) and all(_is_plain(value, branch.code) for value in values):
                 variables.setdefault(branch.code, set()).add(name)
     if not variables:

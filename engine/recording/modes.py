@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from engine.program.stored import distinct_modules
 from engine.recording.model_code import module_namespaces
-from engine.source.sites import is_exchanged, is_library
+from engine.source.sites import ENGINE, is_exchanged, is_library
 
 __all__ = ["SWITCHES", "Calls", "Switches", "may_differ", "watched"]
 
@@ -156,7 +156,6 @@ SWITCHES: Mapping[str, bool] = {
 The last one is an attribute of tensors, which no tensor has where gradients are off.
 """
 
-_ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _REQUIRES_GRAD: Any = inspect.getattr_static(Tensor, "requires_grad")
 
 
@@ -216,10 +215,12 @@ class Switches:
                 space[key] = own[name]
 
     def _attribute(self, otherwise: bool) -> property:
+        thread = threading.get_ident()  # others go on beside the recording
+
         def requires_grad(tensor: Tensor) -> bool:
             own: bool = _REQUIRES_GRAD.__get__(tensor)
             file = sys._getframe(1).f_code.co_filename
-            if is_library(file) or file.startswith(_ENGINE):
+            if is_library(file) or file.startswith(ENGINE) or threading.get_ident() != thread:
                 return own
             self.asked.add("requires_grad")
             return own or otherwise

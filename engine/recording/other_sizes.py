@@ -60,15 +60,15 @@ class OtherSizes:
 
     Args:
         numbers: returns the integer attributes of modules, by module and name.
-        is_cut_off_anew: whether the last run caught an error where no run before did.
+        caught_new_error: whether the last run caught an error where no run before did.
     """
 
     def __init__(
         self,
         numbers: Callable[[], Mapping[tuple[str, str], int]] = dict,
-        is_cut_off_anew: Callable[[], bool] = lambda: False,
+        caught_new_error: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._is_cut_off_anew = is_cut_off_anew
+        self._caught_new_error = caught_new_error
         self.rejections = Rejections(numbers)
         self._inputs: list[tuple[int, ...]] = []
         self.varying: set[tuple[int, tuple[str, int]]] = set()
@@ -310,7 +310,7 @@ class OtherSizes:
         self._note(guards)
         self._accepted.add(self._changed)
         steps = steps_of(nodes)
-        new = kept or bool(steps - self._steps) or self._is_cut_off_anew()
+        new = kept or bool(steps - self._steps) or self._caught_new_error()
         for call, node in calls_by_place(nodes).items():
             earlier_node = self._calls.get(call)
             if earlier_node is not None:

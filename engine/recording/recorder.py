@@ -66,8 +66,8 @@ class Recorder(Versions, TorchDispatchMode):
 
     # ------------------------------------------------------------------ a run
 
-    def _is_cut_off_anew(self) -> bool:
-        return self.coverage.is_cut_off_anew
+    def _caught_new_error(self) -> bool:
+        return self.coverage.caught_new_error
 
     def _forget(self) -> None:
         super()._forget()

@@ -48,9 +48,9 @@ class Tape:
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
         self.notes: list[str] = []
-        self.others = OtherSizes(self._integers, self._is_cut_off_anew)
+        self.others = OtherSizes(self._integers, self._caught_new_error)
 
-    def _is_cut_off_anew(self) -> bool:
+    def _caught_new_error(self) -> bool:
         return False
 
     def _integers(self) -> dict[tuple[str, str], int]:

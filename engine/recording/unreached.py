@@ -32,8 +32,8 @@ from engine.recording.model_code import source_files
 from engine.recording.mutability import Mutability
 from engine.recording.surroundings import use_values_around_code
 from engine.recording.untaken import UntakenBranch
-from engine.source.branches import Branch
-from engine.source.coverage import RESULT, CoverageTracer, FunctionCoverage
+from engine.source.branches import RESULT, Branch
+from engine.source.coverage import CoverageTracer, FunctionCoverage
 from engine.source.effects import Effect, Functions
 
 __all__ = ["RecordedRuns", "assumptions_about_unreached_code"]

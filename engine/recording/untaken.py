@@ -18,9 +18,9 @@ from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
 from engine.recording.model_code import code_of, methods_of
 from engine.source.bindings import bindings
-from engine.source.branches import Branch
+from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
-from engine.source.coverage import RESULT, FunctionCoverage
+from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, recomputes
 from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
@@ -109,7 +109,8 @@ class UntakenBranch:
 
     def _is_false(self, test: ast.expr) -> bool:
         """Whether a condition is an attribute of the module, or of a part of it, that is false at present."""
-        return isinstance(test, ast.Attribute) and self._attribute(test) in (False, 0, "")
+        held = self._attribute(test) if isinstance(test, ast.Attribute) else None
+        return isinstance(held, (bool, int, str)) and not held
 
     @property
     def is_interrupted(self) -> bool:
@@ -127,9 +128,8 @@ class UntakenBranch:
         space, tree = self._coverage.space, self._coverage.function.tree
         if any(isinstance(n, ast.Try) for n in ast.walk(tree)):  # what it computes before the error may be used
             return False
-        return any(
-            n not in space and not hasattr(builtins, n) for n in globals_used(tuple(self.branch.nodes), self.code)
-        )
+        names = globals_used(tuple(self.branch.nodes), self.code)
+        return any(name not in space and not hasattr(builtins, name) for name in names)
 
     def _lacks_attribute(self, nodes: Sequence[ast.AST]) -> bool:
         """Whether code uses an attribute of the module that is None or missing."""
@@ -213,10 +213,21 @@ class UntakenBranch:
         }
         return not values or all(
             any(recomputes(expr, variable, self._dataflow.functions) for variable in same)
-            or _reads_state(expr)
+            or self._reads_state(expr)
             or same & set(selected) >= {n for n in names_read(expr) if self._recorded_values(n)} > set()
-            for expr in self.branch.values_of(None if name == RESULT else name)
+            for expr in self.branch.values_of(name)
         )
+
+    def _reads_state(self, expr: ast.expr) -> bool:
+        """Whether an expression looks something up in an object of the caller's: ``cache.layers[0].keys``.
+
+        Another call has left it there. What the module itself holds, and what was computed in this call, is none.
+        """
+        root = expr
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
+            root = root.value
+        computed = any(self._recorded_values(name) for name in names_read(expr))
+        return root is not expr and isinstance(root, ast.Name) and root.id != self.self_name and not computed
 
     def returns_variable(self) -> bool:
         """Whether it returns a variable as it is, or in a container."""
@@ -363,15 +374,6 @@ class UntakenBranch:
             owner = self._attribute(node.value)
             return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
         return None
-
-
-def _reads_state(expr: ast.expr) -> bool:
-    """Whether an expression only looks something up (``cache.layers[0].keys``): another call has left it there."""
-    while isinstance(expr, (ast.Attribute, ast.Subscript)):
-        expr = expr.value
-        if isinstance(expr, ast.Name):
-            return True
-    return False
 
 
 def _is_literal_size(size: ast.expr) -> bool:

@@ -10,16 +10,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from engine.source.bindings import bindings, path_of
-from engine.source.branches import syntax_of
+from engine.source.branches import RESULT, syntax_of
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
 from engine.source.sized_places import is_at
 
-__all__ = ["RESULT", "Choices", "Reader", "passed_arguments", "readers"]
+__all__ = ["Choices", "Reader", "passed_arguments", "read"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -29,8 +29,7 @@ _TRANSPARENT = (
 )  # fmt: skip
 """Expressions that depend on an argument if one of their parts does."""
 
-RESULT = "return"
-"""Stands for what a function returns among its variables."""
+SomeReader = TypeVar("SomeReader", bound="Reader")
 
 _DECISIONS = (ast.BoolOp, ast.Compare, ast.UnaryOp)
 
@@ -83,30 +82,27 @@ def passed_arguments(
         >>> passed_arguments(Net(), {"flag"})[Block.forward.__code__]
         frozenset({'shuffle'})
     """
-    result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
-    for reader in readers(model, arguments, choices or Choices(), result):
-        del reader
-    return dict(result)
+    return read(model, arguments, choices or Choices(), Reader)[1]
 
 
-def readers(
-    model: nn.Module,
-    arguments: Collection[str],
-    choices: Choices,
-    result: dict[CodeType, frozenset[str]],
-    kind: type[Reader] | None = None,
-) -> Iterator[Reader]:
-    """Yield what reads each function that receives arguments; these are added to the result.
+def read(
+    model: nn.Module, arguments: Collection[str], choices: Choices, kind: type[SomeReader]
+) -> tuple[list[SomeReader], Mapping[CodeType, frozenset[str]]]:
+    """Read the functions that receive arguments of forward, or values that these choose.
 
     Args:
         model, arguments, choices: as for `passed_arguments`.
-        result: is extended: names of arguments by code of the function.
-        kind: class of the readers; `Reader` by default.
+        kind: class of the readers.
+
+    Returns:
+        A reader for each function and choice of its arguments, and what `passed_arguments` returns.
     """
+    result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
     waiting = [(method, frozenset(arguments)) for method in functions_run_by(model)]
     waiting += [(function, frozenset()) for function in choices.functions]
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
     known_results: dict[tuple[CodeType, int, frozenset[str]], bool] = {}
+    readers: list[SomeReader] = []
     while waiting:
         function, names = waiting.pop()
         key = function.__code__, id(getattr(function, "__self__", None)), names
@@ -114,12 +110,12 @@ def readers(
         seen.add(key)
         if tree is None:
             continue
-        reader = (kind or Reader)(function, tree, names, known_results, choices)
-        yield reader
-        for callee, passed in reader.passed():
+        readers.append(kind(function, tree, names, known_results, choices))
+        for callee, passed in readers[-1].passed():
             if not passed <= result[callee.__code__]:
                 result[callee.__code__] |= passed
             waiting.append((callee, result[callee.__code__]))
+    return readers, dict(result)
 
 
 class Reader:

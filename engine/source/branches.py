@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from engine.source.bindings import Binding, bindings
 from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
 from engine.source.instructions import instructions, named_instructions, positions
 
-__all__ = ["Branch", "FunctionBranches", "branches_of", "syntax_of"]
+__all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of", "syntax_of"]
+
+RESULT = "return"
+"""Stands for what a function returns among its variables."""
 
 _NO_COMPUTATION = (ast.Raise, ast.Assert, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 _LAST_INSTRUCTIONS = {
@@ -93,35 +97,31 @@ class Branch:
         return frozenset(t.id for n in same for t in n.targets if isinstance(t, ast.Name))
 
     @functools.cached_property
+    def _bindings(self) -> Mapping[str, tuple[Binding, ...]]:
+        return bindings(ast.Module([*self.nodes], []))  # type: ignore[list-item]
+
+    @functools.cached_property
+    def _statement_targets(self) -> frozenset[str]:
+        """Variables that the statement assigns which an expression is part of."""
+        return frozenset() if self.statement is None else frozenset(bindings(self.statement))
+
+    @functools.cached_property
     def assigned(self) -> frozenset[str]:
         """Variables that hold something else where it runs."""
-        statements = (*self.syntax, self.statement)
-        own = [n for n in statements if isinstance(n, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr))]
-        targets = [t for n in own for t in (n.targets if isinstance(n, ast.Assign) else [n.target])]
-        return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)) | self.targets
+        bound = self._bindings.keys() | self._statement_targets
+        return frozenset(name for name in bound if "." not in name) | self.targets
 
-    def values_of(self, name: str | None) -> list[ast.expr]:
-        """Return the expressions that it assigns to a variable, as a whole or in part, or that it returns.
+    def values_of(self, name: str) -> list[ast.expr]:
+        """Return the expressions that it assigns to a variable; in a tuple those of which the variable holds a part.
 
         Args:
-            name: the variable; None for what it returns.
+            name: the variable, or `RESULT` for what it returns.
         """
-        if isinstance(self.nodes[0], ast.expr) and self.statement is not None:
-            return [self.nodes[0]]
-        if name is None:
-            return [n.value for n in self.syntax if isinstance(n, ast.Return) and n.value is not None]
-        kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
-        values: list[ast.expr] = []
-        for node in (n for n in self.syntax if isinstance(n, kinds)):
-            if node.value is None:
-                continue
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(n, ast.Name) and n.id == name for target in targets for n in ast.walk(target)):
-                whole = all(isinstance(target, ast.Name) for target in targets)
-                if isinstance(node, ast.AugAssign):
-                    values.append(ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value))
-                else:
-                    values.append(node.value if whole else ast.Tuple([node.value], ast.Load()))
+        values = [_bound_value(name, binding) for binding in self._bindings.get(name, ())]
+        if isinstance(self.nodes[0], ast.expr) and (name in self._statement_targets or name == RESULT):
+            values.append(self.nodes[0])
+        if name == RESULT:
+            values += [n.value for n in self.syntax if isinstance(n, ast.Return) and n.value is not None]
         return values
 
     @functools.cached_property
@@ -133,8 +133,10 @@ class Branch:
     @functools.cached_property
     def computes_nothing(self) -> bool:
         """Whether it is a condition, or only raises, warns, logs or imports."""
-        if self.is_condition or any(isinstance(node, ast.Raise) for node in self.nodes):
+        if any(isinstance(node, ast.Raise) for node in self.nodes):
             return True
+        if self.is_condition:
+            return not self.assigned
         return all(isinstance(node, _NO_COMPUTATION) or _is_report(node) for node in self.nodes)
 
 
@@ -332,6 +334,21 @@ class FunctionBranches:
                 yield from self._branches_of_block([child], None)
             else:
                 yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
+
+
+def _bound_value(name: str, binding: Binding) -> ast.expr:
+    """Return what a binding assigns to a variable, in a tuple if the variable holds a part of it, or it is added."""
+    node, value = binding.node, binding.value
+    if isinstance(node, ast.AugAssign):
+        return ast.BinOp(ast.Name(name, ast.Load()), node.op, value)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    plain = isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and any(map(_is_name, targets))
+    paired = isinstance(node, ast.Assign) and value is not node.value
+    return value if plain or paired else ast.Tuple([value], ast.Load())
+
+
+def _is_name(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Name)
 
 
 def _is_report(node: ast.AST) -> bool:

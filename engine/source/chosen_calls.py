@@ -10,7 +10,8 @@ from types import CodeType
 
 from torch import Tensor, nn
 
-from engine.source.argument_flow import RESULT, Choices, Reader, readers
+from engine.source.argument_flow import Choices, Reader, read
+from engine.source.branches import RESULT
 
 __all__ = ["chosen_calls"]
 
@@ -30,9 +31,8 @@ def chosen_calls(model: nn.Module, choices: Choices) -> Mapping[CodeType, Mappin
         function.
     """
     result: dict[CodeType, dict[tuple[int, int], bool]] = defaultdict(dict)
-    for reader in readers(model, (), choices, defaultdict(frozenset), _NumberReader):
-        if isinstance(reader, _NumberReader):
-            result[reader.code].update(reader.chosen())
+    for reader in read(model, (), choices, _NumberReader)[0]:
+        result[reader.code].update(reader.chosen())
     return result
 
 

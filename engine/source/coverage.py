@@ -17,24 +17,22 @@ from typing import Any
 from torch import Tensor
 
 from engine.program.trees import tensors_in
-from engine.source.argument_flow import RESULT
-from engine.source.branches import Branch, FunctionBranches, branches_of
+from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.omitted_arguments import fallback_variables
-from engine.source.sites import is_library
+from engine.source.sites import ENGINE, is_library
 
-__all__ = ["MOST_VALUES", "RESULT", "CoverageTracer", "FunctionCoverage"]
+__all__ = ["MOST_VALUES", "CoverageTracer", "FunctionCoverage"]
 
 MOST_VALUES = 200
 """How many values of a variable are noted."""
 _PACKAGES = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @functools.cache
 def _is_foreign(file: str) -> bool:
     """Whether a file is not part of the user's project: of torch, Python, the engine, or a package."""
-    return is_library(file) or file.startswith((_ENGINE, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
+    return is_library(file) or file.startswith((ENGINE, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
 
 
 @dataclass
@@ -93,7 +91,7 @@ class CoverageTracer:
         functions: coverage by code of the function and name of the module.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
         cut_off: code of functions that an error ended which another function caught.
-        is_cut_off_anew: whether the last run caught an error where no run before did.
+        caught_new_error: whether the last run caught an error where no run before did.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class CoverageTracer:
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
-        self.cut_off, self.is_cut_off_anew = set[CodeType](), False
+        self.cut_off, self.caught_new_error = set[CodeType](), False
         self._errors, self._errors_of_run = set[tuple[CodeType, int]](), set[tuple[CodeType, int]]()
         self._cut_off_in_run = set[CodeType]()
         self._first_run: list[tuple[FunctionBranches, set[int]]] = []  # offsets that ran for the first time
@@ -144,7 +142,7 @@ class CoverageTracer:
             summary = self._summarize(self._recorded_as(value))
             coverage.fallbacks.setdefault(name, []).extend([] if summary is None else [summary])
         self._fallbacks = []
-        self.is_cut_off_anew = not self._errors_of_run <= self._errors
+        self.caught_new_error = not self._errors_of_run <= self._errors
         self._errors |= self._errors_of_run
         self.cut_off |= self._cut_off_in_run
         for key, coverage in self._this_run.items():

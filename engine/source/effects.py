@@ -221,7 +221,8 @@ def _reads_metadata(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr in _METADATA and isinstance(node.value, (ast.Name, ast.Attribute))
     if isinstance(node, ast.Compare):
-        return all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+        assigns = any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node))
+        return not assigns and all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
     if isinstance(node, ast.Call):
         return getattr(node.func, "attr", getattr(node.func, "id", "")) in _METADATA_FUNCTIONS
     return False

@@ -26,7 +26,7 @@ from engine.source.coefficients import settable_values
 from engine.source.coverage import CoverageTracer
 from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
-from engine.source.sites import Site, user_site
+from engine.source.sites import ENGINE, Site, user_site
 from engine.source.sizes import (
     RECORDINGS,
     Scalar,
@@ -136,7 +136,6 @@ _WRAPPERS = tuple(
     for path in (("_tensor.py",), ("functional.py",), ("overrides.py",), ("nn", "functional.py"), ("_jit_internal.py",))
 )
 _LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NUMBERS = (bool, int, float, list, np.ndarray)
 _PLAIN_ARGUMENTS = (
     *(type(None), bool, int, float, complex, str, slice, type(Ellipsis), torch.Generator),
@@ -148,7 +147,7 @@ def _is_metadata(name: str) -> bool:
     """Whether a function that returns no tensor reads no numbers of one, or the engine itself calls it."""
     if name.startswith(("is_", *QUERY_PREFIXES)) or name in METADATA_FUNCTIONS:
         return True
-    return _caller().f_code.co_filename.startswith(_PACKAGE)
+    return _caller().f_code.co_filename.startswith(ENGINE)
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

@@ -12,12 +12,14 @@ import torch
 
 from engine.program.places import shown_place
 
-__all__ = ["Site", "is_exchanged", "is_library", "user_site"]
+__all__ = ["ENGINE", "Site", "is_exchanged", "is_library", "user_site"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ENGINE = frozenset(
-    os.path.join(_PACKAGES, *place)
+ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""Folder of the engine."""
+
+_RECORDER = frozenset(
+    os.path.join(ENGINE, *place)
     for place in (("source", "sizes.py"), ("source", "provenance.py"), ("recording", "recorder.py"))
 )
 
@@ -69,7 +71,7 @@ def _ends(code: CodeType) -> list[tuple[int, int] | None]:
 @functools.cache
 def is_library(filename: str) -> bool:
     """Whether a file belongs to torch or to the recorder, and not to the user."""
-    return filename.startswith(_TORCH) or filename in _ENGINE
+    return filename.startswith(_TORCH) or filename in _RECORDER
 
 
 def is_exchanged(cls: type) -> bool:

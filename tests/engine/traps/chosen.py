@@ -48,6 +48,7 @@ class _Net(nn.Module):
     """Layers between which a function decides."""
 
     middle: Callable[[Tensor], Tensor]
+    average: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +56,7 @@ class _Net(nn.Module):
         self.one, self.other = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
         self.layers = nn.ModuleList([nn.Conv2d(8, 8, 1) for _ in range(2)])
         self.norms, self.act = {17: self.layers[0], 19: self.layers[1]}, _Activation()
+        self.register_buffer("average", torch.randn(1, 8, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
@@ -157,6 +159,35 @@ def _as_a_plain_number(net: _Net, y: Tensor) -> Tensor:
 def _replaced(net: _Net, y: Tensor) -> Tensor:
     z = net.one(y)
     return y.sigmoid() if _is_special(y) else z  # type: ignore[no-any-return]
+
+
+def _replaced_by_a_part(net: _Net, y: Tensor) -> Tensor:
+    z: Tensor = net.one(y)
+    if _is_special(y):
+        z = y[:, :8]
+    return z
+
+
+def _replaced_by_a_buffer(net: _Net, y: Tensor) -> Tensor:
+    z: Tensor = net.one(y).mean((2, 3), keepdim=True)
+    if _is_special(y):
+        z = net.average
+    return z.tanh()
+
+
+def _replaced_by_a_loop(net: _Net, y: Tensor) -> Tensor:
+    z: Tensor = net.one(y)
+    if _is_special(y):
+        for z in (y.sigmoid(),):  # noqa: B007
+            pass
+    return z
+
+
+def _replaced_in_a_condition(net: _Net, y: Tensor) -> Tensor:
+    z: Tensor = net.one(y)
+    if _is_special(y) and (z := y.sigmoid()) is not None:
+        pass
+    return z
 
 
 def _by_a_method(net: _Net, y: Tensor) -> Tensor:
@@ -266,6 +297,10 @@ TRAPS = [
     _trap("rows that are counted", UPSAMPLES, _counted),
     _trap("sizes as plain numbers for a method", UPSAMPLES, _as_a_plain_number),
     _trap("features in the place of others for one size", RETURNS, _replaced),
+    _trap("a part of features in the place of others", RETURNS, _replaced_by_a_part),
+    _trap("a buffer in the place of features", RETURNS, _replaced_by_a_buffer),
+    _trap("features in the place of others, by a loop", RETURNS, _replaced_by_a_loop),
+    _trap("features in the place of others, in a condition", RETURNS, _replaced_in_a_condition),
     _trap("a method that runs for one size", RETURNS, _by_a_method),
     _trap("a number for one size", SHIFTS, _number),
     _trap("a number in a tensor for one size", SHIFTS, _number_in_a_tensor),
