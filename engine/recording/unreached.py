@@ -200,7 +200,7 @@ class _UntakenBranches:
         effects = branch.effects()
         self._touch(self._values_of_calls.pop(branch.place, {}).values(), Effect.USES, branch)
         if not used.isdisjoint(branch.passed_through()):
-            self._use_replaced_values(branch)
+            self._use_values_of_consumer(branch)
         for name, values in values_read.items():
             effect = Effect.USES if name in used else effects.get(name, Effect.KEEPS)
             if effect is Effect.CHANGES and branch.mentioned_modules():
@@ -278,10 +278,8 @@ class _UntakenBranches:
             for values in self._dataflow.boundary(module):
                 self._touch(values, Effect.USES, branch)
 
-    def _use_replaced_values(self, branch: UntakenBranch) -> None:
-        """Count as used what a branch replaces: what variables hold, or the function returns, or a consumer reads."""
-        for name in (*branch.branch.targets, *([RESULT] if branch.returns_variable() else [])):
-            self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
+    def _use_values_of_consumer(self, branch: UntakenBranch) -> None:
+        """Count as used what a module reads that is called with the result of a branch."""
         consumer = branch.consumer()
         for node in self._runs.nodes if consumer is not None else ():
             if node.module == consumer:

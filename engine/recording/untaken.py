@@ -229,11 +229,6 @@ class UntakenBranch:
         computed = any(self._recorded_values(name) for name in names_read(expr))
         return root is not expr and isinstance(root, ast.Name) and root.id != self.self_name and not computed
 
-    def returns_variable(self) -> bool:
-        """Whether it returns a variable as it is, or in a container."""
-        values = [n.value for n in self.branch.syntax if isinstance(n, ast.Return)]
-        return any(isinstance(value, (ast.Name, *_CONTAINERS)) for value in values)
-
     def indexed_beside_channels(self) -> set[str]:
         """Return the variables of which it only takes entries by an index along dimensions other than the channels."""
         reads = IndexedReads(self.branch.syntax, self._tests(), self._recorded_values, self._dataflow)

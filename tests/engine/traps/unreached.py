@@ -510,7 +510,8 @@ def _no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreached._UntakenBranches, "_use_replaced_values", lambda self, branch: None)
+    monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())
+    monkeypatch.setattr(unreached._UntakenBranches, "_use_values_of_consumer", lambda self, branch: None)
 
 
 def _nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
