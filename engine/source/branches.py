@@ -337,7 +337,7 @@ class FunctionBranches:
 
 
 def _bound_value(name: str, binding: Binding) -> ast.expr:
-    """Return what a binding assigns to a variable, in a tuple if the variable holds a part of it, or it is added."""
+    """Return the expression that a binding gives a variable; in a tuple if the variable gets a part of it, or more."""
     node, value = binding.node, binding.value
     if isinstance(node, ast.AugAssign):
         return ast.BinOp(ast.Name(name, ast.Load()), node.op, value)
