@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from engine.program.arrays import same_entries
-from engine.program.expressions import AttributeOf, Expr, Guard, ShapeOf, describe, evaluate, leaves
+from engine.program.expressions import Guard, describe
 from engine.program.graph import Node, Value
 from engine.recording.axes import Axis, larger, odd, smaller
 from engine.recording.rejections import Rejections
+from engine.recording.size_search import LARGEST, changes, sizes_beyond, sizes_of
 from engine.recording.steps import calls_by_place, steps_of
 from engine.source.sizes import numbers_in
 
@@ -26,10 +27,8 @@ Key = tuple[str, str, str]
 
 _NUMBERS = 4
 
-# Sizes that are tried because a number in the code asks for them: no more, and none larger.
-_ACROSS, _LARGEST = 6, 8192
-_FURTHEST, _MOST_CHANGES = 32, 2
-"""How far from its size a decision is looked for to come out otherwise, and how many such sizes are tried."""
+# How many sizes are tried because a number in the code asks for them: of all axes together, and of one after another.
+_ACROSS, _ONE_BY_ONE = 6, 24
 
 _MODULES = re.compile(r"[\w.]+\.(?=\w)")
 Accepts = Callable[[Mapping[Axis, int]], bool]
@@ -42,11 +41,7 @@ def _key(guard: Guard) -> Key:
 
 def reads_sizes(guards: Iterable[Guard]) -> bool:
     """Whether code decides by the size of something that is computed."""
-    return any(True for guard in guards for _ in _sizes_of(guard))
-
-
-def _sizes_of(guard: Guard) -> Iterator[ShapeOf]:
-    return (leaf for leaf in leaves(guard.expr) if isinstance(leaf, ShapeOf) and not leaf.value.stored)
+    return any(True for guard in guards for _ in sizes_of(guard))
 
 
 class OtherSizes:
@@ -80,6 +75,8 @@ class OtherSizes:
         self._guards: dict[Key, Guard] = {}
         self._changed: frozenset[Axis | None] = frozenset([None])  # None for any
         self._axes: dict[Key, set[Axis | None]] = {}
+        self._at: dict[Key, Mapping[Axis, int]] = {}  # sizes of the first run that took a decision
+        self._run_at: Mapping[Axis, int] = {}
         self._accepted = set[frozenset[Axis | None]]()  # by each run that the model accepts, the axes that it changes
         self._reached: dict[Key, set[frozenset[Axis | None]]] = {}  # the same by decision
         self._new = False  # whether the latest run was kept
@@ -99,10 +96,10 @@ class OtherSizes:
         self._inputs = [value.shape for value in inputs]
         self.rejections.start(self._inputs)
         positions = {value.index: position for position, value in enumerate(inputs)}
-        sizes = [leaf for guard in guards for leaf in _sizes_of(guard)]
+        sizes = [leaf for guard in guards for leaf in sizes_of(guard)]
         self._derived = any(leaf.value.index not in positions for leaf in sizes)
         self._dims = {(positions.get(leaf.value.index, -1), leaf.dim) for leaf in sizes}
-        self._changed = frozenset()
+        self._changed, self._run_at = frozenset(), {}
         self._note(guards)
         self._changed = frozenset([None])
         self._example = {key: frozenset(sizes) for key, sizes in self._sizes.items()}
@@ -114,7 +111,7 @@ class OtherSizes:
         Args:
             guards: of the run.
         """
-        return [guard for guard in guards if any(True for _ in _sizes_of(guard)) and _key(guard) not in self._sizes]
+        return [guard for guard in guards if any(True for _ in sizes_of(guard)) and _key(guard) not in self._sizes]
 
     def is_open(self, guard: Guard) -> bool:
         """Whether a decision by sizes has come out the same in all runs."""
@@ -125,13 +122,13 @@ class OtherSizes:
 
         Those do not that were the same whichever axis of the inputs had another size.
         """
+        return frozenset(guard.place for key, guard in self._guards.items() if guard.decides and not self._stays(key))
+
+    def _stays(self, key: Key) -> bool:
+        """Whether the sizes of a decision were the same whichever axis of the inputs had another size."""
         moved = frozenset[Axis | None]().union(*self._accepted)
-
-        def stays(key: Key) -> bool:
-            first, *others = self._reached[key]
-            return len(self._sizes[key]) == 1 and moved <= frozenset[Axis | None]().union(*(first ^ o for o in others))
-
-        return frozenset(guard.place for key, guard in self._guards.items() if guard.decides and not stays(key))
+        first, *others = self._reached[key]
+        return len(self._sizes[key]) == 1 and moved <= frozenset[Axis | None]().union(*(first ^ o for o in others))
 
     def begin_way(
         self, nodes: Sequence[Node], guards: Sequence[Guard], decisions: Sequence[Guard] | None = None
@@ -147,7 +144,7 @@ class OtherSizes:
         self._steps |= steps_of(nodes)
         for call, node in calls_by_place(nodes).items():
             self._calls.setdefault(call, node)
-        self._changed = frozenset()
+        self._changed, self._run_at = frozenset(), {}
         self._note(new)
         self._example.update((key, frozenset(self._sizes[key])) for key in map(_key, new))
         self._derived = self._derived or bool(new)
@@ -155,7 +152,7 @@ class OtherSizes:
 
     def _note(self, guards: Iterable[Guard]) -> None:
         for guard in guards:
-            sizes = tuple(leaf.value.shape[leaf.dim] for leaf in _sizes_of(guard))
+            sizes = tuple(leaf.value.shape[leaf.dim] for leaf in sizes_of(guard))
             if sizes:
                 right = guard.expr.right
                 key = _key(guard)
@@ -167,6 +164,7 @@ class OtherSizes:
                 number = number if guard.decides else len(self._sizes[key])
                 self._outcomes.setdefault(key, set()).add((number, guard.outcome))
                 self._guards.setdefault(key, guard)
+                self._at.setdefault(key, self._run_at)
 
     def undecided(self, axes: Collection[Axis] | None = None) -> list[Guard]:
         """Return decisions by sizes that were others in some run and came out the same in all.
@@ -196,7 +194,8 @@ class OtherSizes:
         """
 
         def tried(sizes: Mapping[Axis, int]) -> bool:
-            self._changed = frozenset(axis for axis, size in sizes.items() if size != axis.size)
+            self._run_at = {axis: size for axis, size in sizes.items() if size != axis.size}
+            self._changed = frozenset(self._run_at)
             if self.rejections.repeats(self._shapes(sizes)):
                 return False
             self._new = False
@@ -221,6 +220,7 @@ class OtherSizes:
         for batch in (axis for group in taken for axis in group if axis.batch):
             self._try([{batch: odd(batch.size)}, {batch: larger(batch.size)}], [batch], tried)
             self._try_across([batch], tried)
+        self._try_one_by_one([axis for group in taken for axis in group], tried)
 
     def _try(self, tries: Iterable[Mapping[Axis, int]], axes: Sequence[Axis], accepts: Accepts) -> None:
         """Run the model at other sizes, as long as there are decisions that these axes may change."""
@@ -253,12 +253,31 @@ class OtherSizes:
         tries: dict[tuple[tuple[Axis, int], ...], list[Guard]] = {}
         for guard in self.undecided(axes):
             seen = {number for number, _ in self._outcomes[_key(guard)]}
-            for leaf in _sizes_of(guard) if axes else ():
-                for change in _changes(guard, leaf, seen):
+            for leaf in sizes_of(guard) if axes else ():
+                for change in changes(guard, leaf, seen):
                     sizes = tuple((axis, axis.size + change) for axis in axes)
-                    if all(0 < size <= _LARGEST for _, size in sizes):
+                    if all(0 < size <= LARGEST for _, size in sizes):
                         tries.setdefault(sizes, []).append(guard)
         return [(dict(sizes), decisions) for sizes, decisions in tries.items()]
+
+    def _try_one_by_one(self, axes: Sequence[Axis], accepts: Accepts) -> None:
+        """Run the model at sizes at which decisions come out otherwise that came out the same in all runs.
+
+        Each starts from the run that took the decision first, so that one leads to the next: ``h == 12 and w == 6``
+        compares the width where the height is 12.
+        """
+        searched, runs = set[Key](), 0
+        while waiting := [key for key, guard in self._guards.items() if key not in searched and self.is_open(guard)]:
+            for key in waiting:
+                searched.add(key)
+                guard = self._guards[key]
+                if not guard.decides or key in self._closed or self._stays(key):
+                    continue
+                for sizes in sizes_beyond(guard, self._at[key], axes):
+                    if runs == _ONE_BY_ONE or not self.is_open(guard):
+                        break
+                    runs += 1
+                    accepts(sizes)
 
     def _shapes(self, sizes: Mapping[Axis, int]) -> list[tuple[int, ...]]:
         """Return the shapes of the inputs at other sizes."""
@@ -348,40 +367,6 @@ class OtherSizes:
         for mine, same in zip(one.inputs, other.inputs, strict=False):
             if mine.data is not None and not _same_data(mine, same):
                 self.resized |= {mine.index, same.index} if both else {mine.index}
-
-
-def _changes(guard: Guard, leaf: ShapeOf, seen: Collection[int | float]) -> Iterator[int]:
-    """Yield by how much a size has to change for a decision to come out otherwise, alone or as all of its sizes do.
-
-    Args:
-        guard: the decision.
-        leaf: one of its sizes.
-        seen: numbers that a count, or another exact number, has been in some run.
-    """
-    size, bound = leaf.value.shape[leaf.dim], guard.expr.right
-    near = [bound - size + step for step in (-1, 0, 1)] if isinstance(bound, int) else []
-    if not guard.decides or any(isinstance(other, AttributeOf) for other in leaves(guard.expr)):
-        yield from near  # a number that forgets where it is from is another in any case
-        return
-
-    def outcome(expr: Expr, change: int, alone: bool) -> Any:
-        def shape(value: Value) -> tuple[int, ...]:
-            moved = [not alone or (value is leaf.value and dim == leaf.dim) for dim in range(value.ndim)]
-            return tuple(n + change if moves else n for n, moves in zip(value.shape, moved, strict=True))
-
-        return evaluate(expr, shape, lambda attribute: 0)
-
-    counts = guard.expr.symbol == "==" and guard.outcome and isinstance(bound, (int, float))
-    steps = (change for n in range(1, _FURTHEST + 1) for change in (n, -n) if size + change > 0)
-    others = 0
-    for change in dict.fromkeys((*near, *steps)):
-        if any(bool(outcome(guard.expr, change, alone)) is not guard.outcome for alone in (True, False)):
-            if counts and change not in near and outcome(guard.expr.left, change, False) in seen:
-                continue
-            yield change
-            others += change not in near
-            if others == _MOST_CHANGES:
-                return
 
 
 def _same_data(one: Value, other: Value) -> bool:

@@ -317,9 +317,10 @@ class _UntakenBranches:
 
     def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False, at_all_sizes: bool = True) -> bool:
         """Whether the code fixes a condition; ``types_agree``: if all that ops compute is of one type in every call."""
-        if branch.code.co_filename not in self._files:
+        elsewhere = branch.code.co_filename not in self._files  # there sizes alone decide
+        if elsewhere and not at_all_sizes:
             return True
-        module, names = self._runs.modules[branch.owner], branch.arguments()
+        module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()
         if branch.owner != "" or branch.code is not self._arguments.code:
             names &= self._arguments.that_vary_in(branch.code)
         never_changed = functools.partial(self._mutability.never_changed, module)

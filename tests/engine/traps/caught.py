@@ -124,7 +124,7 @@ ABLATIONS = [
     Ablation(
         "runs that catch an error of their own",
         lambda patch: patch.setattr(coverage.CoverageTracer, "_note_error", lambda self, trace: None),
-        "parts of another number, and of other sizes",
+        "a view in a method that fails at some sizes",
     ),
     Ablation(
         "functions that an error cut off",

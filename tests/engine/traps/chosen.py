@@ -18,7 +18,7 @@ from engine.recording import forward_arguments, other_sizes, unreached, untaken
 from engine.source.conditions import Conditions
 from tests.engine.traps.trap import Ablation, Trap, once
 
-__all__ = ["ABLATIONS", "TRAPS"]
+__all__ = ["ABLATIONS", "TRAPS", "one_size"]
 
 USES = [once(3, 3, *size) for size in ((8, 8), (9, 10), (12, 6), (9, 9), (16, 16), (13, 12), (6, 12), (17, 9))]
 UPSAMPLES = "diffusers, UNet2DConditionModel: `forward_upsample_size` is set in a loop over the image's sides"
@@ -30,7 +30,7 @@ LEVELS = "pyramids with as many levels as the image has room for"
 
 def _is_special(y: Tensor) -> bool:
     height, width = y.shape[2:]
-    return height == 12 and width == 6
+    return height * width == 72 and height == 12
 
 
 def _activated(y: Tensor, other: bool) -> Tensor:
@@ -70,7 +70,7 @@ class _Net(nn.Module):
 
     def by_size(self, y: Tensor, height: int, width: int) -> Tensor:
         """Return activations of a kind that two numbers decide."""
-        return y.sigmoid() if height == 12 and width == 6 else y.tanh()
+        return y.sigmoid() if height * width == 72 and height == 12 else y.tanh()
 
     def activate(self, y: Tensor, kind: str = "tanh") -> Tensor:
         """Return activations of a kind."""
@@ -83,8 +83,9 @@ class _Net(nn.Module):
         return y + 1.0
 
 
-def _one_size(net: _Net, y: Tensor) -> Tensor:
-    return y.sigmoid() if y.shape[2] == 12 and y.shape[3] == 6 else y.tanh()
+def one_size(net: nn.Module, y: Tensor) -> Tensor:
+    """Return activations of a kind that the area decides together with the height: no run at other sizes has both."""
+    return y.sigmoid() if y.shape[2] * y.shape[3] == 72 and y.shape[2] == 12 else y.tanh()
 
 
 def _early(net: _Net, y: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ def _early(net: _Net, y: Tensor) -> Tensor:
 
 def _flag(net: _Net, y: Tensor) -> Tensor:
     flag = False
-    if y.shape[2] == 12 and y.shape[3] == 6:
+    if y.shape[2] * y.shape[3] == 72 and y.shape[2] == 12:
         flag = True
     z = y.tanh()
     if flag:
@@ -107,7 +108,7 @@ def _flag(net: _Net, y: Tensor) -> Tensor:
 
 def _flag_in_a_list(net: _Net, y: Tensor) -> Tensor:
     reasons = []
-    if y.shape[2] == 12 and y.shape[3] == 6:
+    if y.shape[2] * y.shape[3] == 72 and y.shape[2] == 12:
         reasons.append("size")
     return y.sigmoid() if reasons else y.tanh()
 
@@ -284,7 +285,7 @@ def _trap(name: str, source: str, middle: Callable[[Any, Tensor], Tensor], size:
 
 
 TRAPS = [
-    _trap("a branch for one size", RETURNS, _one_size),
+    _trap("a branch for one size", RETURNS, one_size),
     _trap("early returns for other sizes", RETURNS, _early),
     _trap("a flag that is set for one size", UPSAMPLES, _flag),
     _trap("a list that is filled for one size", UPSAMPLES, _flag_in_a_list),

@@ -1,0 +1,147 @@
+"""Traps: decisions by several sizes, in code of any form, of which no run at other sizes takes one by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.recording import other_sizes, steps, unreached
+from tests.engine.traps import chosen
+from tests.engine.traps.trap import Ablation, Trap, once
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+USES = [once(3, 3, *size) for size in ((8, 8), (9, 10), (12, 6), (9, 9), (16, 16), (6, 12), (12, 8), (8, 6))]
+SIZES = "diffusers, UNet2DConditionModel: `any(s % factor != 0 for s in sample.shape[-2:])`"
+RETURNS = "transformers, ViTEmbeddings.interpolate_pos_encoding: returns early for the sizes of the configuration"
+KEYS = "heads and levels that a comprehension picks, as in torchvision's feature pyramids"
+
+
+class _Net(nn.Module):
+    """Layers between which code decides by sizes."""
+
+    middle: Callable[[Tensor], Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        return self.head(self.middle(self.body(x)))  # type: ignore[no-any-return]
+
+
+def _is_special(y: Tensor) -> bool:
+    height, width = y.shape[2:]
+    return height == 12 and width == 6
+
+
+def _lambda(net: _Net, y: Tensor) -> Tensor:
+    activation: Callable[[Tensor], Tensor] = lambda z: z.flip(1) if _is_special(z) else z.tanh()  # noqa: E731
+    return activation(y)
+
+
+def _comprehension(net: _Net, y: Tensor) -> Tensor:
+    return torch.stack([z.flip(1) if _is_special(z) else z.tanh() for z in (y, net.one(y))]).sum(0)
+
+
+def _condition_of_a_comprehension(net: _Net, y: Tensor) -> Tensor:
+    return sum((z.flip(1) for z in (y, net.one(y)) if z.shape[2] == 12 if z.shape[3] == 6), y)
+
+
+def _filter(net: _Net, y: Tensor) -> Tensor:
+    return sum(filter(_is_special, [y.flip(1)]), y)
+
+
+def _any(net: _Net, y: Tensor) -> Tensor:
+    return y.tanh() if any(a != b for a, b in zip(y.shape[2:], (12, 6), strict=True)) else y.flip(1)
+
+
+def _default_of_a_lambda(net: _Net, y: Tensor) -> Tensor:
+    activation = lambda z, special=_is_special(y): z.flip(1) if special else z  # noqa: B008, E731
+    return activation(y)  # type: ignore[no-any-return]
+
+
+def _picked(net: _Net, y: Tensor) -> Tensor:
+    return [z for z in (y, y.flip(1))][int(_is_special(y))]  # noqa: C416
+
+
+def _zipped(net: _Net, y: Tensor) -> Tensor:
+    return sum((z for z, special in zip([y.flip(1)], [_is_special(y)], strict=True) if special), y)
+
+
+def _three(net: _Net, y: Tensor) -> Tensor:
+    return (lambda z: z.flip(1) if _is_special(z) and len(z) == 3 else z)(y)  # type: ignore[no-any-return]
+
+
+def _strided(net: _Net, y: Tensor) -> Tensor:
+    z = nn.functional.avg_pool2d(y, 2)
+    return (lambda z: z.flip(1) if z.shape[2] == 6 and z.shape[3] == 3 else z)(z)  # type: ignore[no-any-return]
+
+
+def _dimension(net: _Net, y: Tensor) -> Tensor:
+    return net.one(y) + y.mean(1 if _is_special(y) else 3, keepdim=True)  # type: ignore[no-any-return]
+
+
+def _flag(net: _Net, y: Tensor) -> Tensor:
+    return y.cumsum(3) if y.shape[3] != 8 else y.argsort(1, descending=_is_special(y)).to(y)
+
+
+def _in_another_file(net: _Net, y: Tensor) -> Tensor:
+    return chosen.one_size(net, y)
+
+
+def _trap(name: str, source: str, middle: Callable[[Any, Tensor], Tensor], size: tuple[int, int] = (8, 8)) -> Trap:
+    kind = type("Net", (_Net,), {"__module__": __name__, "middle": middle})
+    example = torch.randn(2, 3, *size, dtype=torch.float64)
+    return Trap(name, source, kind, lambda model: example, USES, seeds=(0,))
+
+
+TRAPS = [
+    _trap("a lambda function that decides by two sizes", RETURNS, _lambda),
+    _trap("a comprehension that decides by two sizes", KEYS, _comprehension),
+    _trap("two conditions of a comprehension, on sizes", KEYS, _condition_of_a_comprehension),
+    _trap("features that a function of sizes filters", KEYS, _filter),
+    _trap("a generator that compares sizes", SIZES, _any),
+    _trap("a default of a lambda function by two sizes", RETURNS, _default_of_a_lambda),
+    _trap("an item that two sizes pick", KEYS, _picked),
+    _trap("features beside a flag of two sizes", KEYS, _zipped),
+    _trap("two sizes and a batch together", SIZES, _three),
+    _trap("two sizes of pooled features", SIZES, _strided),
+    _trap("a dimension for two sizes", SIZES, _dimension),
+    _trap("a flag of an op for two sizes", SIZES, _flag, (12, 10)),
+    _trap("a function of another file that decides by sizes", RETURNS, _in_another_file),
+]
+
+_IS_FIXED = unreached._UntakenBranches._is_fixed_by_code
+
+
+def _settled_elsewhere(self: Any, branch: Any, *args: Any, **kwargs: Any) -> bool:
+    return branch.code.co_filename not in self._files or _IS_FIXED(self, branch, *args, **kwargs)
+
+
+def _leave_elsewhere_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached._UntakenBranches, "_is_fixed_by_code", _settled_elsewhere)
+
+
+ABLATIONS = [
+    Ablation(
+        "sizes that decisions ask for, one after another",
+        lambda patch: patch.setattr(other_sizes.OtherSizes, "_try_one_by_one", lambda self, axes, accepts: None),
+        "a lambda function that decides by two sizes",
+    ),
+    Ablation(
+        "dimensions and flags of steps",
+        lambda patch: patch.setattr(steps, "_manner", lambda node: ()),
+        "a dimension for two sizes",
+    ),
+    Ablation(
+        "functions of other files that sizes decide in",
+        _leave_elsewhere_alone,
+        "a function of another file that decides by sizes",
+    ),
+]
