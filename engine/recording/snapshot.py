@@ -7,9 +7,11 @@ of the user's may forbid changes, or do more than to store.
 from __future__ import annotations
 
 import array
+import builtins
 import functools
 import operator
 import random
+import sys
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -26,8 +28,9 @@ from engine.program.garbage import uncollected
 __all__ = ["Snapshot"]
 
 _MOST = 20_000
-_PYTHON = frozenset({"_contextvars", "_thread", "_weakref", "builtins", "collections", "functools", "types", "weakref"})
 """Objects that are looked into; what is further away from the model than so many others is not part of it."""
+
+_PYTHON = frozenset({"_contextvars", "_thread", "_weakref", "builtins", "collections", "functools", "types", "weakref"})
 
 _LARGE = 10_000
 """Entries from which on a container is restored, and what lies in its entries is not."""
@@ -43,7 +46,7 @@ _RUNNING = frozenset(["asyncio", "concurrent", "io", "logging", "multiprocessing
 """Python modules whose objects belong to what runs beside the model."""
 
 
-_Ways = tuple[Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]]
+_Ways = tuple[Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], Any]]
 
 
 class _Kind(NamedTuple):
@@ -70,7 +73,7 @@ class _Kept(NamedTuple):
     holder: Any
     content: Any
     same: Callable[[Any, Any], bool]
-    write: Callable[[Any, Any], None]
+    write: Callable[[Any, Any], Any]
 
 
 class Snapshot:
@@ -100,7 +103,8 @@ class Snapshot:
         packages: Container[str] | None = None,
     ) -> None:
         self._owner, self._packages = owner, packages
-        self._seen: dict[int, Any] = {id(value): value for value in skip}
+        # Python's own tables are no part of a model, and nothing runs while they are written
+        self._seen: dict[int, Any] = {id(value): value for value in (*skip, vars(builtins), sys.modules)}
         self._kept: list[_Kept] = []
         self._kinds: dict[type, _Kind | None] = {}
         waiting, most = deque(roots), _MOST + len(self._seen)
@@ -245,8 +249,9 @@ def _entries_kept(base: Any) -> _Ways:
         )
 
     def write(value: Any, content: tuple[list[Any], list[Any]]) -> None:
+        entries = list(zip(*content, strict=True))
         base.clear(value)
-        for key, item in zip(*content, strict=True):
+        for key, item in entries:
             base.__setitem__(value, key, item)
 
     return read, same, write
@@ -346,7 +351,7 @@ def _write_state(value: Any, state: Any) -> None:
     value.bit_generator.state = state
 
 
-_KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], None]], ...] = (
+_KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], bool], Callable[[Any, Any], Any]], ...] = (
     (OrderedDict, *_entries_kept(OrderedDict)),
     (dict, *_entries_kept(dict)),
     (list, lambda v: list(list.__iter__(v)), _same_sequence, lambda v, c: list.__setitem__(v, slice(None), c)),
@@ -357,12 +362,7 @@ _KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], bool], Call
     (bytearray, bytes, _same_bytes, lambda v, c: v.__setitem__(slice(None), c)),
     (array.array, lambda v: array.array(v.typecode, v), _same_bytes, lambda v, c: v.__setitem__(slice(None), c)),
     (np.ndarray, _read_array, _same_array, np.copyto),
-    (
-        torch.Generator,
-        lambda v: v.get_state(),
-        lambda v, s: torch.equal(v.get_state(), s),
-        lambda v, s: v.set_state(s),
-    ),
+    (torch.Generator, torch.Generator.get_state, lambda v, s: torch.equal(v.get_state(), s), torch.Generator.set_state),
     (random.Random, lambda v: v.getstate(), lambda v, s: v.getstate() == s, lambda v, s: v.setstate(s)),
     (np.random.Generator, lambda v: v.bit_generator.state, _same_state, _write_state),
     (

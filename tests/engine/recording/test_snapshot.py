@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+import builtins
 import functools
 import gc
 import itertools
 import random
+import sys
 import types
 import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
@@ -342,6 +344,16 @@ def test_what_did_not_change_is_not_written() -> None:
     version = tensor._version
     Snapshot([tensor, log, Frozen({"a": 1})]).restore()
     assert tensor._version == version and log.writes == 0
+
+
+@pytest.mark.parametrize("table", [vars(builtins), sys.modules], ids=["builtins", "sys.modules"])
+def test_tables_of_python_are_no_part_of_a_model(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace of a Python module leads to them, and a prompt or an import adds to them meanwhile."""
+    snapshot = Snapshot([{"__builtins__": table}])
+    monkeypatch.setitem(table, "_entered", True)
+    assert not snapshot.differs()
+    snapshot.restore()
+    assert "_entered" in table
 
 
 def test_weak_tables_that_a_collection_empties() -> None:
