@@ -38,6 +38,12 @@ _FILLS = frozenset(
     ["add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "popitem", "put", "remove"]
     + ["setdefault", "update", "__setitem__"]
 )
+_DISPLAYS = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
+"""Beginnings of the names of the instructions with which the display of a container ends."""
+
+_NEW = frozenset(["Counter", "OrderedDict", "defaultdict", "deque", "dict", "list", "set", "sorted"])
+"""Functions that return a new container, whatever they are called with."""
+
 _ALL_BUFFERS = frozenset(["buffers", "named_buffers", "state_dict"])
 
 
@@ -251,13 +257,17 @@ def _names_in_code(code: CodeType) -> _Names:
     filled = {step.about for target in targets for step in target if step.kind == "LOAD_FAST"}
     filled |= {step.about for line in lines if _updates_in_place(line) for step in line if step.kind == "STORE_FAST"}
     filled -= {first}
+    inside = {t.about for target in targets if len(target) > 1 for t in target if t.kind == "LOAD_FAST"}
     for line, target in zip(lines, targets, strict=True):
         for place, (kind, name, _) in enumerate(line):
             if kind in ("STORE_ATTR", "DELETE_ATTR") and name not in ("data", "grad"):
                 (own if line[place - 1][:2] == ("LOAD_FAST", first) else others).add(name)
             if kind == "STORE_GLOBAL":
                 others.add(name)
-        aliases = any(step.kind == "STORE_FAST" and step.about in filled for step in line)
+        aliases = any(
+            kind == "STORE_FAST" and name in filled and (name in inside or not _is_new_container(line, place))
+            for place, (kind, name, _) in enumerate(line)
+        )
         loaded = _attributes_loaded([*target, *(line if aliases else ())])
         held |= loaded
         if loaded & _ALL_BUFFERS:
@@ -265,6 +275,16 @@ def _names_in_code(code: CodeType) -> _Names:
         if any(step.about == "setattr" for step in line):
             others |= {name for kind, name, _ in line if kind == "LOAD_CONST" and isinstance(name, str)}
     return _Names(frozenset(own), frozenset(others), frozenset(held), frozenset(own), frozenset(others))
+
+
+def _is_new_container(line: list[_Step], end: int) -> bool:
+    """Whether the instructions before a position leave a new container: filling it changes nothing that it holds."""
+    if any("JUMP" in step.kind for step in line):  # `self.cache or {}` is one, or the other
+        return False
+    start = _expression_before(line, end)[0]
+    names = [step.about for step in line[start:end] if step.kind in ("LOAD_GLOBAL", "LOAD_NAME")]
+    last = line[end - 1].kind if end else ""
+    return last.startswith(_DISPLAYS) or (last.startswith("CALL") and names[:1] != [] and names[0] in _NEW)
 
 
 def _attributes_loaded(steps: Iterable[_Step]) -> set[str]:

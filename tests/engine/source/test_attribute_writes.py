@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -40,6 +41,17 @@ class Wide(nn.Module):
         summed = self.added
         summed += x
 
+    def gather(self, x: Tensor) -> None:
+        """New containers of attributes: one is filled, an item of another, and what may be either."""
+        waiting = deque([(self.queued, None)])
+        waiting.append((x, None))
+        names = {"": self.keyed}
+        names["x"] = x
+        items = [self.listed]
+        items[0].append(x)
+        either = self.chosen or {}
+        either["x"] = x
+
     def outside(self, other: Wide) -> None:
         """Another object, and a name in quotes."""
         other.foreign = 1
@@ -68,8 +80,8 @@ class Averaged(nn.Module):
             mine.lerp_(theirs, 0.1)
 
 
-WRITES = """assigned summed first second indexed copied memory written_out cache table aliased added foreign quoted
-    inside""".split()
+WRITES = """assigned summed first second indexed copied memory written_out cache table aliased added listed chosen
+    foreign quoted inside""".split()
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -78,7 +90,7 @@ def test_a_write_is_seen(name: str) -> None:
     assert name in written_attributes(Wide())[Wide]
 
 
-@pytest.mark.parametrize("name", ["built", "read", "reading", "loaded"])
+@pytest.mark.parametrize("name", ["built", "read", "reading", "loaded", "queued", "keyed"])
 def test_a_read_is_no_write(name: str) -> None:
     """Neither is what builds or loads the model."""
     assert name not in written_attributes(Wide())[Wide]
