@@ -127,7 +127,7 @@ class Arguments:
 
     def _strings(self, name: str, value: Any) -> Iterator[Any]:
         """Yield the strings or enumeration members that an argument may be in the code that receives it."""
-        codes = passed_arguments(self._model, {name})
+        codes = passed_arguments(self._model, {name}).by_code
         modules = {type(m): m for m in self._model.modules() if code_of(type(m).forward) in codes}
         spaces = [module_globals(file) for file in sorted({code.co_filename for code in codes})]
         for module in (self._model, *modules.values()):

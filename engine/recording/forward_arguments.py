@@ -61,15 +61,19 @@ class ForwardArguments:
         Args:
             code: of the function.
         """
-        return self._options if code is self.code else self._passed.get(code, frozenset())
+        return self._options if code is self.code else self._passed.by_code.get(code, frozenset())
 
-    def that_vary_in(self, code: CodeType) -> set[str]:
+    def that_vary_in(self, code: CodeType, module: nn.Module | None = None) -> set[str]:
         """Return the names of forward's arguments, and those under which a function receives some of them.
 
         Args:
             code: of the function.
+            module: of whose calls alone; of all by default.
         """
-        return self._names | self._passed.get(code, frozenset())
+        passed = self._passed
+        return self._names | (
+            passed.by_code.get(code, frozenset()) if module is None else passed.of_module(code, module)
+        )
 
 
 def _names_and_options(model: nn.Module, args: Any, kwargs: Any) -> tuple[set[str], set[str]]:

@@ -322,7 +322,7 @@ class _UntakenBranches:
             return True
         module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()
         if branch.owner != "" or branch.code is not self._arguments.code:
-            names &= self._arguments.that_vary_in(branch.code)
+            names &= self._arguments.that_vary_in(branch.code, module)
         never_changed = functools.partial(self._mutability.never_changed, module)
         never_reassigned = functools.partial(self._mutability.never_reassigned, module)
 
@@ -357,7 +357,7 @@ class _UntakenBranches:
         if branch.code.co_filename not in self._files or others & branch.types.checked():
             return bool(others)
         if branch.owner != "" or branch.code is not self._arguments.code:
-            others &= self._arguments.that_vary_in(branch.code)
+            others &= self._arguments.that_vary_in(branch.code, self._runs.modules[branch.owner])
         return bool(others) and not self._is_fixed_by_code(branch, types_agree=True)
 
     def _undeclared(self, branch: UntakenBranch, names: Collection[str]) -> set[str]:

@@ -19,7 +19,7 @@ from engine.source.branches import RESULT, syntax_of
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
 from engine.source.sized_places import is_at
 
-__all__ = ["Choices", "Reader", "passed_arguments", "read"]
+__all__ = ["Choices", "PassedArguments", "Reader", "passed_arguments", "read"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -56,18 +56,38 @@ class Choices:
         return frozenset(function.__code__ for function in self.functions)
 
 
-def passed_arguments(
-    model: nn.Module, arguments: Collection[str], choices: Choices | None = None
-) -> Mapping[CodeType, frozenset[str]]:
+@dataclass(frozen=True)
+class PassedArguments:
+    """Arguments of methods and functions that receive arguments of forward, without those of forward itself.
+
+    Attributes:
+        by_code: their names by code of the function.
+        by_owner: the same by code and identity of the module, or of None where a method is called as a function.
+    """
+
+    by_code: Mapping[CodeType, frozenset[str]] = field(default_factory=dict)
+    by_owner: Mapping[tuple[CodeType, int], frozenset[str]] = field(default_factory=dict)
+
+    def of_module(self, code: CodeType, module: nn.Module) -> frozenset[str]:
+        """Return the arguments of a module's method; those of all modules where nothing is seen to call it.
+
+        Args:
+            code: of the method.
+            module: whose method it is.
+        """
+        own = self.by_owner.get((code, id(module)))
+        if own is None:
+            return self.by_code.get(code, frozenset())
+        return own | self.by_owner.get((code, id(None)), frozenset())
+
+
+def passed_arguments(model: nn.Module, arguments: Collection[str], choices: Choices | None = None) -> PassedArguments:
     """Return the arguments of methods and functions that receive arguments of forward, or values that these choose.
 
     Args:
         model: the model; its forward is read, and all modules, methods and functions that this calls.
         arguments: names of arguments of its forward.
         choices: what else is followed.
-
-    Returns:
-        Names of arguments by code of the function, without those of forward itself.
 
     Example:
         >>> class Block(nn.Module):
@@ -79,7 +99,7 @@ def passed_arguments(
         ...         self.block = Block()
         ...     def forward(self, x, flag=False):
         ...         return self.block(x, not flag)
-        >>> passed_arguments(Net(), {"flag"})[Block.forward.__code__]
+        >>> passed_arguments(Net(), {"flag"}).by_code[Block.forward.__code__]
         frozenset({'shuffle'})
     """
     return read(model, arguments, choices or Choices(), Reader)[1]
@@ -87,7 +107,7 @@ def passed_arguments(
 
 def read(
     model: nn.Module, arguments: Collection[str], choices: Choices, kind: type[SomeReader]
-) -> tuple[list[SomeReader], Mapping[CodeType, frozenset[str]]]:
+) -> tuple[list[SomeReader], PassedArguments]:
     """Read the functions that receive arguments of forward, or values that these choose.
 
     Args:
@@ -97,7 +117,8 @@ def read(
     Returns:
         A reader for each function and choice of its arguments, and what `passed_arguments` returns.
     """
-    result: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
+    by_code: dict[CodeType, frozenset[str]] = defaultdict(frozenset)
+    by_owner: dict[tuple[CodeType, int], frozenset[str]] = defaultdict(frozenset)
     waiting = [(method, frozenset(arguments)) for method in functions_run_by(model)]
     waiting += [(function, frozenset()) for function in choices.functions]
     seen: set[tuple[CodeType, int, frozenset[str]]] = set()
@@ -112,10 +133,11 @@ def read(
             continue
         readers.append(kind(function, tree, names, known_results, choices))
         for callee, passed in readers[-1].passed():
-            if not passed <= result[callee.__code__]:
-                result[callee.__code__] |= passed
-            waiting.append((callee, result[callee.__code__]))
-    return readers, dict(result)
+            owner = callee.__code__, id(getattr(callee, "__self__", None))
+            by_code[callee.__code__] |= passed
+            by_owner[owner] |= passed
+            waiting.append((callee, by_owner[owner]))
+    return readers, PassedArguments(dict(by_code), dict(by_owner))
 
 
 class Reader:

@@ -159,7 +159,7 @@ def by_class(self: Net, x: Tensor, flag: Any = False, **kw: Any) -> Any:
 def test_passed(forward: Any, passed: set[str]) -> None:
     """Names of arguments of the block, of methods and of functions."""
     net = type("Own", (Net,), {"forward": forward})()
-    result = passed_arguments(net, {"flag", "kw"})
+    result = passed_arguments(net, {"flag", "kw"}).by_code
     assert set().union(*result.values()) == passed
 
 
@@ -177,7 +177,7 @@ def test_behind_a_decorator() -> None:
         return forward(*args, **kwargs)
 
     net = type("Own", (Net,), {"forward": wrapped, "run": run})()
-    assert passed_arguments(net, {"flag"}) == {run.__code__: frozenset({"on"})}
+    assert passed_arguments(net, {"flag"}).by_code == {run.__code__: frozenset({"on"})}
 
 
 def test_base_classes() -> None:
@@ -190,5 +190,28 @@ def test_base_classes() -> None:
         def run(self, h: Tensor, on: Any) -> Tensor:
             return h
 
-    result = passed_arguments(Above(), {"flag"})
+    result = passed_arguments(Above(), {"flag"}).by_code
     assert result[Net.run.__code__] == {"on"} and Above.run.__code__ not in result
+
+
+def test_modules_of_one_class() -> None:
+    """An argument that one of two modules gets does not vary in the other; one whose call nothing shows gets all."""
+
+    class Attention(nn.Module):
+        def forward(self, x: Tensor, other: Any = None, causal: bool = False) -> Tensor:
+            return x if other is None else x + other
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.cross, self.third = Attention(), Attention(), Attention()
+
+        def forward(self, x: Tensor, other: Any = None, causal: bool = False) -> Any:
+            third = getattr(self, "thi" + "rd")
+            return third(self.cross(self.own(x, causal=causal), other=other))
+
+    net = Decoder()
+    passed, code = passed_arguments(net, {"other", "causal"}), Attention.forward.__code__
+    assert passed.of_module(code, net.own) == {"causal"}
+    assert passed.of_module(code, net.cross) == {"other"}
+    assert passed.of_module(code, net.third) == passed.by_code[code] == {"other", "causal"}

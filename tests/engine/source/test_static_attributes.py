@@ -116,7 +116,7 @@ def test_what_a_part_of_a_package_holds_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(globals(), "PACKAGE", package)
     assert attribute_of_a_part(package, "shifted") is shifted
     assert attribute_of_a_part(package, "part") is part
-    assert passed_arguments(Calls(), {"flag"})[shifted.__code__] == {"flag"}
+    assert passed_arguments(Calls(), {"flag"}).by_code[shifted.__code__] == {"flag"}
 
 
 class Calls(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engine.recording import forward_arguments
 from engine.source import omitted_arguments
+from engine.source.argument_flow import PassedArguments
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -136,7 +137,7 @@ def _only_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda *args: {})
+    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda *args: PassedArguments())
 
 
 ABLATIONS = [

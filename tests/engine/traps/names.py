@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.recording import arguments, unreached
+from engine.source.argument_flow import PassedArguments
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -216,7 +217,7 @@ def _no_picks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _only_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "passed_arguments", lambda model, names: {})
+    monkeypatch.setattr(arguments, "passed_arguments", lambda model, names: PassedArguments())
 
 
 def _no_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.recording import forward_arguments, untaken
+from engine.source.argument_flow import PassedArguments
 from engine.source.effects import effects
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -119,7 +120,7 @@ TRAPS = [
 
 
 def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda *args: {})
+    monkeypatch.setattr(forward_arguments, "passed_arguments", lambda *args: PassedArguments())
 
 
 def _torch_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
