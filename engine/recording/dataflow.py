@@ -6,6 +6,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from engine.program.expressions import AttributeOf, leaves
 from engine.program.graph import Node, Value
 from engine.source.effects import Functions
 
@@ -43,6 +44,12 @@ class Dataflow:
     def contains(self, value: Value) -> bool:
         """Whether a value is part of the program; a value of a discarded run is not."""
         return value.index < len(self._values) and self._values[value.index] is value
+
+    @functools.cached_property
+    def attributes(self) -> frozenset[tuple[str, str]]:
+        """The integer attributes that ops get, alone or in sizes computed from them, by module and name."""
+        sizes = (leaf for node in self.nodes for expr in node.sizes.values() for leaf in leaves(expr))
+        return frozenset((leaf.module, leaf.name) for leaf in sizes if isinstance(leaf, AttributeOf))
 
     def nodes_in(self, module: str) -> list[Node]:
         """Return the ops that run in a module and its parts."""

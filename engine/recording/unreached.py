@@ -231,7 +231,7 @@ class _UntakenBranches:
         if branch.would_fail() or (branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)):
             return None
         if self._is_fixed(branch, by_user=False):
-            return self._reshaped_to_literals(branch) or None
+            return self._reshaped_to_literals(branch, beside_attributes=False) or None
         used = {name for name, effect in branch.effects().items() if effect is Effect.USES}
         if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
@@ -242,12 +242,12 @@ class _UntakenBranches:
             | self._variables_of_other_calls(branch, values_read)
         )
 
-    def _reshaped_to_literals(self, branch: UntakenBranch) -> frozenset[str]:
+    def _reshaped_to_literals(self, branch: UntakenBranch, beside_attributes: bool = True) -> frozenset[str]:
         """Return the variables that get literal sizes; what modules compute that gets such sizes counts as used."""
-        for module in branch.modules_reshaped_to_literals():
+        for module in branch.modules_reshaped_to_literals(beside_attributes):
             self._touch(self._dataflow.boundary(module)[1], Effect.USES, branch)
             self._used_at[branch.place] = None
-        return frozenset(branch.reshaped_to_literals())
+        return frozenset(branch.reshaped_to_literals(beside_attributes))
 
     def _selects_alone(self, branch: UntakenBranch) -> bool:
         """Whether a branch of a plain function depends on nothing but what the function is called with."""

@@ -157,23 +157,30 @@ class UntakenBranch:
         name = names.pop() if len(names) == 1 else None
         return name if name in self.arguments() and name not in bindings(function.tree, self.self_name) else None
 
-    def reshaped_to_literals(self) -> set[str]:
-        """Return the variables that get sizes which are literals in the code, and so do not follow."""
+    def reshaped_to_literals(self, beside_attributes: bool) -> set[str]:
+        """Return the variables that get sizes which are literals in the code, and so do not follow.
+
+        Args:
+            beside_attributes: whether also where all others are attributes of the module that ops get where code ran.
+        """
         result: set[str] = set()
-        for call in self._calls_with_literal_sizes():
+        for call in self._calls_with_literal_sizes(beside_attributes):
             inside = (node for inner in self._module_calls_in(call) for node in ast.walk(inner))
             result |= set(names_read(call)) - names_read_only_by(ast.walk(call), inside)
         return result
 
-    def modules_reshaped_to_literals(self) -> set[str]:
+    def modules_reshaped_to_literals(self, beside_attributes: bool) -> set[str]:
         """Return the modules whose results get such sizes (``self.qkv(x).reshape(b, 3, -1)``)."""
-        calls = (inner for call in self._calls_with_literal_sizes() for inner in self._module_calls_in(call))
+        sized = self._calls_with_literal_sizes(beside_attributes)
+        calls = (inner for call in sized for inner in self._module_calls_in(call))
         return {name for call in calls if (name := self._module_name(self._attribute(call.func))) is not None}
 
-    def _calls_with_literal_sizes(self) -> Iterator[ast.Call]:
+    def _calls_with_literal_sizes(self, beside_attributes: bool) -> Iterator[ast.Call]:
         for call in self._calls():
             if getattr(call.func, "attr", "") in self._dataflow.functions.sizing:
-                if any(_is_literal_size(arg) for arg in call.args):
+                own = {(self.owner, n.attr) for arg in call.args for n in ast.walk(arg) if isinstance(n, ast.Attribute)}
+                follow = set() < own <= self._dataflow.attributes
+                if any(_is_literal_size(arg) for arg in call.args) and (beside_attributes or not follow):
                     yield call
 
     def _module_calls_in(self, call: ast.Call) -> Iterator[ast.Call]:
@@ -185,9 +192,7 @@ class UntakenBranch:
 
     def passed_through(self) -> set[str]:
         """Return the variables that it returns, appends to a list, or assigns to other variables unchanged."""
-        results = [
-            n.value for n in self.branch.syntax if isinstance(n, (ast.Return, ast.Assign)) and n.value is not None
-        ]
+        results = [n.value for n in self.branch.syntax if isinstance(n, (ast.Return, ast.Assign)) and n.value]
         if isinstance(self.branch.nodes[0], ast.expr):
             results.append(self.branch.nodes[0])
         parts = [p for r in results for p in (ast.iter_child_nodes(r) if isinstance(r, _CONTAINERS) else [r])]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.program.stored import modules_of
 from engine.source.absent import assigned_where_none
-from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup
+from engine.source.setup_code import called_by_constructors_only, functions_of, is_setup, run_by_forward
 from engine.source.static_attributes import table_of
 
 __all__ = [
@@ -151,9 +151,9 @@ def assigned_anywhere(model: nn.Module, *others: type) -> frozenset[str]:
 
 def _anywhere(model: nn.Module, others: Iterable[type]) -> _Names:
     classes = {base for kind in (*_module_classes(model), *others) for base in kind.__mro__ if not _is_torch(base)}
-    beside = _setup_methods(classes)
-    spaces = [_names_in_python_module(name, beside) for name in {cls.__module__ for cls in classes}]
-    return _union([*spaces, *(_names_in_class(cls, beside) for cls in classes)])
+    setup = _setup_of(classes)
+    spaces = [_names_in_python_module(name, setup) for name in {cls.__module__ for cls in classes}]
+    return _union([*spaces, *(_names_in_class(cls, setup) for cls in classes)])
 
 
 def _module_classes(model: nn.Module) -> set[type]:
@@ -163,11 +163,11 @@ def _module_classes(model: nn.Module) -> set[type]:
 def _names_by_class(model: nn.Module) -> dict[type, _Names]:
     kinds = _module_classes(model)
     classes = {base for kind in kinds for base in kind.__mro__ if not _is_torch(base)}
-    beside = _setup_methods(classes)
-    spaces = [_names_in_python_module(name, beside) for name in {cls.__module__ for cls in classes}]
+    setup = _setup_of(classes)
+    spaces = [_names_in_python_module(name, setup) for name in {cls.__module__ for cls in classes}]
     anywhere = [names._replace(own=frozenset(), own_fills=frozenset()) for names in spaces]
     return {
-        kind: _union([*anywhere, *(_names_in_class(b, beside) for b in kind.__mro__ if not _is_torch(b))])
+        kind: _union([*anywhere, *(_names_in_class(b, setup) for b in kind.__mro__ if not _is_torch(b))])
         for kind in kinds
     }
 
@@ -183,7 +183,7 @@ def written_by_modules(model: nn.Module) -> frozenset[str]:
         ['running_mean']
     """
     classes = {base for _, module in modules_of(model) for base in type(module).__mro__ if not _is_torch(base)}
-    names = _union(_names_in_class(cls, _setup_methods(classes)) for cls in classes)
+    names = _union(_names_in_class(cls, _setup_of(classes)) for cls in classes)
     return names.own | names.others | names.filled
 
 
@@ -192,30 +192,42 @@ def _is_torch(cls: type) -> bool:
 
 
 @functools.cache
-def _names_in_class(cls: type, beside: frozenset[str]) -> _Names:
-    """Return the names of the attributes that the methods of a class write to, unless they build a model.
-
-    Args:
-        cls: the class.
-        beside: names of private methods that only constructors call.
-    """
-    return _union(_names(code) for name, code in functions_of(cls) if not (is_setup(name) or name in beside))
+def _names_in_class(cls: type, setup: _Setup) -> _Names:
+    """Return the names of the attributes that the methods of a class write to, unless they build a model."""
+    return _union(_names(code) for name, code in functions_of(cls) if not setup.includes(name))
 
 
 @functools.cache
-def _names_in_python_module(name: str, beside: frozenset[str]) -> _Names:
+def _names_in_python_module(name: str, setup: _Setup) -> _Names:
     """Return the names of the attributes that the code of a Python module writes to."""
     parts: list[_Names] = []
     for key, item in list(table_of(sys.modules.get(name)).items()):
-        if isinstance(item, FunctionType) and item.__module__ == name and not is_setup(key):
+        if isinstance(item, FunctionType) and item.__module__ == name and not setup.includes(key):
             parts.append(_names(item.__code__))
         elif isinstance(item, type) and item.__module__ == name:
-            parts.append(_names_in_class(item, beside))
+            parts.append(_names_in_class(item, setup))
     return _union(parts)
 
 
-def _setup_methods(classes: Iterable[type]) -> frozenset[str]:
-    return called_by_constructors_only(frozenset(cls.__module__ for cls in classes))
+class _Setup(NamedTuple):
+    """Names of functions that build a model.
+
+    Attributes:
+        beside: private methods that only constructors call.
+        run: functions that a forward may run, whatever they are called.
+    """
+
+    beside: frozenset[str]
+    run: frozenset[str]
+
+    def includes(self, name: str) -> bool:
+        """Whether a function builds a model, and no forward runs it."""
+        return (is_setup(name) or name in self.beside) and name not in self.run
+
+
+def _setup_of(classes: Iterable[type]) -> _Setup:
+    kinds = frozenset(classes)
+    return _Setup(called_by_constructors_only(frozenset(cls.__module__ for cls in kinds)), run_by_forward(kinds))
 
 
 def _union(parts: Iterable[_Names]) -> _Names:

@@ -104,11 +104,7 @@ class Conditions:
             return self._attribute(node.left, visited, self.never_reassigned)
         if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and _compares_with_none(node):
             return self._is_never_none(node.left, visited) or self._name(node.left.id, visited, node.left)
-        if (
-            isinstance(node, ast.Compare)
-            and isinstance(node.ops[0], (ast.In, ast.NotIn))
-            and self._tests_empty_container(node)
-        ):
+        if isinstance(node, ast.Compare) and (self._tests_empty_container(node) or _asks_for_meta_device(node)):
             return True
         children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
         return all(self._fixed(child, visited) for child in children)
@@ -259,7 +255,7 @@ class Conditions:
         path, inner = "{}", node.comparators[0]
         while isinstance(inner, ast.Attribute):
             path, inner = f".{inner.attr}{path}", inner.value
-        own = isinstance(inner, ast.Name) and inner.id == self.owner
+        own = isinstance(inner, ast.Name) and inner.id == self.owner and isinstance(node.ops[0], (ast.In, ast.NotIn))
         return own and len(node.ops) == 1 and self.never_changed(path.removeprefix("."))
 
     def _method(self, node: ast.Call) -> bool:
@@ -382,6 +378,11 @@ def _compares_with_none(node: ast.Compare) -> bool:
     """Whether it is ``x is None``, or ``x is not None``."""
     none = [value for value in node.comparators if isinstance(value, ast.Constant) and value.value is None]
     return len(node.ops) == len(none) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+
+
+def _asks_for_meta_device(node: ast.Compare) -> bool:
+    """Whether it compares a kind of device with ``"meta"``, on which nothing is computed."""
+    return isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value == "meta"
 
 
 def _root(node: ast.AST) -> str | None:

@@ -16,13 +16,13 @@ from engine.source.branches import syntax_of
 from engine.source.function_text import syntax_of_file
 from engine.source.static_attributes import table_of
 
-__all__ = ["called_by_constructors_only", "functions_of", "is_setup"]
+__all__ = ["called_by_constructors_only", "functions_of", "is_setup", "run_by_forward"]
 
 _PREFIXES = (
     *("__init__", "__post_init__", "__setstate__", "__new__", "__deepcopy__", "_init", "init", "_reset", "reset_param"),
     *("_load", "load", "from_", "_from_", "convert", "_convert", "build", "_build", "make", "create", "_make"),
     *("_create", "half", "float", "double", "register", "_register", "fuse", "_apply", "apply", "set_input"),
-    *("test_", "copy_"),
+    *("test_", "copy_", "prune_intermediate", "reset_classifier", "set_window"),
 )
 """Prefixes of the names of functions that build or convert a model."""
 
@@ -89,6 +89,31 @@ def called_by_constructors_only(python_modules: frozenset[str]) -> frozenset[str
             break
         builders |= called
     return frozenset(builders.difference(_CONSTRUCTORS))
+
+
+@functools.cache
+def run_by_forward(classes: frozenset[type]) -> frozenset[str]:
+    """Return the names of the functions that a forward or a step may run, as far as names tell.
+
+    Args:
+        classes: of a model's modules, and their bases.
+
+    Example:
+        >>> import torch
+        >>> sorted(name for name in run_by_forward(frozenset({torch.nn.LSTM})) if name.startswith("check"))
+        ['check_forward_args', 'check_hidden_size', 'check_input']
+    """
+    functions: dict[str, list[CodeType]] = {}
+    pairs = [pair for name in {cls.__module__ for cls in classes} for pair in _functions_in(name)]
+    for name, code in (*pairs, *(pair for cls in classes for pair in functions_of(cls))):
+        functions.setdefault(name, []).append(code)
+    reached = {"forward"} | {name for name in functions if name.endswith(("_step", "__call__"))}
+    waiting = list(reached)
+    while waiting:
+        more = _mentioned(functions.get(waiting.pop(), ())) & functions.keys() - reached
+        reached |= more
+        waiting += more
+    return frozenset(reached)
 
 
 def _functions_in(python_module: str) -> Iterator[tuple[str, CodeType]]:

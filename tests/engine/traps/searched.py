@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import other_sizes, steps, unreached
+from engine.source import attribute_writes
 from tests.engine.traps import chosen
-from tests.engine.traps.trap import Ablation, Trap, once
+from tests.engine.traps.trap import Ablation, Trap, Use, once
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
-USES = [once(3, 3, *size) for size in ((8, 8), (9, 10), (12, 6), (9, 9), (16, 16), (6, 12), (12, 8), (8, 6))]
+USES: list[Use] = [once(3, 3, *size) for size in ((8, 8), (9, 10), (12, 6), (9, 9), (16, 16), (6, 12), (12, 8), (8, 6))]
 SIZES = "diffusers, UNet2DConditionModel: `any(s % factor != 0 for s in sample.shape[-2:])`"
 RETURNS = "transformers, ViTEmbeddings.interpolate_pos_encoding: returns early for the sizes of the configuration"
+MARKS = "methods such as `apply_masks` and `make_cache`, which set attributes whenever they run"
 KEYS = "heads and levels that a comprehension picks, as in torchvision's feature pyramids"
 
 
@@ -29,6 +31,11 @@ class _Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.one, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+        self.is_marked = False
+
+    def apply_mark(self, marked: bool) -> None:
+        """Set what the next call reads."""
+        self.is_marked = marked
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores."""
@@ -95,10 +102,22 @@ def _in_another_file(net: _Net, y: Tensor) -> Tensor:
     return chosen.one_size(net, y)
 
 
+def _marked(net: _Net, y: Tensor) -> Tensor:
+    z = y.flip(1) if net.is_marked else y
+    if y.shape[2] * y.shape[3] == 72 and y.shape[2] == 12:
+        net.apply_mark(True)
+    return z
+
+
+def _after_a_mark(model: nn.Module) -> Tensor:
+    once(3, 3, 12, 6)(model)
+    return once(3, 3, 9, 9)(model)  # type: ignore[no-any-return]
+
+
 def _trap(name: str, source: str, middle: Callable[[Any, Tensor], Tensor], size: tuple[int, int] = (8, 8)) -> Trap:
     kind = type("Net", (_Net,), {"__module__": __name__, "middle": middle})
     example = torch.randn(2, 3, *size, dtype=torch.float64)
-    return Trap(name, source, kind, lambda model: example, USES, seeds=(0,))
+    return Trap(name, source, kind, lambda model: example, [*USES, _after_a_mark], seeds=(0,))
 
 
 TRAPS = [
@@ -115,6 +134,7 @@ TRAPS = [
     _trap("a dimension for two sizes", SIZES, _dimension),
     _trap("a flag of an op for two sizes", SIZES, _flag, (12, 10)),
     _trap("a function of another file that decides by sizes", RETURNS, _in_another_file),
+    _trap("a flag that a function with the name of a builder sets", MARKS, _marked),
 ]
 
 _IS_FIXED = unreached._UntakenBranches._is_fixed_by_code
@@ -143,5 +163,10 @@ ABLATIONS = [
         "functions of other files that sizes decide in",
         _leave_elsewhere_alone,
         "a function of another file that decides by sizes",
+    ),
+    Ablation(
+        "functions that forward runs build no model",
+        lambda patch: patch.setattr(attribute_writes, "run_by_forward", lambda names: frozenset()),
+        "a flag that a function with the name of a builder sets",
     ),
 ]

@@ -502,7 +502,7 @@ def _idle_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _numbers_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untaken.UntakenBranch, "reshaped_to_literals", lambda self: set())
+    monkeypatch.setattr(untaken.UntakenBranch, "reshaped_to_literals", lambda self, beside_attributes: set())
 
 
 def _no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
