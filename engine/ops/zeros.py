@@ -23,6 +23,9 @@ __all__ = ["in_float64"]
 _LARGE = 2**22
 """Multiplications below which looking for zeros takes as long as they do."""
 
+_REPEATED = 32
+"""Multiplications per number that is read below which the same holds: a few rows times a large weight."""
+
 _WORTH = 0.75
 """The share of the multiplications above which all are carried out."""
 
@@ -56,7 +59,7 @@ def in_float64(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 def _product(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor | None:
     if func is torch.ops.aten.linear.default:
         x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
-        if not _is_plain(x, weight) or weight.ndim != 2 or x.ndim < 2 or x.numel() * len(weight) < _LARGE:
+        if not _is_plain(x, weight) or weight.ndim != 2 or x.ndim < 2 or _is_small(x, weight, len(weight)):
             return None
         rows = _reduced(x.reshape(-1, x.size(-1)), _read(weight).t(), bias)
         return None if rows is None else rows.view(*x.shape[:-1], len(weight))
@@ -65,9 +68,14 @@ def _product(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor |
         bias = arguments["self"]
         if arguments["beta"] != 1 or arguments["alpha"] != 1:
             return None
-    if not _is_plain(left, right) or left.numel() * right.size(1) < _LARGE:
+    if not _is_plain(left, right) or _is_small(left, right, right.size(1)):
         return None
     return _reduced(_read(left), _read(right), bias)
+
+
+def _is_small(left: Tensor, right: Tensor, columns: int) -> bool:
+    """Whether a product takes no longer than to look for zeros in it."""
+    return left.numel() * columns < max(_LARGE, _REPEATED * (left.numel() + right.numel()))
 
 
 def _is_plain(*tensors: Tensor) -> bool:

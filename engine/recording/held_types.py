@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -44,25 +45,15 @@ class HeldTypes:
             variable: in the condition, or in the values of variables there. An argument that the function does not
                 assign is the same everywhere.
         """
-        if variable in self._in_condition and self._are_computed_at(self._branch, variable.id):
+        if variable in _inside(self._branch.test) and self._are_computed_at(self._branch, variable.id):
             return True
-        if variable.id in self._bindings or variable.id not in self._arguments:
+        if variable.id in self._bindings or variable.id not in _arguments(self._tree):
             return False
         return any(self._are_computed_at(branch, variable.id) for branch in self._always_decided())
 
-    @functools.cached_property
-    def _in_condition(self) -> frozenset[ast.AST]:
-        return frozenset(ast.walk(self._branch.test) if isinstance(self._branch.test, ast.expr) else ())
-
-    @functools.cached_property
-    def _arguments(self) -> frozenset[str]:
-        return frozenset(n.arg for n in ast.walk(self._tree.args) if isinstance(n, ast.arg))
-
     def _always_decided(self) -> Iterator[Branch]:
         """Yield the branches that did not run although each call of the function evaluates their conditions."""
-        body = self._tree.body
-        end = next((place + 1 for place, statement in enumerate(body) if may_leave(statement)), len(body))
-        tests = {statement.test for statement in body[:end] if isinstance(statement, ast.If)}
+        tests = _always_evaluated(self._tree)
         yield from (b for b in self._coverage.function.untaken(self._coverage.ran) if b.test in tests)
 
     def _are_computed_at(self, branch: Branch, variable: str) -> bool:
@@ -93,12 +84,38 @@ class HeldTypes:
         return nodes
 
 
-def _types_read(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the syntax inside, without variables of which it takes an attribute of tensors alone (``x.shape``)."""
-    yield node
+# What follows from the syntax alone is asked again for each module of a class.
+
+
+@functools.cache
+def _inside(test: ast.AST | None) -> frozenset[ast.AST]:
+    return frozenset(ast.walk(test) if isinstance(test, ast.expr) else ())
+
+
+@functools.cache
+def _arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    return frozenset(n.arg for n in ast.walk(tree.args) if isinstance(n, ast.arg))
+
+
+@functools.cache
+def _always_evaluated(tree: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[ast.AST]:
+    """Return the conditions that each call of a function evaluates."""
+    body = tree.body
+    end = next((place + 1 for place, statement in enumerate(body) if may_leave(statement)), len(body))
+    return frozenset(statement.test for statement in body[:end] if isinstance(statement, ast.If))
+
+
+@functools.cache
+def _types_read(node: ast.AST) -> Sequence[ast.AST]:
+    """Return the syntax inside, without variables of which it takes an attribute of tensors alone (``x.shape``)."""
     of_tensors = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_of_tensors(node.attr)
-    for child in () if of_tensors else ast.iter_child_nodes(node):
-        yield from _types_read(child)
+    children = () if of_tensors else ast.iter_child_nodes(node)
+    return node, *(inner for child in children for inner in _types_read(child))
+
+
+@functools.cache
+def _nodes_of(tree: ast.AST, *kinds: type[ast.AST]) -> Sequence[Any]:
+    return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
 
 
 def _is_of_tensors(attribute: str) -> bool:
@@ -116,9 +133,9 @@ def branches_without_other(coverage: FunctionCoverage) -> list[Branch]:
     Args:
         coverage: of a function.
     """
-    nodes = list(ast.walk(coverage.function.tree))
-    taken = [n for n in nodes if isinstance(n, ast.If) and coverage.function.ran(n.body[0], coverage.ran)]
-    cases = (n.subject for n in nodes if isinstance(n, ast.Match) and coverage.function.ran(n.subject, coverage.ran))
+    tree, ran = coverage.function.tree, coverage.ran
+    taken = [n for n in _nodes_of(tree, ast.If) if coverage.function.ran(n.body[0], ran)]
+    cases = (n.subject for n in _nodes_of(tree, ast.Match) if coverage.function.ran(n.subject, ran))
     tests = (*(n.test for n in taken if not n.orelse), *cases)
     return [Branch([test], test, frozenset()) for test in tests]
 
@@ -129,7 +146,7 @@ def may_continue_after_error(coverage: FunctionCoverage) -> bool:
     Args:
         coverage: of the function.
     """
-    nodes = [n for n in ast.walk(coverage.function.tree) if isinstance(n, (ast.Try, ast.With, ast.AsyncWith))]
+    nodes = _nodes_of(coverage.function.tree, ast.Try, ast.With, ast.AsyncWith)
     ran = [n for n in nodes if coverage.function.ran(n.body[0], coverage.ran)]
     caught = (handler for n in ran if isinstance(n, ast.Try) for handler in n.handlers)
     contexts = (item.context_expr for n in ran if not isinstance(n, ast.Try) for item in n.items)

@@ -32,6 +32,7 @@ def half(tensor: Tensor, *dims: int) -> Tensor:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(zeros, "_LARGE", 1)
+    monkeypatch.setattr(zeros, "_REPEATED", 0)
 
 
 CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -105,3 +106,11 @@ def test_small_ones_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking for zeros does not pay there."""
     monkeypatch.setattr(zeros, "_LARGE", 2**22)
     assert zeros.in_float64(ATEN.mm.default, (random(5, 8), half(random(8, 3), 0)), {}) is None
+
+
+def test_a_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look through a large weight takes longer than to multiply a few rows by it."""
+    monkeypatch.setattr(zeros, "_REPEATED", 4)
+    weight = half(random(64, 64), 0)
+    assert zeros.in_float64(ATEN.linear.default, (random(2, 64), weight), {}) is None
+    assert zeros.in_float64(ATEN.linear.default, (random(64, 64), weight), {}) is not None
