@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from engine.source.anonymous import anonymous_function, is_anonymous
 from engine.source.bindings import Binding, bindings
 from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
@@ -365,7 +366,7 @@ def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None
         code: of the function.
         always: whether to return an object for a function without branches as well, instead of None.
     """
-    if not hasattr(code, "co_positions") or code.co_name.startswith("<"):
+    if not hasattr(code, "co_positions"):
         return None
     tree = syntax_of(code)
     function = None if tree is None else FunctionBranches(code, tree)
@@ -374,7 +375,9 @@ def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None
 
 @functools.cache
 def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax of a function; None without source."""
+    """Return the syntax of a function, or of a lambda function or a comprehension as one; None without source."""
+    if is_anonymous(code.co_name):
+        return anonymous_function(code)
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
         return None

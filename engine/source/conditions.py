@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from engine.source.anonymous import is_anonymous
 from engine.source.bindings import Binding, assignments_that_read, bindings
 from engine.source.branches import syntax_of
 from engine.source.control_flow import controls
@@ -115,7 +116,7 @@ class Conditions:
             return True
         own, passed = list(self._assigned(name, lines, node)), name in self._arguments() and not lines.start
         if own or passed:
-            is_open = passed and name in self.open
+            is_open = passed and (name in self.open or bool(self.sized) and is_anonymous(self.tree.name))
             visited |= {(name, lines.start)}
             values: list[ast.expr | None] = [binding.value for binding in own]
             if len(own) + passed > 1:  # which of them it holds, depends on the conditions under which they are bound

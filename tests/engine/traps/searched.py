@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import other_sizes, steps, unreached
-from engine.source import attribute_writes
+from engine.source import attribute_writes, branches, coverage
 from tests.engine.traps import chosen
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -19,6 +20,7 @@ __all__ = ["ABLATIONS", "TRAPS"]
 USES: list[Use] = [once(3, 3, *size) for size in ((8, 8), (9, 10), (12, 6), (9, 9), (16, 16), (6, 12), (12, 8), (8, 6))]
 SIZES = "diffusers, UNet2DConditionModel: `any(s % factor != 0 for s in sample.shape[-2:])`"
 RETURNS = "transformers, ViTEmbeddings.interpolate_pos_encoding: returns early for the sizes of the configuration"
+SWITCHES = {"fast": False}
 MARKS = "methods such as `apply_masks` and `make_cache`, which set attributes whenever they run"
 KEYS = "heads and levels that a comprehension picks, as in torchvision's feature pyramids"
 
@@ -31,7 +33,7 @@ class _Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.one, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
-        self.is_marked = False
+        self.is_marked, self.calls = False, 0
 
     def apply_mark(self, marked: bool) -> None:
         """Set what the next call reads."""
@@ -114,10 +116,38 @@ def _after_a_mark(model: nn.Module) -> Tensor:
     return once(3, 3, 9, 9)(model)  # type: ignore[no-any-return]
 
 
+def _and_a_count(net: _Net, y: Tensor) -> Tensor:
+    net.calls += 1
+    return [z.flip(1) if _is_special(z) and net.calls > 2 else z for z in (y,)][0]
+
+
+def _and_gradients(net: _Net, y: Tensor) -> Tensor:
+    return (lambda z: z.flip(1) if _is_special(z) and torch.is_grad_enabled() else z)(y)  # type: ignore[no-any-return]
+
+
+def _and_a_switch(net: _Net, y: Tensor) -> Tensor:
+    return sum((z.flip(1) for z in (y,) if _is_special(z) and SWITCHES["fast"]), y)
+
+
+def _switched_on(model: nn.Module) -> Tensor:
+    SWITCHES["fast"] = True
+    try:
+        return once(3, 3, 12, 6)(model)  # type: ignore[no-any-return]
+    finally:
+        SWITCHES["fast"] = False
+
+
+def _with_gradients(model: nn.Module) -> Tensor:
+    with torch.enable_grad():
+        return model(torch.ones(3, 3, 12, 6, dtype=torch.float64)).detach()  # type: ignore[no-any-return]
+
+
 def _trap(name: str, source: str, middle: Callable[[Any, Tensor], Tensor], size: tuple[int, int] = (8, 8)) -> Trap:
     kind = type("Net", (_Net,), {"__module__": __name__, "middle": middle})
     example = torch.randn(2, 3, *size, dtype=torch.float64)
-    return Trap(name, source, kind, lambda model: example, [*USES, _after_a_mark], seeds=(0,))
+    return Trap(
+        name, source, kind, lambda model: example, [*USES, _after_a_mark, _switched_on, _with_gradients], seeds=(0,)
+    )
 
 
 TRAPS = [
@@ -134,6 +164,9 @@ TRAPS = [
     _trap("a dimension for two sizes", SIZES, _dimension),
     _trap("a flag of an op for two sizes", SIZES, _flag, (12, 10)),
     _trap("a function of another file that decides by sizes", RETURNS, _in_another_file),
+    _trap("a comprehension that decides by two sizes and a count", KEYS, _and_a_count),
+    _trap("a lambda function that decides by two sizes and gradients", RETURNS, _and_gradients),
+    _trap("a generator that decides by two sizes and a switch", KEYS, _and_a_switch),
     _trap("a flag that a function with the name of a builder sets", MARKS, _marked),
 ]
 
@@ -144,6 +177,10 @@ def _settled_elsewhere(self: Any, branch: Any, *args: Any, **kwargs: Any) -> boo
     return branch.code.co_filename not in self._files or _IS_FIXED(self, branch, *args, **kwargs)
 
 
+def _of_named_functions(code: CodeType, always: bool = False) -> branches.FunctionBranches | None:
+    return None if code.co_name.startswith("<") else branches.branches_of(code, always)
+
+
 def _leave_elsewhere_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unreached._UntakenBranches, "_is_fixed_by_code", _settled_elsewhere)
 
@@ -152,7 +189,7 @@ ABLATIONS = [
     Ablation(
         "sizes that decisions ask for, one after another",
         lambda patch: patch.setattr(other_sizes.OtherSizes, "_try_one_by_one", lambda self, axes, accepts: None),
-        "a lambda function that decides by two sizes",
+        "an item that two sizes pick",
     ),
     Ablation(
         "dimensions and flags of steps",
@@ -168,5 +205,10 @@ ABLATIONS = [
         "functions that forward runs build no model",
         lambda patch: patch.setattr(attribute_writes, "run_by_forward", lambda names: frozenset()),
         "a flag that a function with the name of a builder sets",
+    ),
+    Ablation(
+        "branches of lambda functions and comprehensions",
+        lambda patch: patch.setattr(coverage, "branches_of", _of_named_functions),
+        "a comprehension that decides by two sizes and a count",
     ),
 ]
