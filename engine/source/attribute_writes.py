@@ -41,7 +41,7 @@ _FILLS = frozenset(
 _DISPLAYS = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
 """Beginnings of the names of the instructions with which the display of a container ends."""
 
-_NEW = frozenset(["Counter", "OrderedDict", "defaultdict", "deque", "dict", "list", "set", "sorted"])
+_NEW = frozenset(["OrderedDict", "defaultdict", "deque", "dict", "list", "set", "sorted"])
 """Functions that return a new container, whatever they are called with."""
 
 _ALL_BUFFERS = frozenset(["buffers", "named_buffers", "state_dict"])

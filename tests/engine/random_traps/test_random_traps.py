@@ -63,6 +63,13 @@ def test_the_oracle_sees_a_wrong_weight(monkeypatch: pytest.MonkeyPatch) -> None
     assert oracle.examine(4).outcome == "wrong"
 
 
+def test_a_rounding_error_that_decides_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros are larger than a mean that cancels out, or are not: the masked network alone goes either way."""
+    assert oracle.examine(1006787).outcome == "exact"
+    monkeypatch.setattr(oracle, "_move", lambda model, seed: None)
+    assert oracle.examine(1006787).outcome == "wrong"
+
+
 def test_the_oracle_sees_what_a_refusal_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal changes nothing, and any other error is internal."""
 
