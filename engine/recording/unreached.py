@@ -317,8 +317,8 @@ class _UntakenBranches:
 
     def _is_fixed_by_code(self, branch: UntakenBranch, types_agree: bool = False, at_all_sizes: bool = True) -> bool:
         """Whether the code fixes a condition; ``types_agree``: if all that ops compute is of one type in every call."""
-        elsewhere = branch.code.co_filename not in self._files  # there sizes alone decide
-        if elsewhere and not at_all_sizes:
+        elsewhere = branch.code.co_filename not in self._files  # there sizes alone decide, and of no enclosing variable
+        if elsewhere and (branch.code.co_freevars or not at_all_sizes):
             return True
         module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()
         if branch.owner != "" or branch.code is not self._arguments.code:

@@ -360,7 +360,7 @@ def _is_report(node: ast.AST) -> bool:
 
 @functools.cache
 def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None:
-    """Return the branches of a function; None without source.
+    """Return the branches of a function, a lambda function or a comprehension; None without source.
 
     Args:
         code: of the function.
@@ -368,16 +368,14 @@ def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None
     """
     if not hasattr(code, "co_positions"):
         return None
-    tree = syntax_of(code)
+    tree = anonymous_function(code) if is_anonymous(code.co_name) else syntax_of(code)
     function = None if tree is None else FunctionBranches(code, tree)
     return function if function is not None and (function.branches or always) else None
 
 
 @functools.cache
 def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax of a function, or of a lambda function or a comprehension as one; None without source."""
-    if is_anonymous(code.co_name):
-        return anonymous_function(code)
+    """Return the syntax of a function; None without source."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
         return None

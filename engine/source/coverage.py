@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.program.trees import tensors_in
 from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.omitted_arguments import fallback_variables
-from engine.source.sites import ENGINE, is_library
+from engine.source.sites import CALLBACKS, ENGINE, is_library
 
 __all__ = ["MOST_VALUES", "CoverageTracer", "FunctionCoverage"]
 
@@ -31,8 +31,10 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 @functools.cache
 def _is_foreign(file: str) -> bool:
-    """Whether a file is not part of the user's project: of torch, Python, the engine, or a package."""
-    return is_library(file) or file.startswith((ENGINE, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
+    """Whether a file is not part of the user's project: of torch, Python, this project, or a package."""
+    return (
+        is_library(file) or file.startswith((ENGINE, CALLBACKS, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
+    )
 
 
 @dataclass

@@ -12,11 +12,14 @@ import torch
 
 from engine.program.places import shown_place
 
-__all__ = ["ENGINE", "Site", "is_exchanged", "is_library", "user_site"]
+__all__ = ["CALLBACKS", "ENGINE", "Site", "is_exchanged", "is_library", "user_site"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 ENGINE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Folder of the engine."""
+
+CALLBACKS = os.path.join(os.path.dirname(ENGINE[: -len(os.sep)]), "lightning_compress") + os.sep
+"""Folder of the callbacks beside it, whose code runs the steps that are recorded; nothing of it is imported here."""
 
 _RECORDER = frozenset(
     os.path.join(ENGINE, *place)

@@ -32,12 +32,17 @@ SHAPE = (2, 3, 4, 4)
 def stems(f: Function, count: int = 1, channels: int = 8, **parts: nn.Module) -> nn.Module:
     """Put ``count`` 1x1 convolutions of the input through ``f``, which gets the net first where it has parts."""
 
-    def forward(m: Net, x: Tensor) -> Any:
-        made = [getattr(m, f"stem{k}")(x) for k in range(count)]
-        return f(m, *made) if parts else f(*made)
+    def features(m: Net, x: Tensor) -> list[Tensor]:
+        return [getattr(m, f"stem{k}")(x) for k in range(count)]
 
-    made = {f"stem{k}": nn.Conv2d(3, channels, 1) for k in range(count)}
-    return Net(forward, **made, **parts).double().eval()
+    def forward(m: Net, x: Tensor) -> Any:
+        return f(*features(m, x))
+
+    def forward_of_parts(m: Net, x: Tensor) -> Any:
+        return f(m, *features(m, x))
+
+    convolutions = {f"stem{k}": nn.Conv2d(3, channels, 1) for k in range(count)}
+    return Net(forward_of_parts if parts else forward, **convolutions, **parts).double().eval()
 
 
 def labels_of(model: nn.Module, shape: Sequence[int] = SHAPE) -> Labels:
