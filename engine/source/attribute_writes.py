@@ -296,7 +296,7 @@ def _is_new_container(line: list[_Step], end: int) -> bool:
     start = _expression_before(line, end)[0]
     names = [step.about for step in line[start:end] if step.kind in ("LOAD_GLOBAL", "LOAD_NAME")]
     last = line[end - 1].kind if end else ""
-    return last.startswith(_DISPLAYS) or (last.startswith("CALL") and names[:1] != [] and names[0] in _NEW)
+    return last.startswith(_DISPLAYS) or (last.startswith("CALL") and not _NEW.isdisjoint(names[:1]))
 
 
 def _attributes_loaded(steps: Iterable[_Step]) -> set[str]:

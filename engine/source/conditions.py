@@ -382,8 +382,11 @@ def _compares_with_none(node: ast.Compare) -> bool:
 
 
 def _asks_for_meta_device(node: ast.Compare) -> bool:
-    """Whether it compares a kind of device with ``"meta"``, on which nothing is computed."""
-    return isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value == "meta"
+    """Whether it compares ``x.device.type`` with ``"meta"``: nothing is computed on that device."""
+    kind, other = node.left, node.comparators[0]
+    if not (isinstance(kind, ast.Attribute) and kind.attr == "type" and isinstance(kind.value, ast.Attribute)):
+        return False
+    return kind.value.attr == "device" and isinstance(other, ast.Constant) and other.value == "meta"
 
 
 def _root(node: ast.AST) -> str | None:
