@@ -6,7 +6,9 @@ import copy
 from collections import deque
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["copied"]
 
@@ -27,7 +29,8 @@ def copied(callback: Any) -> Any:
         [[1]]
     """
     other = copy.copy(callback)
-    vars(other).update((name, _own(value)) for name, value in vars(callback).items())
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # what no hook reads is no part of a recording
+        vars(other).update((name, _own(value)) for name, value in vars(callback).items())
     return other
 
 

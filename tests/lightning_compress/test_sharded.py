@@ -45,7 +45,7 @@ def launch(folder: Path, *arguments: str, check: bool = True, **variables: str) 
     """Run the fit in processes of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     script = [sys.executable, str(Path(__file__).with_name("sharded_fit.py")), str(folder), *arguments]
-    ended = subprocess.run(script, env=environment, cwd=folder, timeout=170, capture_output=True, text=True)
+    ended = subprocess.run(script, env=environment, cwd=folder, timeout=320, capture_output=True, text=True)
     assert ended.returncode == 0 or not check, ended.stderr[-5000:]
     return ended
 
