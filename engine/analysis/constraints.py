@@ -198,9 +198,11 @@ class Grouped(Constraint):
         return replace(self, inputs=inputs, outputs=roots[self.outputs])
 
     def sites(self) -> list[Tensor]:
-        """Return each group's inputs and outputs as sites; a single input is removed with its group, independently."""
-        whole = self.inputs is None or self.inputs.size(1) == 1 and self.removable
-        return [*([] if self.inputs is None or whole else self.inputs), *self.outputs]
+        """Return each group's inputs and outputs as sites; what goes with its whole group goes independently."""
+        rows = [labels for labels in (self.inputs, self.outputs) if labels is not None]
+        if self.removable and self.inputs is not None:
+            rows = [labels for labels in rows if not (labels == labels[:, :1]).all()]
+        return [site for labels in rows for site in labels]
 
 
 def closed(constraints: Sequence[Constraint], keep: Tensor, score: Callable[[], Tensor]) -> Tensor:

@@ -81,6 +81,14 @@ class Labels:
                 slots = row
         return slots
 
+    def alone(self, value: Value, dim: int) -> Tensor | None:
+        """Return the slots that span one dimension alone, shape ``(size,)``; where there are none, those along it.
+
+        The inputs of a grouped convolution have slots over groups and inputs, which span the outputs of its weight.
+        """
+        layer = next((layer for layer in self.layers(value) if support(layer) == (dim,)), None)
+        return self.along(value, dim) if layer is None else self._row(layer)
+
     def amounts(self, node: Node) -> frozenset[Place]:
         """Return the positions of a node's numeric arguments that change with the size of the input."""
         return amounts_of(node, self._is_channel)
@@ -225,7 +233,8 @@ class Labels:
         outputs = self._outputs.get((c.weight.index, c.transposed))
         if outputs is not None:
             return outputs
-        labels = self.along(c.weight, c.output_place) if c.groups == 1 or not c.transposed else None
+        slots_along = self.alone if c.groups > 1 else self.along
+        labels = slots_along(c.weight, c.output_place) if c.groups == 1 or not c.transposed else None
         if labels is None:
             if not self._stored(c.weight):
                 return None

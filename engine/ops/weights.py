@@ -50,7 +50,7 @@ def _labels(node: Node, labels: Labels) -> None:
     labels.alias(node.output, v)
     own = _own(node)
     if own is not None:
-        slots = labels.along(v, own)
+        slots = labels.alone(v, own)
         rows = labels.slots.new(v.shape[own]) if slots is None else slots
         for value in (v, g):
             labels.add(value, rows.view([-1 if d == own else 1 for d in range(v.ndim)]))

@@ -82,7 +82,7 @@ def test_constraints_resolve_to_representatives() -> None:
 def test_sites_tell_pieces_apart() -> None:
     """Each piece and each group is a site; a layer that only keeps something is none."""
     assert len(Equal(torch.zeros(3, 2, dtype=torch.long)).sites()) == 3
-    two = torch.zeros(2, 2, dtype=torch.long)
+    two = torch.arange(4).view(2, 2)
     assert len(Grouped(two, two, True).sites()) == 4 and len(Grouped(None, two, True).sites()) == 2
     assert NonEmpty(two).sites() == []
 
@@ -95,6 +95,14 @@ def test_what_has_to_be_told_apart() -> None:
     assert len(Grouped(single, outputs, removable=True).sites()) == 3
     assert len(Grouped(single, outputs, removable=False).sites()) == 6
     assert len(Grouped(None, outputs, removable=False).sites()) == 3
+
+
+def test_groups_whose_channels_are_tied_go_independently() -> None:
+    """A group of one unit goes as a whole or not at all, whatever the others lose."""
+    tied, free = torch.tensor([[0, 0], [1, 1], [2, 2]]), torch.arange(6, 12).view(3, 2)
+    assert Grouped(tied, tied, removable=True).sites() == []
+    assert len(Grouped(tied, free, removable=True).sites()) == 3
+    assert len(Grouped(tied, tied, removable=False).sites()) == 6
 
 
 def test_fewer_of_some_than_of_others() -> None:

@@ -36,6 +36,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "depthwise": lambda: net(
         norm(nn.Conv2d(3, 8, 3)), norm(nn.Conv2d(8, 8, 3, padding=1, groups=8)), nn.ReLU(), nn.Conv2d(8, 4, 1)
     ),
+    "groups, called twice": lambda: net(
+        nn.Conv2d(3, 6, 1), (same := norm(nn.Conv2d(6, 6, 3, padding=1, groups=3))), nn.ReLU(), same, nn.Conv2d(6, 4, 1)
+    ),
     "called twice": lambda: net((same := norm(nn.Conv2d(3, 3, 1))), nn.ReLU(), same, nn.Conv2d(3, 4, 1)),
 }
 
@@ -110,6 +113,12 @@ def test_the_older_form() -> None:
     engine.ModelSpeedup(model, x, mask).speedup_model()
     assert layer.weight_v.shape == (4, 3) and layer.weight_g.shape == (4, 1)
     torch.testing.assert_close(run(model, x)[0], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_groups_lose_single_channels_at_each_call() -> None:
+    """The weight is computed anew by each call; the second finds slots of the groups' inputs along its outputs."""
+    group, *_ = engine.dependency_groups(NETS["groups, called twice"](), image())
+    assert group.size == 6 and len(group.rows.unique()) == 3
 
 
 def test_repair_masks_scales() -> None:
