@@ -28,7 +28,11 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+# A detector is recorded at sixty sizes and settings, five times in the fit.
+KINDS = [pytest.param(kind, marks=pytest.mark.slow if kind == "detector" else ()) for kind in NETWORKS]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A compacted module, with the optimizer's state in its checkpoint."""
     return Made(Mixed, request.param, tmp_path_factory.mktemp(request.param))
