@@ -16,6 +16,7 @@ import torch
 
 from engine.program.expressions import ARITHMETIC, COMPARISONS, UNARY, Apply, Expr
 from engine.source.sites import is_library
+from engine.source.table_keys import Lookups
 
 __all__ = [
     "RECORDINGS",
@@ -148,6 +149,25 @@ def _untracked(base: type, name: str) -> Callable[..., Any]:
     return method
 
 
+def _hashed(base: type) -> Callable[[Any], int]:
+    """Return ``__hash__``, which notes how the number compares with the keys of tables in the running code."""
+    plain: Any = base.__hash__
+
+    def method(self: Any) -> int:
+        note_exact_values([self])
+        place = _place(1)
+        if place is not None and isinstance(self, Size):
+            size = int.__int__(self)
+            for key, agree in sorted(_LOOKUPS.keys(sys._getframe(1), size)):
+                # the keys of a table are compared on one line, and each is a decision of its own
+                left = Apply("-", self.expr, key)
+                left = Apply("-", left, agree) if agree else left
+                RECORDINGS[-1].note(Apply("==", left, -agree), size == key, place)
+        return plain(self)
+
+    return method
+
+
 class Recording(Protocol):
     """What is told of the comparisons in the user's code."""
 
@@ -181,11 +201,13 @@ def note_exact_values(numbers: Iterable[Any], depth: int = 2) -> None:
             RECORDINGS[-1].note(Apply("==", number.expr, _plain(number)), True, place)
 
 
+_LOOKUPS = Lookups()
+
 RECORDINGS: list[Recording] = []
 """The running recordings; the last one is in use."""
 
-# `hash` is among them, for dictionaries with sizes as keys. `str` is not: code often prints shapes.
-_UNTRACKED = """abs and bit_count bit_length divmod float hash int invert is_integer as_integer_ratio lshift or pos rand
+# `str` is not among them: code often prints shapes.
+_UNTRACKED = """abs and bit_count bit_length divmod float int invert is_integer as_integer_ratio lshift or pos rand
     rdivmod rlshift ror rrshift rshift rxor xor""".split()
 
 
@@ -201,6 +223,7 @@ def _track(kind: type, base: type) -> None:
     for name in (n for plain in _UNTRACKED for n in (plain, f"__{plain}__")):
         if hasattr(base, name):
             setattr(kind, name, _untracked(base, name))
+    kind.__hash__ = _hashed(base)  # type: ignore[assignment]
 
 
 _track(Size, int)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording import other_sizes, steps, unreached
-from engine.source import attribute_writes, branches, coverage
+from engine.source import attribute_writes, branches, coverage, table_keys
 from tests.engine.traps import chosen
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -22,6 +22,7 @@ SIZES = "diffusers, UNet2DConditionModel: `any(s % factor != 0 for s in sample.s
 RETURNS = "transformers, ViTEmbeddings.interpolate_pos_encoding: returns early for the sizes of the configuration"
 SWITCHES = {"fast": False}
 MARKS = "methods such as `apply_masks` and `make_cache`, which set attributes whenever they run"
+TABLES = "kernels by size, as in the tables of tuned configurations of Triton's autotuner"
 KEYS = "heads and levels that a comprehension picks, as in torchvision's feature pyramids"
 
 
@@ -104,6 +105,30 @@ def _in_another_file(net: _Net, y: Tensor) -> Tensor:
     return chosen.one_size(net, y)
 
 
+def _flipped(y: Tensor) -> Tensor:
+    return y.flip(1)
+
+
+BY_SIZES = {(12, 6): _flipped}
+BY_HEIGHT_AND_WIDTH = {12: {6: _flipped}}
+
+
+def _from_a_display(net: _Net, y: Tensor) -> Tensor:
+    return {(8, 12, 6): _flipped}.get((8, *y.shape[2:]), torch.tanh)(y)
+
+
+def _from_a_table(net: _Net, y: Tensor) -> Tensor:
+    return BY_SIZES.get(tuple(y.shape[2:]), torch.tanh)(y)  # type: ignore[arg-type]
+
+
+def _from_a_table_in_a_table(net: _Net, y: Tensor) -> Tensor:
+    return BY_HEIGHT_AND_WIDTH.get(y.shape[2], {}).get(y.shape[3], torch.tanh)(y)
+
+
+def _by_an_area(net: _Net, y: Tensor) -> Tensor:
+    return {72: _flipped}.get(y.shape[2] * y.shape[3], torch.tanh)(y)
+
+
 def _marked(net: _Net, y: Tensor) -> Tensor:
     z = y.flip(1) if net.is_marked else y
     if y.shape[2] * y.shape[3] == 72 and y.shape[2] == 12:
@@ -164,6 +189,10 @@ TRAPS = [
     _trap("a dimension for two sizes", SIZES, _dimension),
     _trap("a flag of an op for two sizes", SIZES, _flag, (12, 10)),
     _trap("a function of another file that decides by sizes", RETURNS, _in_another_file),
+    _trap("a function from a display under two sizes", TABLES, _from_a_display),
+    _trap("a function from a table under two sizes", TABLES, _from_a_table),
+    _trap("a function from a table in a table", TABLES, _from_a_table_in_a_table),
+    _trap("a function from a table under an area", TABLES, _by_an_area),
     _trap("a comprehension that decides by two sizes and a count", KEYS, _and_a_count),
     _trap("a lambda function that decides by two sizes and gradients", RETURNS, _and_gradients),
     _trap("a generator that decides by two sizes and a switch", KEYS, _and_a_switch),
@@ -190,6 +219,11 @@ ABLATIONS = [
         "sizes that decisions ask for, one after another",
         lambda patch: patch.setattr(other_sizes.OtherSizes, "_try_one_by_one", lambda self, axes, accepts: None),
         "an item that two sizes pick",
+    ),
+    Ablation(
+        "keys that sizes are looked up under",
+        lambda patch: patch.setattr(table_keys.Lookups, "keys", lambda self, frame, size: set()),
+        "a function from a table under two sizes",
     ),
     Ablation(
         "dimensions and flags of steps",

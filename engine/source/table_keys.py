@@ -1,0 +1,99 @@
+"""The keys of the tables in which running code may look a size up: each is a decision that nothing compares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["Lookups"]
+
+_LARGE = 64
+"""A table with more entries is a cache, or a vocabulary."""
+
+
+class Lookups:
+    """Compares sizes that are hashed with the keys that they may be looked up under.
+
+    Python compares a size with a key of equal hash alone, so a lookup asks nothing of a size that is no key. The sizes
+    of a tuple are hashed one by one: a further one matters where those before it agree with a key.
+
+    Example:
+        >>> import sys
+        >>> lookups, table = Lookups(), {(12, 6): "small"}
+        >>> frame = sys._getframe()
+        >>> [sorted(lookups.keys(frame, size, {"table": table})) for size in (12, 9)]
+        [[(6, 0), (12, 0)], [(6, 1), (12, 0)]]
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None
+        self._before: tuple[int, ...] = ()
+
+    def keys(self, frame: FrameType, size: int, names: dict[str, Any] | None = None) -> set[tuple[int, int]]:
+        """Return the numbers that decide about a size, each with how many of the sizes before it agree with the key.
+
+        Args:
+            frame: of the code that hashes it.
+            size: the size.
+            names: variables of the frame; its own by default.
+        """
+        place = id(frame), frame.f_lineno
+        before = self._before if place == self._place else ()
+        self._place, self._before = place, (*before, size)[-8:]
+        numbers: set[tuple[int, int]] = set()
+        for key in {*_keys_in_code(frame.f_code), *_keys_in_tables(_tables(frame, names))}:
+            for position, number in enumerate(key):
+                agree = _agreement(before, key[:position])
+                if agree or not position or not before:
+                    numbers.add((number, agree))
+        return numbers
+
+
+def _agreement(sizes: tuple[int, ...], key: tuple[int, ...]) -> int:
+    """Return how many sizes, counted from the last one, are the last numbers of a key."""
+    lengths = range(min(len(sizes), len(key)), 0, -1)
+    return next((n for n in lengths if sizes[-n:] == key[-n:]), 0)
+
+
+@functools.cache
+def _keys_in_code(code: CodeType) -> frozenset[tuple[int, ...]]:
+    """Return the keys in displays of dictionaries and sets: constants of the code, among others of the same form."""
+    return frozenset(key for constant in code.co_consts for key in _constant_keys(constant) if key > (2,))
+
+
+def _constant_keys(constant: Any) -> Iterator[tuple[int, ...]]:
+    """Yield the numbers of a constant as one key, and where several keys are one constant, each of them."""
+    yield from _key(constant)
+    for item in constant if isinstance(constant, (tuple, frozenset)) else ():
+        yield from _constant_keys(item)
+
+
+def _tables(frame: FrameType, names: dict[str, Any] | None) -> Iterator[dict[Any, Any]]:
+    """Yield the dictionaries in variables, attributes of the first argument and its class, and globals."""
+    code, local = frame.f_code, frame.f_locals if names is None else names
+    owner = local.get(code.co_varnames[0]) if code.co_argcount else None
+    attributes = [getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__)]
+    yield from (value for value in local.values() if type(value) is dict)
+    for name in code.co_names:
+        for space in (frame.f_globals, *attributes):
+            if type(value := space.get(name)) is dict:
+                yield value
+
+
+def _keys_in_tables(tables: Iterable[dict[Any, Any]], depth: int = 2) -> Iterator[tuple[int, ...]]:
+    """Yield the keys of tables; of a table in a table, behind the key that leads to it."""
+    for table in tables:
+        for key, value in list(table.items()) if len(table) <= _LARGE else ():
+            for own in _key(key):
+                yield own
+                inner = [value] if type(value) is dict and depth else []
+                yield from ((*own, *further) for further in _keys_in_tables(inner, depth - 1))
+
+
+def _key(key: Any) -> Iterator[tuple[int, ...]]:
+    """Yield a key of whole numbers as a tuple of these."""
+    numbers = key if isinstance(key, tuple) else (key,)
+    if numbers and all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        yield tuple(map(int.__int__, numbers))
