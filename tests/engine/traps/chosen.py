@@ -259,6 +259,10 @@ def _table(net: _Net, y: Tensor) -> Tensor:
     return net.norms.get(y.shape[2], net.other)(y)
 
 
+def _table_of_text(net: _Net, y: Tensor) -> Tensor:
+    return {str(size): layer for size, layer in net.norms.items()}.get(f"{y.shape[2]}", net.other)(y)
+
+
 def _table_tested(net: _Net, y: Tensor) -> Tensor:
     return net.norms[y.shape[2]](y) if y.shape[2] in net.norms else net.other(y)  # type: ignore[no-any-return]
 
@@ -315,6 +319,7 @@ TRAPS = [
     _trap("a function for one size", LEVELS, _function),
     _trap("a lambda function for one size", LEVELS, _lambda),
     _trap("a module from a table by size", SWITCHES, _table, (6, 9)),
+    _trap("a module from a table by the text of a size", SWITCHES, _table_of_text, (6, 9)),
     _trap("a module from a table by size, tested before", SWITCHES, _table_tested, (6, 9)),
     _trap("a module that is searched by size", SWITCHES, _table_searched, (6, 9)),
     _trap("levels by size", LEVELS, _levels, (6, 9)),
@@ -363,6 +368,6 @@ ABLATIONS = [
     Ablation(
         "modules that code which ran got hold of",
         lambda patch: patch.setattr(unreached, "use_values_near_idle_modules", _NOTHING),
-        "a module from a table by size",
+        "a module from a table by the text of a size",
     ),
 ]
