@@ -83,13 +83,13 @@ def _tables(frame: FrameType, names: dict[str, Any] | None) -> Iterator[dict[Any
 
 
 def _keys_in_tables(tables: Iterable[dict[Any, Any]], depth: int = 2) -> Iterator[tuple[int, ...]]:
-    """Yield the keys of tables; of a table in a table, behind the key that leads to it."""
+    """Yield the keys of tables; of a table in a table, behind the key that leads to it, where that is of numbers."""
     for table in tables:
         for key, value in list(table.items()) if len(table) <= _LARGE else ():
-            for own in _key(key):
-                yield own
-                inner = [value] if type(value) is dict and depth else []
-                yield from ((*own, *further) for further in _keys_in_tables(inner, depth - 1))
+            own = next(_key(key), ())
+            inner = [value] if type(value) is dict and depth else []
+            yield from [own] if own else []
+            yield from ((*own, *further) for further in _keys_in_tables(inner, depth - 1))
 
 
 def _key(key: Any) -> Iterator[tuple[int, ...]]:

@@ -38,6 +38,7 @@ def test_tables_in_tables() -> None:
     """The keys of the inner one stand behind the key that leads to it; text and flags are no sizes."""
     assert _looked_up(9, 9, table=IN_A_TABLE)[1] == {(3, 0)}
     assert _looked_up(3, 9, table=IN_A_TABLE)[1] == {(3, 0), (4, 1)}
+    assert _looked_up(3, 9, tables={"small": {(3, 4): None}})[1] == {(3, 0), (4, 1)}
 
 
 def test_large_tables_are_caches() -> None:

@@ -125,7 +125,6 @@ def _not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _torch_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untaken, "effects", lambda nodes, functions, foreign, _: effects(nodes, functions, ["torch"]))
-    untaken._effects.cache_clear()
     monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())  # which keeps it as well
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +22,22 @@ def test_a_trap_catches_nothing(trap: Trap, repaired: bool) -> None:
     check(trap, repaired=repaired)
 
 
+def _clear_caches() -> None:
+    for name in [name for name in sys.modules if name.startswith("engine.")]:
+        for function in vars(sys.modules[name]).values():
+            if isinstance(function, type(functools.cache(len))):
+                function.cache_clear()
+
+
+@pytest.fixture
+def fresh_caches() -> Iterator[None]:
+    """What is remembered without a mechanism would disable it in later tests, and the reverse."""
+    _clear_caches()
+    yield
+    _clear_caches()
+
+
+@pytest.mark.usefixtures("fresh_caches")
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=str)
 def test_without_a_mechanism_a_trap_catches(ablation: Ablation, monkeypatch: pytest.MonkeyPatch) -> None:
     """No mechanism is idle: the trap that it names, which passes above, fails without it: a difference or an error."""
