@@ -15,7 +15,7 @@ from pytorch_lightning import Callback
 from torch.utils.data import DataLoader
 
 from lightning_compress import ChannelPruning, Compensation, Distillation, ModelCompaction
-from tests.lightning_compress.models import Wrapped, data, seeded, trainer
+from tests.lightning_compress.models import Wrapped, data, seeded, trainer, use_one_thread
 
 
 class Shuffled(Wrapped):
@@ -62,6 +62,6 @@ def run(folder: Path, method: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    use_one_thread()
     for name in sys.argv[2:]:
         run(Path(sys.argv[1]) / name, name)

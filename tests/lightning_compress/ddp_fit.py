@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_compress import ChannelPruning, ComplexityMonitor, MaskConflictRepair, ModelCompaction
 from lightning_compress.trainer.quiet import is_quiet
-from tests.lightning_compress.models import Base, data, fit, seeded
+from tests.lightning_compress.models import Base, data, fit, seeded, use_one_thread
 
 
 def by_rank(group: Any, parameter: Any) -> Tensor:
@@ -137,7 +137,7 @@ def write(path: Path, module: LightningModule, compaction: ModelCompaction, step
 
 def run(folder: Path, strategy: str, devices: int) -> None:
     """Fit, pruning in three epochs, compacting in the third and at the end."""
-    torch.set_num_threads(1)
+    use_one_thread()
     pruning = ChannelPruning(by_rank, amount=0.75, schedule="linear", start=0, end=3)
     compaction = ModelCompaction(when=2, on_failure="raise")
     module = seeded(Joined, batch=8 // devices)

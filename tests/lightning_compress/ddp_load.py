@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tests.lightning_compress.models import trainer
+from tests.lightning_compress.models import trainer, use_one_thread
 from tests.lightning_compress.shipped import NETWORKS, Made, Mixed
 
 
@@ -40,6 +40,6 @@ def run(folder: Path, strategy: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    use_one_thread()
     for name in NETWORKS:
         run(Path(sys.argv[1]), sys.argv[2], name)

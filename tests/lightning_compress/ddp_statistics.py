@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_compress import ChannelPruning
-from tests.lightning_compress.models import Wrapped, data, trainer
+from tests.lightning_compress.models import Wrapped, data, trainer, use_one_thread
 
 
 class Halves(Wrapped):
@@ -52,6 +52,7 @@ def run(folder: Path, **options: Any) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    use_one_thread()
     # The processes are forked before anything was differentiated in this one.
     run(Path(sys.argv[1]), devices=2, strategy="ddp_fork", use_distributed_sampler=False)
     run(Path(sys.argv[1]))

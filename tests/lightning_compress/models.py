@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,17 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
+
+
+def use_one_thread() -> None:
+    """Compute in one thread, in forked processes too.
+
+    After a fork, torch replaces its pool of threads at the first use. Where two threads use it first at once, one may
+    find none, and the process aborts ("Invalid thread pool!"). Here it is used before there are any.
+    """
+    one = functools.partial(torch.set_num_threads, 1)
+    one()
+    os.register_at_fork(after_in_child=one)
 
 
 class Net(nn.Module):
