@@ -28,6 +28,7 @@ from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
 from engine.source.sites import ENGINE, Site, user_site
 from engine.source.sizes import (
+    LOOKUPS,
     RECORDINGS,
     Scalar,
     Shape,
@@ -216,6 +217,7 @@ class Provenance(TorchFunctionMode):
         self._scope = ExitStack()
         self._scope.enter_context(_tracking_functions())
         RECORDINGS.append(self)
+        LOOKUPS.restart()
         self.reads = False
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -19,6 +19,7 @@ from engine.source.sites import is_library
 from engine.source.table_keys import Lookups
 
 __all__ = [
+    "LOOKUPS",
     "RECORDINGS",
     "Recording",
     "Scalar",
@@ -158,7 +159,7 @@ def _hashed(base: type) -> Callable[[Any], int]:
         place = _place(1)
         if place is not None and isinstance(self, Size):
             size = int.__int__(self)
-            for key, agree in sorted(_LOOKUPS.keys(sys._getframe(1), size)):
+            for key, agree in sorted(LOOKUPS.keys(sys._getframe(1), size)):
                 # the keys of a table are compared on one line, and each is a decision of its own
                 left = Apply("-", self.expr, key)
                 left = Apply("-", left, agree) if agree else left
@@ -201,7 +202,8 @@ def note_exact_values(numbers: Iterable[Any], depth: int = 2) -> None:
             RECORDINGS[-1].note(Apply("==", number.expr, _plain(number)), True, place)
 
 
-_LOOKUPS = Lookups()
+LOOKUPS = Lookups()
+"""The sizes that the running code hashes, as the keys of tables."""
 
 RECORDINGS: list[Recording] = []
 """The running recordings; the last one is in use."""

@@ -1,13 +1,15 @@
-"""The keys of the tables in which running code may look a size up: each is a decision that nothing compares."""
+"""Keys of the tables in which running code may look up a size: decisions that no comparison shows."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
 __all__ = ["Lookups"]
+
+_TABLES = (dict, MappingProxyType, set, frozenset)
 
 _LARGE = 64
 """A table with more entries is a cache, or a vocabulary."""
@@ -28,7 +30,11 @@ class Lookups:
     """
 
     def __init__(self) -> None:
-        self._place: tuple[int, int] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a run."""
+        self._place: tuple[CodeType, int] | None = None
         self._before: tuple[int, ...] = ()
 
     def keys(self, frame: FrameType, size: int, names: dict[str, Any] | None = None) -> set[tuple[int, int]]:
@@ -39,7 +45,7 @@ class Lookups:
             size: the size.
             names: variables of the frame; its own by default.
         """
-        place = id(frame), frame.f_lineno
+        place = frame.f_code, frame.f_lineno
         before = self._before if place == self._place else ()
         self._place, self._before = place, (*before, size)[-8:]
         numbers: set[tuple[int, int]] = set()
@@ -59,7 +65,10 @@ def _agreement(sizes: tuple[int, ...], key: tuple[int, ...]) -> int:
 
 @functools.cache
 def _keys_in_code(code: CodeType) -> frozenset[tuple[int, ...]]:
-    """Return the keys in displays of dictionaries and sets: constants of the code, among others of the same form."""
+    """Return the keys in displays of dictionaries and sets: constants of the code, among others of the same form.
+
+    Small numbers are left out: most are dimensions and steps, and each costs a run at another size.
+    """
     return frozenset(key for constant in code.co_consts for key in _constant_keys(constant) if key > (2,))
 
 
@@ -70,24 +79,33 @@ def _constant_keys(constant: Any) -> Iterator[tuple[int, ...]]:
         yield from _constant_keys(item)
 
 
-def _tables(frame: FrameType, names: dict[str, Any] | None) -> Iterator[dict[Any, Any]]:
-    """Yield the dictionaries in variables, attributes of the first argument and its class, and globals."""
+def _tables(frame: FrameType, names: dict[str, Any] | None) -> Iterator[Any]:
+    """Yield the tables and sets in variables, attributes of the first argument and its class, and globals."""
     code, local = frame.f_code, frame.f_locals if names is None else names
     owner = local.get(code.co_varnames[0]) if code.co_argcount else None
     attributes = [getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__)]
-    yield from (value for value in local.values() if type(value) is dict)
+    yield from (value for value in local.values() if isinstance(value, _TABLES))
     for name in code.co_names:
         for space in (frame.f_globals, *attributes):
-            if type(value := space.get(name)) is dict:
+            if isinstance(value := space.get(name), _TABLES):
                 yield value
 
 
-def _keys_in_tables(tables: Iterable[dict[Any, Any]], depth: int = 2) -> Iterator[tuple[int, ...]]:
+def _entries(table: Any) -> list[tuple[Any, Any]]:
+    """Return keys and values; None for the values of a set. No method of a user's subclass runs."""
+    if isinstance(table, dict):
+        return list(dict.items(table))
+    if isinstance(table, MappingProxyType):
+        return list(table.items())
+    return [(key, None) for key in (set if isinstance(table, set) else frozenset).__iter__(table)]
+
+
+def _keys_in_tables(tables: Iterable[Any], depth: int = 2) -> Iterator[tuple[int, ...]]:
     """Yield the keys of tables; of a table in a table, behind the key that leads to it, where that is of numbers."""
     for table in tables:
-        for key, value in list(table.items()) if len(table) <= _LARGE else ():
+        for key, value in _entries(table) if len(table) <= _LARGE else ():
             own = next(_key(key), ())
-            inner = [value] if type(value) is dict and depth else []
+            inner = [value] if isinstance(value, _TABLES) and depth else []
             yield from [own] if own else []
             yield from ((*own, *further) for further in _keys_in_tables(inner, depth - 1))
 

@@ -255,7 +255,7 @@ class Record(Callback):
         self.steps.append({k: gathered(v) for k, v in pl_module.state_dict().items()} | masks)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save after the third epoch; whoever asks for its number has each step recorded at others."""
+        """Save after nine steps, three epochs: code that reads `current_epoch` is recorded at other epochs, too."""
         if len(self.steps) == 9 and not is_quiet(pl_module):
             trainer.save_checkpoint(self.folder / "middle.ckpt")
             if pl_module.hparams.model != "cnn":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from collections import OrderedDict
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from engine.source.table_keys import Lookups
@@ -34,11 +35,27 @@ def test_a_further_size_matters_where_those_before_it_agree() -> None:
     assert _looked_up(12, 9, table=table)[1] == {(12, 0), (8, 0), (6, 1)}
 
 
+def test_a_run_depends_on_no_run_before_it() -> None:
+    """What an earlier one has hashed on the same line is no part of a key."""
+    lookups, table, frame = Lookups(), {(8, 12, 6): "small"}, sys._getframe()
+    runs = []
+    for _ in range(2):
+        lookups.restart()
+        runs.append(lookups.keys(frame, 12, {"table": table}))
+    assert runs == [{(8, 0), (12, 0), (6, 0)}] * 2
+
+
 def test_tables_in_tables() -> None:
     """The keys of the inner one stand behind the key that leads to it; text and flags are no sizes."""
     assert _looked_up(9, 9, table=IN_A_TABLE)[1] == {(3, 0)}
     assert _looked_up(3, 9, table=IN_A_TABLE)[1] == {(3, 0), (4, 1)}
     assert _looked_up(3, 9, tables={"small": {(3, 4): None}})[1] == {(3, 0), (4, 1)}
+
+
+def test_tables_of_every_kind() -> None:
+    """Dictionaries of subclasses, read-only ones, and sets."""
+    tables = [OrderedDict({(3, 4): 1}), MappingProxyType({(3, 4): 1}), {(3, 4)}, frozenset({(3, 4)})]
+    assert all(_looked_up(3, 9, table=table)[1] == {(3, 0), (4, 1)} for table in tables)
 
 
 def test_large_tables_are_caches() -> None:

@@ -22,7 +22,7 @@ SIZES = "diffusers, UNet2DConditionModel: `any(s % factor != 0 for s in sample.s
 RETURNS = "transformers, ViTEmbeddings.interpolate_pos_encoding: returns early for the sizes of the configuration"
 SWITCHES = {"fast": False}
 MARKS = "methods such as `apply_masks` and `make_cache`, which set attributes whenever they run"
-TABLES = "kernels by size, as in the tables of tuned configurations of Triton's autotuner"
+TABLES = "triton, Autotuner.run: `self.cache[key]`, where a tuple of sizes is the key of the tuned kernel"
 KEYS = "heads and levels that a comprehension picks, as in torchvision's feature pyramids"
 
 
