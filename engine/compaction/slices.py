@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,20 +104,36 @@ class Slice:
             tensor = cut.apply(tensor)
         return tensor.contiguous(memory_format=layout)
 
-    def removed(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield the parts of a tensor that are not kept: what each cut takes off what the cuts before it leave.
+    def parts(self, tensor: Tensor, mask: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Return the kept part of a tensor times a mask, and the removed ones: what each cut takes off.
 
         Args:
             tensor: tensor of the shape ``before``.
+            mask: compact array of its rank; removed parts where it is zero are left out.
 
         Example:
             >>> cut = Slice((2, 3), (Cut((0,), torch.tensor([1]), (1,)), Cut((1,), torch.tensor([0, 2]), (2,))))
-            >>> [part.tolist() for part in cut.removed(torch.arange(6).view(2, 3))]
-            [[[0, 1, 2]], [[4]]]
+            >>> tensor = torch.arange(6).view(2, 3)
+            >>> cut.parts(tensor)
+            (tensor([[3, 5]]), [tensor([[0, 1, 2]]), tensor([[4]])])
+            >>> cut.parts(tensor, torch.tensor([[0], [1]]))
+            (tensor([[3, 5]]), [tensor([[4]])])
         """
+        removed, sizes = [], list(self.before)
         for cut in self.cuts:
-            yield cut.rest(tensor)
+            rest = None
+            if mask is not None and any(mask.size(d) > 1 for d in cut.dims):
+                mask = mask.expand([sizes[d] if d in cut.dims else n for d, n in enumerate(mask.shape)])
+                mask, rest = cut.apply(mask), cut.rest(mask)
+            elif mask is not None:
+                rest = mask if len(cut.dims) == 1 else mask.flatten(0, 1)
+            if rest is None or bool(rest.any()):
+                part = cut.rest(tensor)
+                removed.append(part if rest is None else part * rest.to(part))
             tensor = cut.apply(tensor)
+            for dim, size in zip(cut.dims, cut.sizes, strict=True):
+                sizes[dim] = size
+        return tensor if mask is None else tensor * mask.to(tensor), removed
 
     def then(self, later: Slice) -> Slice:
         """Return the slice that is equivalent to this one followed by a later one.

@@ -61,7 +61,7 @@ def _product(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor |
         x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
         if not _is_plain(x, weight) or weight.ndim != 2 or x.ndim < 2 or _is_small(x, weight, len(weight)):
             return None
-        rows = _reduced(x.reshape(-1, x.size(-1)), _read(weight).t(), bias)
+        rows = _reduced(x.reshape(-1, x.size(-1)), weight, bias, transposed=True)
         return None if rows is None else rows.view(*x.shape[:-1], len(weight))
     left, right, bias = arguments.get("mat1", arguments["self"]), arguments["mat2"], None
     if func is torch.ops.aten.addmm.default:
@@ -70,7 +70,7 @@ def _product(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor |
             return None
     if not _is_plain(left, right) or _is_small(left, right, right.size(1)):
         return None
-    return _reduced(_read(left), _read(right), bias)
+    return _reduced(left, right, bias, transposed=False)
 
 
 def _is_small(left: Tensor, right: Tensor, columns: int) -> bool:
@@ -97,16 +97,28 @@ def _part(tensor: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return _cut(_cut(tensor, 0, first), 1, second)
 
 
-def _reduced(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor | None:
+def _reduced(left: Tensor, right: Tensor, bias: Tensor | None, transposed: bool) -> Tensor | None:
     """Multiply two matrices without rows, columns and sums that are zero, and add a bias; None where few are."""
-    nonzero = left != 0, right != 0
-    rows, columns = nonzero[0].any(1), nonzero[1].any(0)
-    inner = nonzero[0].any(0) & nonzero[1].any(1)
-    if _share(rows, inner, columns) > _WORTH or not _is_finite(left, right):
+    if not (_may_hold_zeros(left) and _may_hold_zeros(right)):
         return None
-    left, right = _cut(_cut(left, 0, rows), 1, inner), _cut(_cut(right, 0, inner), 1, columns)
-    out = _spread(_spread(left @ right, 0, rows), 1, columns)
+    sums = [_summary(m, _by_rows_and_columns).split(list(m.shape)) for m in (left, right)]
+    (rows, inner), (first, second) = sums
+    others, columns = (second, first) if transposed else (first, second)
+    stays = [rows.bool(), inner.bool() & others.bool(), columns.bool()]
+    if _share(*stays) > _WORTH or not _is_finite(rows, columns):
+        return None
+    factor = _part(right, stays[2], stays[1]).t() if transposed else _part(right, stays[1], stays[2])
+    out = _spread(_spread(_part(left, stays[0], stays[1]) @ factor, 0, stays[0]), 1, stays[2])
     return out if bias is None else out.add_(_read(bias))
+
+
+def _by_rows_and_columns(matrix: Tensor) -> Tensor:
+    magnitudes = matrix.abs()
+    return torch.cat([magnitudes.sum(1), magnitudes.sum(0)])
+
+
+def _may_hold_zeros(tensor: Tensor) -> bool:
+    return not isinstance(tensor, RecomputedTensor) or tensor.has_parts
 
 
 def _share(*stays: Tensor) -> float:
@@ -140,7 +152,9 @@ def _convolution(func: Callable[..., Any], arguments: dict[str, Any]) -> Tensor 
     if x.numel() * math.prod(stand_in.shape) < _LARGE * stand_in.size(1) * groups:
         return None
     dims = tuple(range(2, x.ndim))
-    entries, pictures = _summary(stand_in, lambda weight: weight.abs().sum(dims)), x.abs().sum((0, *dims))
+    if not _may_hold_zeros(stand_in):
+        return None
+    entries, pictures = _summary(stand_in, lambda weight: weight.abs().flatten(2).sum(2)), x.abs().sum((0, *dims))
     outputs, inputs = entries.any(1), pictures.bool()
     inputs = inputs & (outputs if depthwise else entries.any(0))
     outputs = inputs if depthwise else outputs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from engine.source.branches import Branch
 from engine.source.conditions import TYPE_CHECKS
 from engine.source.control_flow import may_leave
 from engine.source.coverage import MOST_VALUES, FunctionCoverage
+from engine.source.syntax import TRIES, nodes_of
 
 __all__ = ["HeldTypes", "branches_without_other", "may_continue_after_error"]
 
@@ -113,11 +113,6 @@ def _types_read(node: ast.AST) -> Sequence[ast.AST]:
     return node, *(inner for child in children for inner in _types_read(child))
 
 
-@functools.cache
-def _nodes_of(tree: ast.AST, *kinds: type[ast.AST]) -> Sequence[Any]:
-    return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
-
-
 def _is_of_tensors(attribute: str) -> bool:
     return hasattr(Tensor, attribute) and not any(hasattr(kind, attribute) for kind in _CONTAINERS)
 
@@ -134,8 +129,8 @@ def branches_without_other(coverage: FunctionCoverage) -> list[Branch]:
         coverage: of a function.
     """
     tree, ran = coverage.function.tree, coverage.ran
-    taken = [n for n in _nodes_of(tree, ast.If) if coverage.function.ran(n.body[0], ran)]
-    cases = (n.subject for n in _nodes_of(tree, ast.Match) if coverage.function.ran(n.subject, ran))
+    taken = [n for n in nodes_of(tree, ast.If) if coverage.function.ran(n.body[0], ran)]
+    cases = (n.subject for n in nodes_of(tree, ast.Match) if coverage.function.ran(n.subject, ran))
     tests = (*(n.test for n in taken if not n.orelse), *cases)
     return [Branch([test], test, frozenset()) for test in tests]
 
@@ -146,9 +141,9 @@ def may_continue_after_error(coverage: FunctionCoverage) -> bool:
     Args:
         coverage: of the function.
     """
-    nodes = _nodes_of(coverage.function.tree, ast.Try, ast.With, ast.AsyncWith)
+    nodes = nodes_of(coverage.function.tree, *TRIES, ast.With, ast.AsyncWith)
     ran = [n for n in nodes if coverage.function.ran(n.body[0], coverage.ran)]
-    caught = (handler for n in ran if isinstance(n, ast.Try) for handler in n.handlers)
-    contexts = (item.context_expr for n in ran if not isinstance(n, ast.Try) for item in n.items)
+    caught = (handler for n in ran if isinstance(n, TRIES) for handler in n.handlers)
+    contexts = (item.context_expr for n in ran if not isinstance(n, TRIES) for item in n.items)
     names = {getattr(n, "attr", getattr(n, "id", "")) for context in contexts for n in ast.walk(context)}
     return "suppress" in names or any(not isinstance(handler.body[-1], ast.Raise) for handler in caught)

@@ -31,7 +31,8 @@ class RecomputedTensor(Tensor):
         dtype: of what is made.
         make: makes it.
         kept: whether to keep what was made once.
-        part: makes what is at some indices of the first two dimensions, without all else.
+        part: makes what is at some indices of the first two dimensions, without all else; None where nobody should
+            look for what may be left out.
 
     Example:
         >>> weight = RecomputedTensor(torch.ones(2, 2), torch.float64, lambda: torch.eye(2, dtype=torch.float64))
@@ -94,6 +95,11 @@ class RecomputedTensor(Tensor):
         if self._summary is None:
             self._summary = summarize(self._read(False))
         return self._summary
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it is worth looking for what of it may be left out."""
+        return self._part is not None
 
     def part(self, first: Tensor, second: Tensor) -> Tensor:
         """Return what is at some indices of the first two dimensions."""

@@ -117,7 +117,7 @@ class Recorder(Versions, TorchDispatchMode):
             elif key not in stored and not self._is_stored(self._read(tensor)):
                 self._exit(tensor, "outlives the call, although forward does not return it")
             else:
-                weights = weights or key not in stand_ins
+                weights = weights or (key not in stand_ins and self._is_stored(self._read(tensor)))
         if weights:
             self._weights |= set(self._computed_weights())
 

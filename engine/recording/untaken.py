@@ -24,6 +24,7 @@ from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, recomputes
 from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
+from engine.source.syntax import TRIES, nodes_of
 
 __all__ = ["UntakenBranch"]
 
@@ -125,11 +126,10 @@ class UntakenBranch:
         """Whether it uses an attribute of the module that is None or missing, or a name that nothing defines."""
         if self._lacks_attribute(self.branch.nodes):
             return True
-        space, tree = self._coverage.space, self._coverage.function.tree
-        if any(isinstance(n, ast.Try) for n in ast.walk(tree)):  # what it computes before the error may be used
+        if nodes_of(self._coverage.function.tree, *TRIES):  # what it computes before the error may be used
             return False
         names = globals_used(tuple(self.branch.nodes), self.code)
-        return any(name not in space and not hasattr(builtins, name) for name in names)
+        return any(name not in self._coverage.space and not hasattr(builtins, name) for name in names)
 
     def _lacks_attribute(self, nodes: Sequence[ast.AST]) -> bool:
         """Whether code uses an attribute of the module that is None or missing."""
@@ -151,8 +151,8 @@ class UntakenBranch:
     def _returned_otherwise(self) -> str | None:
         """Return the argument, never assigned to, that the function returns as it is wherever it returned so far."""
         function = self._coverage.function
-        returns = [n for n in ast.walk(function.tree) if isinstance(n, ast.Return)]
-        values = [n.value for n in returns if n not in self.branch.syntax and function.ran(n, self._coverage.ran)]
+        returns = (n for n in nodes_of(function.tree, ast.Return) if n not in self.branch.syntax)
+        values = [n.value for n in returns if function.ran(n, self._coverage.ran)]
         names = {value.id if isinstance(value, ast.Name) else None for value in values}
         name = names.pop() if len(names) == 1 else None
         return name if name in self.arguments() and name not in bindings(function.tree, self.self_name) else None

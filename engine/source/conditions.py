@@ -21,6 +21,7 @@ from engine.source.control_flow import controls
 from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
+from engine.source.syntax import nodes_of
 
 __all__ = ["TYPE_CHECKS", "Conditions", "attribute_code", "has_fixed_result", "method_code"]
 
@@ -93,7 +94,7 @@ class Conditions:
         if self.sized and isinstance(node, ast.expr) and is_at(node, self.file, self.sized):
             return False
         if isinstance(node, ast.stmt):
-            tests = [n.test for n in ast.walk(node) if isinstance(n, (ast.If, ast.IfExp, ast.While))]
+            tests = [n.test for n in nodes_of(node, ast.If, ast.IfExp, ast.While)]
             return bool(tests) and all(self._fixed(test, visited) for test in tests)
         if isinstance(node, ast.Name):
             return self._name(node.id, visited, node)
@@ -147,7 +148,7 @@ class Conditions:
         before = {id(s) for s in body[: body.index(inside)] if isinstance(s, (ast.Assign, ast.AnnAssign))}
         own = self._bindings().get(name, ())
         start = max((b.line for b in own if b.replaces and id(b.node) in before), default=0)
-        loops = any(isinstance(n, (ast.For, ast.AsyncFor, ast.While)) for n in ast.walk(inside))
+        loops = bool(nodes_of(inside, ast.For, ast.AsyncFor, ast.While))
         return range(start, (inside.end_lineno or inside.lineno if loops else line or 0) + 1)
 
     def _bindings(self) -> Mapping[str, tuple[Binding, ...]]:

@@ -99,7 +99,7 @@ class Proof:
         self._dtype: torch.dtype | None
         own = _own_dtype(model)
         for dtype in (torch.float64, *([torch.float32] if own.itemsize < torch.float32.itemsize else []), None):
-            tensors = run_tensors(model, self._graph, self._masked, dtype)
+            tensors = run_tensors(model, self._graph, self._masked, dtype, masked=True)
             # a list of pictures is not a batch: it runs as it is, if not with more of them
             self._dtype = dtype
             if self._run_samples(dtype, tensors) or self._attempt(Trial(None, False, dtype), tensors):
@@ -113,11 +113,11 @@ class Proof:
             self._limit = self._calibrated(self._runs[0], tensors)
         together = any(run.trial.batch is not None for run in self._runs)
         sizes = Sizes.of(self._graph, analysis.structure.rules, batch_dim, together)
-        if self._graph.dynamic_dims is None:
-            self._run_larger(dtype, tensors)
-        elif sizes.sides:
+        larger = self._run_resized(sizes, dtype, tensors)
+        if not larger and self._graph.dynamic_dims is not None and sizes.sides:
             self._attempt(Trial(None, False, dtype, resized=tuple(sizes.only_said.items())), tensors)
-        self._run_resized(sizes, dtype, tensors)
+        elif not larger and self._graph.dynamic_dims is None and self._has_resolution:
+            self._run_larger(dtype, tensors)
         if writes(self._graph) or any(run.observation.leaves for run in self._runs):
             self._run_again(dtype, tensors)
 
@@ -125,6 +125,12 @@ class Proof:
     def dtype(self) -> torch.dtype | None:
         """The dtype of the comparison, or None for the model's own."""
         return self._dtype
+
+    @property
+    def _has_resolution(self) -> bool:
+        """Whether an input has dimensions behind the channels."""
+        inputs = tensors_in((self._graph.args, self._graph.kwargs))
+        return any(t.is_floating_point() and t.ndim > 2 for t in inputs)
 
     def _run_samples(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
         """Run all samples at the example's resolution; False where the model rejects them."""
@@ -147,10 +153,7 @@ class Proof:
     def _run_batched(self, group: Trial, tensors: Mapping[str, Tensor]) -> Trial | None:
         """Run samples in batches, at half the resolution where the model accepts it: a quarter of the time."""
         half, reject_count = replace(group, smaller=True), len(self._rejected)
-        resolutions = any(
-            t.is_floating_point() and t.ndim > 2 for t in tensors_in((self._graph.args, self._graph.kwargs))
-        )
-        if resolutions:
+        if self._has_resolution:
             if self._attempt(half, tensors):
                 return half
             del self._rejected[reject_count:]
@@ -179,16 +182,22 @@ class Proof:
             if trial.wider:
                 del self._rejected[reject_count:]
 
-    def _run_resized(self, sizes: Sizes, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
-        """Run one sample at odd sizes; what is said of those rejected is the first, and batch size 1."""
+    def _run_resized(self, sizes: Sizes, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> bool:
+        """Run one sample at odd sizes; what is said of those rejected is the first, and batch size 1.
+
+        Returns:
+            Whether larger ones ran, of which the last is larger alone where samples run apart.
+        """
         reject_count = len(self._rejected)
 
         def attempt(resized: Mapping[Axis, int]) -> bool:
             return self._attempt(Trial(None, False, dtype, resized=tuple(resized.items())), tensors)
 
-        sizes.explore(attempt, any(run.trial.batch == 1 for run in self._runs))
+        alone = any(run.trial.batch == 1 for run in self._runs)
+        larger = sizes.explore(attempt, alone, all_larger=not self._independent)
         later = self._rejected[reject_count + 1 :]
         self._rejected[reject_count + 1 :] = [r for r in later if all(axis.batch for axis, _ in r[0].resized)]
+        return larger
 
     def _run_again(self, dtype: torch.dtype | None, tensors: Mapping[str, Tensor]) -> None:
         """Run two calls in a row, where the first leaves something that the second finds."""
@@ -264,7 +273,7 @@ class Proof:
             VerificationError: naming the place of the largest difference.
         """
         check_shapes(self._model, self._analysis)
-        tensors = run_tensors(self._model, self._graph, self._stored(), self._dtype)
+        tensors = run_tensors(self._model, self._graph, self._stored(), self._dtype, masked=False)
         tolerance = self._limit
         worst, where = max((self._error(run, tensors, tolerance) for run in self._runs), key=lambda error: error[0])
         if self._exact and not worst <= tolerance:

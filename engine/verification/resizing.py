@@ -57,23 +57,31 @@ class Sizes:
         """The sizes of a larger resolution, of what is dynamic alone."""
         return {axis: larger(axis.size) for axis in self.sides}
 
-    def explore(self, attempt: Attempt, alone: bool) -> None:
-        """Try at most three: all sides smaller and odd at batch size 1, one larger and odd, or one side by itself.
+    def explore(self, attempt: Attempt, alone: bool, all_larger: bool = True) -> bool:
+        """Try at most three: all sides smaller and odd at batch size 1, larger and odd ones, or one side by itself.
 
         Args:
             attempt: makes a run.
             alone: whether a single sample ran before.
+            all_larger: whether the larger run is larger along all sides, and not along the last one alone.
+
+        Returns:
+            Whether a run was larger by as much as `larger` says.
         """
         one = {} if self.batch is None else {self.batch: 1}
         small = _odd_ones(self.sides) if self.shrinks else {}
         if small and attempt(one | small):
+            larger_ones = _odd_larger_ones(self.sides if all_larger else self.sides[-1:])
+            if attempt(one | small | larger_ones):
+                return True
             attempt(one | small | _longer(self.sides[-1:]))
         elif small and self._attempt_side(attempt, one):
-            return
+            return False
         elif not self.shrinks and self.sides:
             attempt(one | _longer(self.sides[-1:]))
         elif one and not alone:
             attempt(one)
+        return False
 
     def _attempt_side(self, attempt: Attempt, one: Mapping[Axis, int]) -> bool:
         """Try another size along one side: of pictures a smaller multiple, elsewhere an odd one, then a larger one."""
@@ -92,6 +100,15 @@ def _odd_ones(axes: Sequence[Axis]) -> dict[Axis, int]:
         candidates = [n for n in (*range(near, axis.size, 2), near) if n not in sizes.values()]
         sizes[axis] = candidates[0] if candidates else near
     return {axis: n for axis, n in sizes.items() if n <= axis.size}
+
+
+def _odd_larger_ones(axes: Sequence[Axis]) -> dict[Axis, int]:
+    """Return for each a larger odd size, and not the same for two of them: the last one is the smallest."""
+    sizes: dict[Axis, int] = {}
+    for axis in reversed(axes):
+        near = larger(axis.size) | 1
+        sizes[axis] = next(n for n in range(near, near + 2 * len(axes), 2) if n not in sizes.values())
+    return sizes
 
 
 def _longer(axes: Sequence[Axis]) -> dict[Axis, int]:

@@ -106,7 +106,7 @@ def may_share(one: Tensor, other: Tensor) -> bool:
 
 
 def run_tensors(
-    model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: torch.dtype | None
+    model: nn.Module, graph: Graph, recipes: Mapping[str, Recipe], wide: torch.dtype | None, masked: bool
 ) -> dict[str, Tensor]:
     """Return the tensors to run a model with; large weights are made when they are read.
 
@@ -118,11 +118,12 @@ def run_tensors(
         graph: tells how often each is read.
         recipes: how to make them, by name.
         wide: dtype of floating ones, or None for their own.
+        masked: whether whole rows and columns of them may be zero; what is compacted is not searched for these.
     """
     reads = Counter(v.name for node in graph.nodes if node.path == "eval" for v in node.inputs if v.stored)
     late = set() if wide is None else _late(model) - graph.written
     tensors = {
-        name: _stand_in(recipe, wide, reads[name] > _OFTEN)
+        name: _stand_in(recipe, wide, reads[name] > _OFTEN, masked)
         if wide is not None and name in late and recipe.worth_it(wide)
         else recipe.make(wide)
         for name, recipe in recipes.items()
@@ -130,8 +131,8 @@ def run_tensors(
     return tensors | {name: tensors[name].clone() for name in graph.written & tensors.keys()}
 
 
-def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool) -> Tensor:
-    part = functools.partial(recipe.part, wide) if recipe.stored.ndim > 1 else None
+def _stand_in(recipe: Recipe, wide: torch.dtype, often: bool, masked: bool) -> Tensor:
+    part = functools.partial(recipe.part, wide) if masked and recipe.stored.ndim > 1 else None
     return RecomputedTensor(recipe.stored, recipe.dtype(wide), lambda: recipe.make(wide), often, part)
 
 

@@ -222,24 +222,23 @@ def largest_difference(
     """
     if [t.shape for t in reference.outputs] != [t.shape for t in compacted.outputs]:
         return math.inf, "the shapes of the outputs"
-    gaps = [(_gap(a, b, _TINY), "an output") for a, b in zip(reference.outputs, compacted.outputs, strict=True)]
+    gaps = [(_gap(a, b), "an output") for a, b in zip(reference.outputs, compacted.outputs, strict=True)]
     if [t.shape for t in reference.leftovers] != [t.shape for t in compacted.leftovers]:
         return math.inf, "what hooks of the backward keep or read"
     kept = zip(reference.leftovers, compacted.leftovers, strict=True)
-    gaps += [(_gap(a, b, _TINY), "what hooks of the backward keep or read") for a, b in kept]
-    floor = _FLOOR * max(
-        (_peak(g) for g in (*reference.gradients.values(), *reference.inputs) if g is not None), default=0
-    )
-    pairs = zip(reference.inputs, compacted.inputs, strict=True)
-    gaps += [
-        (_gap(*_both(a, b), floor), "the gradient of an input") for a, b in pairs if a is not None or b is not None
-    ]
+    gaps += [(_gap(a, b), "what hooks of the backward keep or read") for a, b in kept]
     for name, before in reference.buffers.items():
         if not without(name) and name in compacted.buffers:
             gaps.append((_state_gap(name, before, compacted.buffers[name], plan, used(name)), f"the buffer {name!r}"))
+    pairs = zip(reference.inputs, compacted.inputs, strict=True)
+    gradients = [
+        (*_difference(*_both(a, b)), "the gradient of an input") for a, b in pairs if a is not None or b is not None
+    ]
     for name in reference.gradients:
         if not without(name):
-            gaps += _gradient_gaps(name, reference, compacted, plan, masks.get(name), floor)
+            gradients += _gradient_differences(name, reference, compacted, plan, masks.get(name))
+    floor = _FLOOR * max((scale for _, scale, _ in gradients), default=0.0)
+    gaps += [(_ratio(difference, max(scale, floor)), where) for difference, scale, where in gradients]
     return max(gaps, key=lambda gap: gap[0], default=(0.0, "nothing"))
 
 
@@ -251,25 +250,27 @@ def _state_gap(name: str, before: Tensor, after: Tensor, plan: Plan, used: Tenso
         before, whole = plan.slices[name].apply(before), plan.slices[name].apply(whole)
     if before.shape != after.shape:
         return math.inf
-    return _gap(before[whole], after[whole], _TINY)
+    return _gap(before[whole], after[whole])
 
 
-def _gradient_gaps(
-    name: str, reference: Step, compacted: Step, plan: Plan, mask: Tensor | None, floor: float
-) -> Iterator[tuple[float, str]]:
+def _gradient_differences(
+    name: str, reference: Step, compacted: Step, plan: Plan, mask: Tensor | None
+) -> Iterator[tuple[float, float, str]]:
+    """Yield the largest differences of a parameter's gradients, what they are relative to, and where they are."""
     before, after, cut = reference.gradients[name], compacted.gradients.get(name), plan.slices.get(name)
     if before is None:
         if after is not None and after.any():
-            yield math.inf, f"the gradient of {name!r}, which the masked model does not train"
+            yield math.inf, 0.0, f"the gradient of {name!r}, which the masked model does not train"
         return
-    before = before if mask is None else before * mask.to(before)
-    left = before if cut is None else cut.apply(before)
+    if cut is None:
+        left, removed = before if mask is None else before * mask.to(before), list[Tensor]()
+    else:
+        left, removed = cut.parts(before, mask)
     inner = plan.masks.get(name)
     after = torch.zeros_like(left) if after is None else after if inner is None else after * inner.to(after)
-    yield _gap(left, after, floor), f"the gradient of {name!r}"
-    if cut is not None:
-        scale, reason = max(floor, _peak(left)), f"the gradient of what {name!r} loses"
-        yield from ((_ratio(_peak(part), scale), reason) for part in cut.removed(before) if part.numel())
+    difference, scale = _difference(left, after)
+    yield difference, scale, f"the gradient of {name!r}"
+    yield from ((_peak(part), scale, f"the gradient of what {name!r} loses") for part in removed)
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -290,15 +291,19 @@ def _peak(tensor: Tensor) -> float:
     return max(float(high), -float(low))
 
 
-def _gap(one: Tensor, other: Tensor, floor: float) -> float:
-    """Return the largest difference relative to the largest entry of the first, infinite where shapes differ."""
+def _difference(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """Return the largest difference, infinite where shapes or dtypes differ, and the largest entry of the first."""
     if one.shape != other.shape or one.dtype != other.dtype:
-        return math.inf
-    if not one.numel():
-        return 0.0
+        return math.inf, 0.0
     if not (one.is_floating_point() or one.is_complex()):
-        return 0.0 if torch.equal(one, other) else math.inf
-    return _ratio(_peak(one - other), max(_peak(one), floor))
+        return (0.0 if torch.equal(one, other) else math.inf), 0.0
+    return _peak(one - other), _peak(one)
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference relative to the largest entry of the first."""
+    difference, scale = _difference(one, other)
+    return _ratio(difference, max(scale, _TINY))
 
 
 def _ratio(difference: float, scale: float) -> float:

@@ -68,12 +68,19 @@ def test_the_result_is_torchs(name: str) -> None:
 
 
 def test_weights_that_are_made_when_they_are_read() -> None:
-    """A stand-in is looked into as a weight is."""
+    """A stand-in is looked into as a weight is, unless it has no parts."""
     x, weight = random(5, 8), half(random(6, 8), 0)
-    stand_in = RecomputedTensor(weight.float(), torch.float64, lambda: weight.clone())
-    output = zeros.in_float64(ATEN.linear.default, (x, stand_in), {})
+
+    def part(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return weight[first][:, second]
+
+    def stand_in(part: Any) -> torch.Tensor:
+        return RecomputedTensor(weight.float(), torch.float64, lambda: weight.clone(), part=part)
+
+    output = zeros.in_float64(ATEN.linear.default, (x, stand_in(part)), {})
     assert output is not None
     torch.testing.assert_close(output, F.linear(x, weight))
+    assert zeros.in_float64(ATEN.linear.default, (x, stand_in(None)), {}) is None
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

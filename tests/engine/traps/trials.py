@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.recording.axes import smaller
+from engine.recording.axes import larger, smaller
 from engine.verification import resizing
 from engine.verification.proof import Proof
 from tests.engine.traps.padding import at
@@ -196,12 +196,13 @@ def _no_other_sizes(patch: pytest.MonkeyPatch) -> None:
 
 def _no_odd_sizes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resizing, "_odd_ones", lambda axes: {axis: axis.size // 2 for axis in axes})
-    patch.setattr(resizing, "_longer", lambda axes: {axis: axis.size * 2 for axis in axes})
+    for name in ("_longer", "_odd_larger_ones"):
+        patch.setattr(resizing, name, lambda axes: {axis: axis.size * 2 for axis in axes})
 
 
 def _all_sides_alike(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resizing, "_odd_ones", lambda axes: {axis: smaller(axis.size) | 1 for axis in axes})
-    patch.setattr(resizing, "_longer", lambda axes: {})
+    patch.setattr(resizing, "_odd_larger_ones", lambda axes: {axis: larger(axis.size) | 1 for axis in axes})
 
 
 ABLATIONS = [

@@ -26,11 +26,11 @@ def verdict(model: nn.Module, example: object, rows: dict[str, list[int]], **arg
 
 
 def test_a_float32_model_is_verified_in_float64() -> None:
-    """At the example's size, at a larger one and at odd ones, with the asked number of samples."""
+    """At the example's size, at smaller and larger odd ones, with the asked number of samples."""
     found = verdict(plain().float(), image(dtype=torch.float32), {"0": [0, 1]}, confidence=5)
     assert found.verified and found.dtype == "float64" and found.max_error <= 1e-9 == found.tolerance
-    assert found.shapes == ((5, 3, 6, 6), (2, 3, 12, 12), (1, 3, 3, 5), (1, 3, 3, 7))
-    assert found.samples == 9 and found.compared == 5 and not found.notes
+    assert found.shapes == ((5, 3, 6, 6), (1, 3, 3, 5), (1, 3, 15, 13))
+    assert found.samples == 7 and found.compared == 5 and not found.notes
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
@@ -188,7 +188,7 @@ def test_a_list_of_pictures_is_compared_as_it_is() -> None:
     speedup = engine.ModelSpeedup(model, pictures, dead(model, {"conv": [0, 1]}), confidence=2)
     speedup.speedup_model()
     assert model.conv.out_channels == 4 and speedup.certificate.dtype == "float64"
-    assert speedup.certificate.shapes == ((3, 64, 64), (3, 64, 96), (3, 41, 43), (3, 41, 65))
+    assert speedup.certificate.shapes == ((3, 64, 64), (3, 41, 43), (3, 99, 97))
     assert speedup.certificate.max_error < 1e-12
 
 
@@ -205,11 +205,11 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("little")
 def test_samples_run_apart_where_they_are_large() -> None:
-    """Two together at half the resolution, one of them again, one as large as the example, and three at other sizes."""
+    """Two together at half the resolution, one of them again, one as large as the example, and two at other sizes."""
     found = verdict(large(), image(12), {"0": range(8)}, confidence=3)
-    other = (1, 3, 12, 24), (1, 3, 7, 9), (1, 3, 7, 13)
+    other = (1, 3, 7, 9), (1, 3, 7, 25)
     assert found.shapes == ((2, 3, 6, 6), (1, 3, 6, 6), (1, 3, 12, 12), (1, 3, 6, 6), *other)
-    assert found.verified and found.samples == 7 and not found.notes
+    assert found.verified and found.samples == 6 and not found.notes
 
 
 @pytest.mark.usefixtures("little")
@@ -222,7 +222,7 @@ def test_samples_that_depend_on_each_other_run_together() -> None:
 
     model = randomised(Net(forward, conv=nn.Conv2d(3, 24, 1), head=nn.Linear(24, 2)))
     found = verdict(model, image(12), {"conv": range(8)}, confidence=5)
-    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (2, 3, 24, 24), (1, 3, 7, 9), (1, 3, 7, 13))
+    assert found.shapes == ((2, 3, 6, 6), (5, 3, 12, 12), (1, 3, 7, 9), (1, 3, 27, 25))
     assert found.verified and not found.notes
 
 

@@ -19,10 +19,10 @@ def test_masked_tensors_are_the_masked_model() -> None:
     model = plain().float()
     graph = engine.trace(model, image(dtype=torch.float32))
     masks = {"0.weight": torch.tensor([0, 1, 1, 1, 1, 1]).bool().view(6, 1, 1, 1)}
-    found = run_tensors(model, graph, masked_recipes(model, graph, masks), torch.float64)
+    found = run_tensors(model, graph, masked_recipes(model, graph, masks), torch.float64, masked=True)
     assert found["0.weight"].dtype == torch.float64 and not found["0.weight"][0].any() and model[0].weight[0].any()
     assert all(t.dtype == torch.float64 for t in found.values() if t.is_floating_point())
-    own = run_tensors(model, graph, masked_recipes(model, graph, masks), None)
+    own = run_tensors(model, graph, masked_recipes(model, graph, masks), None, masked=True)
     assert own["0.weight"].dtype == torch.float32 and own["3.weight"].data_ptr() == model[3].weight.data_ptr()
 
 
@@ -41,9 +41,9 @@ def test_large_weights_are_made_when_they_are_read() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64))
     model.register_buffer("table", torch.zeros(64, 64))
     graph = engine.trace(model, torch.zeros(2, 3, 64))
-    found = run_tensors(model, graph, masked_recipes(model, graph, {}), torch.float64)
+    found = run_tensors(model, graph, masked_recipes(model, graph, {}), torch.float64, masked=True)
     assert [name for name, tensor in found.items() if isinstance(tensor, RecomputedTensor)] == ["0.weight"]
-    same = run_tensors(model.double(), graph, masked_recipes(model, graph, {}), torch.float64)
+    same = run_tensors(model.double(), graph, masked_recipes(model, graph, {}), torch.float64, masked=True)
     assert not any(isinstance(tensor, RecomputedTensor) for tensor in same.values())
 
 
