@@ -84,10 +84,10 @@ def _carry(consumer: Consumer, removed: Tensor, kept: Kept, slices: Mapping[str,
     weight = kept.constants[c.weight]
     delta = torch.zeros_like(weight)
     inner, target = c.canonical(weight), c.canonical(delta)
-    constants = consumer.constants.view(c.groups, c.inputs)
+    constants, shared = (row.view(c.groups, c.inputs) for row in (consumer.constants, consumer.shared))
     gone = removed.view(c.groups, c.inputs)
     stays = kept.shrunk.keep[consumer.slots].view(c.groups, c.inputs)
-    strength = torch.where(stays, constants.nan_to_num(0.0), 0.0).abs()
+    strength = torch.where(stays, shared.nan_to_num(0.0), 0.0).abs()
     for group in gone.any(1).nonzero()[:, 0].tolist():
         carrier = int(strength[group].argmax())
         ratio = constants[group][gone[group]] / constants[group][carrier]

@@ -43,6 +43,7 @@ class Consumer:
         node, contraction: the call.
         slots: slot of each input position, shape (groups * inputs,).
         constants: constant at each position, NaN where it varies.
+        shared: those that all calls of the weight see, NaN elsewhere: a carrier's is one of them.
         used: whether a used output reads the position.
         bordered: whether constants differ between positions, so that only a carrier can absorb them.
         foldable: whether constants can be folded into the weight: it is stored and nothing else reads it.
@@ -54,6 +55,7 @@ class Consumer:
     contraction: Contraction
     slots: Tensor
     constants: Tensor
+    shared: Tensor
     used: Tensor
     bordered: bool
     foldable: bool
@@ -82,8 +84,8 @@ class Consumer:
         size = self.contraction.inputs
         for group in removed.view(-1, size).any(1).nonzero()[:, 0].tolist():
             rows = slice(group * size, (group + 1) * size)
-            strength = self.constants[rows].nan_to_num(0.0).abs()
-            able = strength > _NOT_TINY * strength[removed[rows]].max()
+            strength = self.shared[rows].nan_to_num(0.0).abs()
+            able = strength > _NOT_TINY * self.constants[rows][removed[rows]].abs().max()
             if not (able & keep[self.slots[rows]]).any():
                 yield self.slots[rows][able]
 
@@ -126,22 +128,30 @@ def consumers(structure: Structure, constants: Constants, use: Use) -> tuple[Con
             row = constants.along(c.input, c.input_dim)
             bordered = constants.bordered(node, c)
             settled = homes.settled(c, constants)
-            readers.append(Consumer(node, c, slots, row, used, bordered, homes.foldable(c), settled, homes.sink(c)))
+            foldable, sink = homes.foldable(c), homes.sink(c)
+            readers.append(Consumer(node, c, slots, row, row, used, bordered, foldable, settled, sink))
     return tuple(_merged(readers))
 
 
 def _merged(readers: list[Consumer]) -> Iterator[Consumer]:
-    """Merge calls of one weight: it is used if any call uses it, and needs carriers if any call does."""
-    used: dict[tuple[int, bool], Tensor] = {}
-    bordered: set[tuple[int, bool]] = set()
+    """Merge calls of one weight, which is changed for all of them.
+
+    It is used if any call uses it, and needs carriers if any call does, or if calls have other biases.
+    """
+    calls: dict[tuple[int, bool], list[Consumer]] = {}
     for consumer in readers:
-        key = consumer.key
-        used[key] = consumer.used | used[key] if key in used else consumer.used
-        bordered |= {key} if consumer.bordered else set()
+        calls.setdefault(consumer.key, []).append(consumer)
     for consumer in readers:
-        alike, carries = used[consumer.key], consumer.key in bordered
-        same = alike is consumer.used and carries == consumer.bordered
-        yield consumer if same else replace(consumer, used=alike, bordered=carries)
+        alike = calls[consumer.key]
+        if len(alike) == 1:
+            yield consumer
+        else:
+            used = torch.stack([call.used for call in alike]).any(0)
+            constants = torch.stack([call.constants for call in alike])
+            shared = torch.where((constants == constants[0]).all(0), constants[0], torch.nan)
+            sink = consumer.sink if all(call.sink is consumer.sink for call in alike) else None
+            bordered = any(call.bordered for call in alike)
+            yield replace(consumer, shared=shared, used=used, bordered=bordered, sink=sink)
 
 
 def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tensor:

@@ -76,6 +76,40 @@ def test_a_module_called_with_and_without_a_border(bias: bool) -> None:
     assert ("stem.weight" in plan.slices and plan.slices["stem.weight"].shape[0] == 4) == bias
 
 
+def test_a_carrier_is_constant_at_each_call_of_a_weight() -> None:
+    """What one call sees as a constant may vary at another, and carries nothing then."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head((m.conv(x).tanh() + m.conv(x + m.extra(x))).mean((2, 3)))
+
+    model = randomised(
+        Net(
+            forward,
+            stem=nn.Conv2d(3, 6, 1),
+            extra=nn.Conv2d(6, 6, 1),
+            conv=nn.Conv2d(6, 4, 3, padding=1),
+            head=nn.Linear(4, 2),
+        )
+    )
+    for varying, left in ((2, 5), (3, 4)):
+        masks = dead(model, {"stem": [0, 1, 2]}) | dead(model, {"extra": range(varying)}, bias=True)
+        plan = check_exact(copy.deepcopy(model), masks, image(), image(9))
+        assert plan.slices["stem.weight"].shape[0] == left
+
+
+def test_a_weight_with_a_bias_at_one_of_its_calls() -> None:
+    """The bias takes up no constants, as the other call would miss them."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x, layer = m.stem(x).mean((2, 3)), m.layer
+        return m.head(F.linear(x, layer.weight, layer.bias).tanh() + F.linear(x, layer.weight))
+
+    model = randomised(Net(forward, stem=nn.Conv2d(3, 6, 1), layer=nn.Linear(6, 4), head=nn.Linear(4, 2)))
+    plan = check_exact(model, dead(model, {"stem": [0, 1]}), image(), image(9))
+    assert plan.slices["stem.weight"].shape[0] == 5 and [fold.name for fold in plan.folds] == ["layer.weight"]
+
+
 def test_a_removed_live_channel_would_show() -> None:
     """The decision is tight: removing one channel more changes the output."""
     model = randomised(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.recording import attributes, other_sizes
+from engine.removal import keep
 from engine.verification import training
+from tests.engine.exactness import Masks
+from tests.engine.nets import dead
 from tests.engine.traps.modes import body_masks, image
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -124,7 +128,45 @@ class _LargeBatch(nn.Module):
         return self.head(y)
 
 
+class _Widened(nn.Module):
+    """A padded layer, in front of which a branch may be switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.extra = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 1)
+        self.body, self.head, self.enabled = nn.Conv2d(6, 4, 3, padding=1), nn.Conv2d(4, 3, 1), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        y = y + self.extra(y).tanh() if self.enabled else y
+        return self.head(self.body(y).relu())
+
+    def enable(self) -> None:
+        """Switch it on."""
+        self.enabled = True
+
+
+def _enabled(model: nn.Module) -> Any:
+    model.enable()
+    return once(2, 3, 5, 7)(model)
+
+
+def _constant_channels(model: Any, seed: int) -> Masks:
+    """Three channels of the stem are constants; the branch leaves two of them alone, and not the largest."""
+    largest, *others = model.stem.bias.abs().argsort(descending=True)[:3].tolist()
+    return dead(model, {"stem": [largest, *others]}) | dead(model, {"extra": others}, bias=True)
+
+
 TRAPS = [
+    Trap(
+        name="a constant that a branch makes vary",
+        source="adapters that are switched on (peft), beside channels that a mask has made constant",
+        make=_Widened,
+        example=image,
+        uses=[once(2, 3, 5, 7), _enabled],
+        masks=_constant_channels,
+        shrinks=True,
+    ),
     Trap(
         name="a distribution whose gradient counts channels",
         source="policies that return torch.distributions.Normal (vwxyzjn/cleanrl), with a hook on an activation",
@@ -197,7 +239,17 @@ def _without_batches(attempt: Callable[..., None]) -> Callable[..., None]:
     return attempts
 
 
+def _constants_of_each_call(patch: pytest.MonkeyPatch) -> None:
+    merged = keep._merged
+    patch.setattr(keep, "_merged", lambda readers: (replace(c, shared=c.constants) for c in merged(readers)))
+
+
 ABLATIONS = [
+    Ablation(
+        "a carrier is constant at each call of a weight",
+        _constants_of_each_call,
+        "a constant that a branch makes vary",
+    ),
     Ablation(
         "train mode is compared by what a step returns in objects",
         _only_containers,
