@@ -228,7 +228,7 @@ def _record_forward(
         recorder, functools.partial(run_in, example, ("data",)), recorder.data_decisions.taken, first[0]
     )
     train = modules_needing_train_mode(
-        recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise
+        recorder.another, model, [m for m in candidates if id(m) in seen], calls, entrywise, contents
     )
     in_train = replace(example, train=tuple(m for m in candidates if id(m) not in seen or m in train))
     by_switch = [replace(example, switch=switch) for switch in sorted(switches.asked)]
@@ -250,7 +250,7 @@ def _record_forward(
 
     def in_train_mode(asking: Collection[int]) -> list[nn.Module]:
         needed = modules_needing_train_mode(
-            recorder.another, model, [m for m in candidates if id(m) in asking], calls, entrywise
+            recorder.another, model, [m for m in candidates if id(m) in asking], calls, entrywise, contents
         )
         return [m for m in candidates if id(m) not in asked or m in train or m in needed] if needed else []
 

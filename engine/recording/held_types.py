@@ -58,8 +58,8 @@ class HeldTypes:
 
     def _are_computed_at(self, branch: Branch, variable: str) -> bool:
         held = self._coverage.seen.get(branch, {}).get(variable, ())
-        computed = all(kind == "values" and all(v.producer is not None for v in values) for kind, values in held)
-        return variable in branch.noted and 0 < len(held) < MOST_VALUES and computed
+        computed = (kind == "values" and all(v.producer is not None for v in values) for kind, values in held)
+        return 0 < len(held) < MOST_VALUES and variable in branch.noted and all(computed)
 
     def others(self) -> set[str]:
         """Return the variables in the condition, and in the values of these, that may be of another type."""

@@ -16,7 +16,7 @@ from torch import nn
 from engine.errors import TraceError
 from engine.program.graph import Node, Value
 from engine.program.stored import distinct_modules
-from engine.recording.evaluation import evaluating
+from engine.recording.evaluation import Contents, evaluating
 from engine.recording.modes import Calls
 from engine.recording.recorder import Recorder
 
@@ -29,6 +29,7 @@ def modules_needing_train_mode(
     readers: list[nn.Module],
     calls: Calls,
     entrywise: Callable[[Node], bool],
+    contents: Contents,
 ) -> list[nn.Module]:
     """Return those of the modules that asked for their mode whose train mode has to be recorded.
 
@@ -38,13 +39,14 @@ def modules_needing_train_mode(
         readers: the modules.
         calls: of those without parts.
         entrywise: whether a call changes single entries only.
+        contents: of the model.
     """
     alone = [(m, arguments) for m in readers if (arguments := calls.arguments(m)) is not None]
     if not alone:
         return readers
     recorder = another()
     names, plain = {id(m): name for name, m in distinct_modules(model).items()}, set()
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model, contents=contents), torch.inference_mode():
         for module, (args, kwargs) in alone:
             if _alters_values_only(recorder, module, args, kwargs, names[id(module)], entrywise):
                 plain.add(id(module))
