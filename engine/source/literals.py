@@ -18,6 +18,7 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from engine.source.function_text import syntax_of_file
+from engine.source.syntax import nodes_of
 
 __all__ = ["unfixed_numbers"]
 
@@ -66,7 +67,7 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType) -> list[Any]:
     """
     place = _place(frame)
     fixed: Counter[Any] = Counter()
-    for expr in _operands(place):
+    for expr in (part for operand in _operands(place) for part in _elements(operand, frame)):
         try:
             fixed.update(_flat(_value(expr, frame)))
         except _NotFixed:
@@ -161,6 +162,39 @@ def _parts(expr: ast.expr) -> list[ast.expr]:
     return [expr]
 
 
+def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
+    """Return the elements of the tuple that a variable stands for, as in ``shape = (*x.shape[:2], -1, self.width)``.
+
+    The variable has no other assignment, nor have those that its elements read. Any other expression is returned as it
+    is.
+    """
+    expr = expr.value if isinstance(expr, ast.Starred) else expr
+    function = _function(frame) if isinstance(expr, ast.Name) and expr.id in frame.f_locals else None
+    if function is None or not isinstance(expr, ast.Name):
+        return [expr]
+    tuples = [s for s in nodes_of(function, ast.Assign) if isinstance(s.value, ast.Tuple) and _targets(s) == [expr.id]]
+    if len(tuples) != 1 or len(_bindings(function, expr.id)) != 1:
+        return [expr]
+    names = {n.id for n in ast.walk(tuples[0].value) if isinstance(n, ast.Name)}
+    arguments = function.args
+    passed = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    if any(len(_bindings(function, name)) > (name not in passed) for name in names):
+        return [expr]
+    return _parts(tuples[0].value)
+
+
+def _function(frame: FrameType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    return _file(frame.f_code.co_filename).functions.get(frame.f_code.co_firstlineno)
+
+
+def _targets(assignment: ast.Assign) -> list[str | None]:
+    return [t.id if isinstance(t, ast.Name) else None for t in assignment.targets]
+
+
+def _bindings(function: ast.AST, name: str) -> list[ast.Name]:
+    return [n for n in nodes_of(function, ast.Name) if n.id == name and not isinstance(n.ctx, ast.Load)]
+
+
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, (bool, int, float)):
         yield value
@@ -231,15 +265,15 @@ def _local(name: str, frame: FrameType) -> Any:
 
     All assignments are unconditional, or there is only one: if the variable has a value, it has this one.
     """
-    function = _file(frame.f_code.co_filename).functions.get(frame.f_code.co_firstlineno)
+    function = _function(frame)
     if function is None or name not in frame.f_locals:
         raise _NotFixed
-    bindings = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name and _binds(n)]
+    bindings = _bindings(function, name)
     if name in (a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)):
         if bindings:
             raise _NotFixed
         return _argument(name, function.args, frame)
-    alone = ast.walk(function) if len(bindings) == 1 else function.body
+    alone = nodes_of(function) if len(bindings) == 1 else function.body
     assigned = [s.value for s in alone if isinstance(s, ast.Assign) and all(t in bindings for t in s.targets)]
     if not assigned or len(assigned) != len(bindings):
         raise _NotFixed
@@ -270,7 +304,3 @@ def _argument(name: str, arguments: ast.arguments, frame: FrameType) -> Any:
     if name in passed:
         _value(passed[name], caller)
     return frame.f_locals[name]
-
-
-def _binds(name: ast.Name) -> bool:
-    return not isinstance(name.ctx, ast.Load)

@@ -88,3 +88,24 @@ def test_what_is_drawn_after_a_read_reads_nothing() -> None:
     speedup = engine.ModelSpeedup(net, x, repaired, graph=graph)
     speedup.speedup_model()
     assert net.first.out_features == 4 and "step" in speedup.certificate.entries
+
+
+class Heads(nn.Module):
+    """Attention behind a read, as in transformers: the shape of the heads is put together first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out, self.width = nn.Linear(3, 12), nn.Linear(12, 2), 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        scale = float(x.abs().max())
+        shape = (*x.shape[:-1], -1, self.width)
+        heads = self.query(x).view(shape).tanh() * scale
+        return self.out(heads.reshape(*x.shape[:-1], -1))  # type: ignore[no-any-return]
+
+
+def test_fixed_numbers_in_a_shape_put_together_before() -> None:
+    """They are no amounts that follow from the read."""
+    graph = engine.trace(Heads(), torch.rand(2, 5, 3))
+    assert not [n for n in graph.nodes if amounts(n, graph.uncertain.get(n.index, ()))]

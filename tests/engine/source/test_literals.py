@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from engine.source.literals import unfixed_numbers
+from engine.source.sizes import numbers_in
 
 LIMIT = 4.0
 
 
 def call(*numbers: Any, **named: Any) -> list[Any]:
     """Return which numbers of this call its source does not fix."""
-    return unfixed_numbers([*numbers, *named.values()], sys._getframe(1))
+    return unfixed_numbers(numbers_in([*numbers, *named.values()]), sys._getframe(1))
 
 
 class Layer:
@@ -62,6 +63,30 @@ def test_arguments_that_the_running_call_fixes() -> None:
 def test_what_the_source_fixes() -> None:
     """Literals, globals, constructors' attributes and plain variables; no arguments, no calls, nothing conditional."""
     assert Layer().forward(9.0) == [[[], [], []], [9.0], [9.0], [2.5], [2.0]]
+
+
+class Shapes:
+    """Puts a shape together before it is passed."""
+
+    def __init__(self) -> None:
+        self.width = 8
+
+    def forward(self, rows: tuple[int, ...], number: int) -> list[Any]:
+        """Pass tuples of fixed numbers and others."""
+        columns = number + 1
+        shape = (*rows, -1, self.width)
+        mixed = (number, columns, 3)
+        twice = (1, 2)
+        if number:
+            twice = (3, 4)
+        number = 5
+        return [call(*shape), call(shape), call(mixed), call(twice), call(*twice)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no positions")
+def test_a_tuple_that_is_put_together_before() -> None:
+    """What the source fixes of its elements is fixed."""
+    assert Shapes().forward((7,), 9) == [[7], [7], [9, 10, 3], [3, 4], [3, 4]]
 
 
 def test_code_without_a_source() -> None:

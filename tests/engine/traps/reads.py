@@ -28,7 +28,7 @@ class _Steps(nn.Module):
         super().__init__()
         self.stem, self.body, self.head = nn.Linear(5, 6), nn.Linear(6, 8), nn.Linear(8, 3)
         self.gate, self.aside = nn.Linear(5, 1), nn.Linear(6, 4)
-        self.step, self.scale, self.limit = step, 0.5, 2.0
+        self.step, self.scale, self.limit, self.pair = step, 0.5, 2.0, 2
 
     def forward(self, x: Tensor) -> Any:
         hidden = self.stem(x).relu()
@@ -269,7 +269,21 @@ def _longest(net: Any, x: Tensor, h: Tensor) -> Tensor:
     return torch.stack([row * length for row, length in zip(h, lengths, strict=True)])
 
 
+def _in_pairs(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    net.seen = float(x.mean())
+    shape = (*h.shape[:-1], -1, net.pair)
+    return h.view(shape).cumsum(-1).flatten(-2)
+
+
+def _in_parts_of_read_length(net: Any, x: Tensor, h: Tensor) -> Tensor:
+    length = min(2 + int(x.abs().max()), 3) // 3 * 2 + 2
+    shape = (*h.shape[:-1], -1, length)
+    return h.view(*shape).cumsum(-1).flatten(-2)
+
+
 AMOUNTS = [
+    _trap("pairs in a shape put together after a read", "view(*x.shape[:-1], -1, head_dim) in transformers", _in_pairs),
+    _trap("parts of a length that was read", "view(shape) with an estimated number of parts", _in_parts_of_read_length),
     _trap("a slice to a length", "x[: int(length)], as in speech models", _to_length),
     _trap("a channel chosen by the data", "indexing by argmax().item()", _one_of_the_channels),
     _trap("a shift by a number that was read", "torch.roll by an estimated offset", _rolled),
