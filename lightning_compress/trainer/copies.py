@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_compress.trainer.packages import Callback
 
 __all__ = ["copied"]
 
@@ -16,7 +19,7 @@ _CONTAINERS = (dict, list, set, deque, tuple)
 
 
 def copied(callback: Any) -> Any:
-    """A copy with containers and tensors of its own; modules, which are put back, and other objects are shared.
+    """A copy with containers, tensors and objects of the same package of its own; others, like modules, are shared.
 
     Args:
         callback: any object with attributes.
@@ -30,15 +33,31 @@ def copied(callback: Any) -> Any:
     """
     other = copy.copy(callback)
     with _disable_current_modes(), torch._C.DisableTorchFunction():  # what no hook reads is no part of a recording
-        vars(other).update((name, _own(value)) for name, value in vars(callback).items())
+        package, copies = type(callback).__module__.partition(".")[0], {id(callback): other}
+        vars(other).update((name, _own(value, package, copies)) for name, value in vars(callback).items())
     return other
 
 
-def _own(value: Any) -> Any:
+def _own(value: Any, package: str, copies: dict[int, Any]) -> Any:
+    """Return a copy, the same one for the same object; objects of other packages are shared."""
+    if id(value) in copies:
+        return copies[id(value)]
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         return value.detach().clone()
     if type(value) is dict:
-        return {key: _own(item) for key, item in value.items()}
+        return {key: _own(item, package, copies) for key, item in value.items()}
     if type(value) in (list, set, tuple):
-        return type(value)(map(_own, value))
+        return type(value)(_own(item, package, copies) for item in value)
+    if _is_plain_object(value, package):
+        copies[id(value)] = other = copy.copy(value)
+        vars(other).update((name, _own(item, package, copies)) for name, item in vars(value).items())
+        return other
     return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _is_plain_object(value: Any, package: str) -> bool:
+    """Whether an object of a callback's own package notes something, as a dataclass does."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] != package or isinstance(value, (*_CONTAINERS, Enum, nn.Module, Callback)):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type)

@@ -62,10 +62,12 @@ else:
     isolate_rng = classes("tree.utilities.seed", "isolate_rng")[0]
 
 LIGHTNING_MODULES = classes("tree", "LightningModule")
+COMBINED_LOADERS: tuple[Any, ...] = classes("tree.utilities.combined_loader", "CombinedLoader")
 DUMMY_LOGGER: Any = classes("tree.loggers.logger", "DummyLogger")[0]
 takes_argument: Any = classes("tree.utilities.signature_utils", "is_param_in_hook_signature")[0]
 
 __all__ = [
+    "COMBINED_LOADERS",
     "DUMMY_LOGGER",
     "LIGHTNING_MODULES",
     "Callback",

@@ -86,6 +86,15 @@ class _Delegate:
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_other"], name)
 
+    @property
+    def __class__(self) -> Any:
+        """The other object's, for code that asks which strategy or optimizer it has."""
+        return type(vars(self)["_other"])
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        """Keep it."""
+
 
 class _Still(_Delegate):
     """An optimizer or a scheduler that does nothing."""
@@ -175,10 +184,17 @@ def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -
     """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
     metrics = _Metrics(getattr(trainer, "callback_metrics", {}))
     record = Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers], metrics=metrics)
-    schedulers = [_Still(config.scheduler) for config in trainer.lr_scheduler_configs]
+    configs = [copy.copy(config) for config in trainer.lr_scheduler_configs]
+    for config in configs:
+        config.scheduler = _Still(config.scheduler)
+    schedulers = [config.scheduler for config in configs]
+    idle = dict.fromkeys(("save_checkpoint", "remove_checkpoint", "setup_optimizers"), _nothing)
+    strategy = _Delegate(trainer.strategy, optimizers=record.optimizers, lr_scheduler_configs=configs, **idle)
     loggers = [DUMMY_LOGGER() for _ in trainer.loggers]
     still = _Delegate(trainer, logger=loggers[0] if loggers else None, loggers=loggers, optimizers=record.optimizers)
-    vars(still).update(moment, save_checkpoint=_nothing, print=_nothing)
+    vars(still).update(
+        moment, save_checkpoint=_nothing, print=_nothing, strategy=strategy, lr_scheduler_configs=configs
+    )
     vars(still).update(dict.fromkeys(("callback_metrics", "logged_metrics", "progress_bar_metrics"), metrics))
     answers = {
         "log": record.log,

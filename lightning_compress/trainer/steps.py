@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +14,11 @@ from torch import Tensor, nn
 import engine
 from lightning_compress.trainer.counts import Count
 from lightning_compress.trainer.hooks import GradientHooks, Hooks, around
+from lightning_compress.trainer.loaders import first_of, same_order
 from lightning_compress.trainer.moments import OtherMoments, counters
 from lightning_compress.trainer.named import named_tensors
 from lightning_compress.trainer.packages import (
+    COMBINED_LOADERS,
     LIGHTNING_MODULES,
     MisconfigurationException,
     isolate_rng,
@@ -35,7 +36,6 @@ __all__ = [
     "Step",
     "cannot_follow",
     "forget_steps",
-    "same_order",
     "step_entries",
     "warn_of_hooks",
 ]
@@ -110,7 +110,7 @@ def _draw(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Drawn
     arguments: list[Drawn] = []
     for number, loader in enumerate(loaders):
         with isolate_rng(), same_order(loader):
-            batch = _first(loader)
+            batch = first_of(loader)
             if batch is None:
                 continue
             batch = trainer.precision_plugin.convert_input(_few(batch))
@@ -140,43 +140,41 @@ def _loaders(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[An
     if kind == "validation_step":
         source = trainer.fit_loop.epoch_loop.val_loop._data_source
         if trainer.limit_val_batches and source.instance is not None and source.is_defined():
-            have = trainer.val_dataloaders or source.dataloader()
+            have = source.dataloader() if trainer.val_dataloaders is None else trainer.val_dataloaders
     else:
         owner = trainer.datamodule if _is_own(trainer.datamodule, name) else pl_module  # type: ignore[attr-defined]
-        have = getattr(owner, name)() if _is_own(owner, name) else None
-    if have is None:
+        have = _later_loader(owner, name) if _is_own(owner, name) else None
+    return _parts_of(have)
+
+
+def _later_loader(owner: Any, name: str) -> Any:
+    """The loader of a stage that follows the fit; None where it needs a `setup` of its own, as data modules have it."""
+    try:
+        return getattr(owner, name)()
+    except Exception as error:  # of the user's code, which the Trainer runs after `setup` alone
+        rank_zero_warn(
+            f"`{type(owner).__name__}.{name}` does not run during the fit ({type(error).__name__}: {error}), so that "
+            "its step is not recorded: what that reads beside the model's outputs is not looked at."
+        )
+        return None
+
+
+def _parts_of(loaders: Any) -> list[Any]:
+    """The loaders that an evaluation goes through one after the other."""
+    if loaders is None:
         return []
-    return list(have) if isinstance(have, (list, tuple)) else [have]
+    if isinstance(loaders, COMBINED_LOADERS):
+        if loaders._mode != "sequential":  # a batch of each at a time
+            return [loaders.iterables]
+        loaders = loaders.iterables
+    parts = loaders.values() if isinstance(loaders, Mapping) else loaders
+    return [*parts] if isinstance(loaders, (list, tuple, Mapping)) else [loaders]
 
 
 def _is_own(source: Any, name: str) -> bool:
     """Whether a LightningModule or a data module has a method that is not Lightning's."""
     method = getattr(type(source), name, None)
     return method is not None and not method.__module__.startswith(("pytorch_lightning.", "lightning."))
-
-
-def _first(loader: Any) -> Any:
-    """The first batch; of collections of loaders the first of each."""
-    if isinstance(loader, Mapping):
-        return {key: _first(part) for key, part in loader.items()}
-    if isinstance(loader, (list, tuple)):
-        return [_first(part) for part in loader]
-    return next(iter(loader), None)
-
-
-@contextmanager
-def same_order(loader: Any) -> Iterator[None]:
-    """Put the states of a loader's own generators back, so that it goes on in the order that it would have."""
-    parts = list(loader.values()) if isinstance(loader, Mapping) else loader if isinstance(loader, list) else [loader]
-    holders = [h for p in parts for h in (p, getattr(p, "sampler", None), getattr(p, "batch_sampler", None))]
-    holders += [getattr(h, "sampler", None) for h in holders]
-    generators = [g for g in (getattr(h, "generator", None) for h in holders) if isinstance(g, torch.Generator)]
-    states = [(generator, generator.get_state()) for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
 
 
 def _few(batch: Any, most: int = 8) -> Any:

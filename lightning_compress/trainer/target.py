@@ -15,9 +15,9 @@ from torchmetrics import Metric, MetricCollection
 
 import engine
 from engine.errors import EngineError
+from lightning_compress.trainer.loaders import first_of, same_order
 from lightning_compress.trainer.packages import LIGHTNING_MODULES, MisconfigurationException, isolate_rng
 from lightning_compress.trainer.passed import first_passed
-from lightning_compress.trainer.steps import same_order
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -200,8 +200,9 @@ def batch_of(loader: Any) -> Any:
         tensor([0., 0.])
     """
     with isolate_rng(), same_order(loader):
-        for batch in loader:
-            return batch
+        batch = first_of(loader)
+    if batch is not None:
+        return batch
     raise MisconfigurationException("There is no example input: the dataloader is empty.")
 
 

@@ -1,11 +1,14 @@
-"""Files stay as they are: what is written while a step is tried goes nowhere."""
+"""Files stay as they are: what is written, moved or deleted while a step is tried goes nowhere."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import io
+import logging
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +20,22 @@ __all__ = ["unwritten"]
 
 _WRITING = frozenset("wax+")
 
+_CHANGES: dict[Any, str] = {
+    os: "link makedirs mkdir remove removedirs rename renames replace rmdir symlink system truncate unlink",
+    shutil: "copy copy2 copyfile copytree move rmtree",
+    torch: "save",
+}
+"""What changes files, folders or links; `pathlib` calls these of `os`."""
+
+_WRITERS = {"torch.utils.tensorboard.writer": "FileWriter", "tensorboardX.writer": "FileWriter"}
+"""What hands events of a `SummaryWriter` to a thread that writes them, by the Python module."""
+
 
 @contextmanager
 def unwritten() -> Iterator[None]:
-    """Let the body's thread write files, save with torch and print, to no effect.
+    """Let the body's thread write and delete files, save with torch, log and print, to no effect.
+
+    What other threads do meanwhile is carried out, as is what goes to a file that was opened before.
 
     Example:
         >>> import tempfile
@@ -28,26 +43,49 @@ def unwritten() -> Iterator[None]:
         >>> with unwritten():
         ...     with open(place, "w") as file:
         ...         length = file.write("four")
+        ...     os.rename(place, place + ".old")
         >>> length, os.path.exists(place)
         (4, False)
     """
-    thread, before = threading.get_ident(), (builtins.open, io.open, torch.save)
+    thread, opens = threading.get_ident(), builtins.open
+
+    def is_tried() -> bool:
+        return threading.get_ident() == thread
 
     def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        own = threading.get_ident() == thread and not isinstance(file, int) and not _WRITING.isdisjoint(mode)
-        return before[0](os.devnull if own else file, mode.replace("x", "w") if own else mode, *args, **kwargs)
+        own = is_tried() and not isinstance(file, int) and not _WRITING.isdisjoint(mode)
+        return opens(os.devnull if own else file, mode.replace("x", "w") if own else mode, *args, **kwargs)
 
-    def saving(*args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() != thread:
-            before[2](*args, **kwargs)
+    with contextlib.ExitStack() as scope:
+        for owner in (builtins, io):
+            scope.enter_context(_replaced(owner, "open", opening))
+        for owner, names in _CHANGES.items():
+            for name in names.split():
+                scope.enter_context(_replaced(owner, name, _idle(getattr(owner, name), is_tried)))
+        for module, writer in _WRITERS.items():
+            kind = getattr(sys.modules.get(module), writer, None)
+            if kind is not None:
+                scope.enter_context(_replaced(kind, "add_event", _idle(kind.add_event, is_tried)))
+        scope.enter_context(_replaced(logging.Logger, "handle", _idle(logging.Logger.handle, is_tried)))
+        scope.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        yield
 
+
+def _idle(function: Callable[..., Any], is_tried: Callable[[], bool]) -> Callable[..., Any]:
+    """Return a function that does nothing where a step is tried."""
+
+    def idle(*args: Any, **kwargs: Any) -> Any:
+        return None if is_tried() else function(*args, **kwargs)
+
+    return idle
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, other: Any) -> Iterator[None]:
+    """Let a name of a Python module or a class stand for something else."""
+    before = getattr(owner, name)
+    setattr(owner, name, other)
     try:
-        _set(opening, opening, saving)
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
+        yield
     finally:
-        _set(*before)
-
-
-def _set(opening: Callable[..., Any], io_opening: Callable[..., Any], saving: Callable[..., Any]) -> None:
-    builtins.open, io.open, torch.save = opening, io_opening, saving  # type: ignore[assignment]
+        setattr(owner, name, before)

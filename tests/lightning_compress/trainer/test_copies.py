@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +24,33 @@ def test_what_a_copy_notes_stays_its_own() -> None:
     other.name = "new"
     assert vars(one) == {"seen": {"epochs": [1]}, "last": deque([1]), "average": (average,), "net": net}
     assert not average.any() and other.last.maxlen == 2 and other.net is net
+
+
+class Patience:
+    """What a callback counts."""
+
+    def __init__(self) -> None:
+        self.wait, self.seen = 0, [0]
+        self.owner: Any = None
+
+
+class Stopping:
+    """A callback that counts in an object."""
+
+    def __init__(self) -> None:
+        self.state = self.same = Patience()
+        self.state.owner = self
+        self.foreign = types.SimpleNamespace(wait=0)
+
+
+def test_objects_of_the_same_package_are_copied() -> None:
+    """Once each, with references to one another; those of other packages, which may be anything, are shared."""
+    one = Stopping()
+    other = copied(one)
+    other.state.wait += 1
+    other.state.seen.append(1)
+    assert (one.state.wait, one.state.seen) == (0, [0])
+    assert other.state is other.same and other.state.owner is other and other.foreign is one.foreign
 
 
 def test_what_no_hook_reads_is_no_part_of_a_recording() -> None:

@@ -58,6 +58,7 @@ def test_both_class_trees_are_joined(tmp_path: Path) -> None:
         "lightning/pytorch/loggers/logger.py": "class DummyLogger: pass\n",
         "lightning/pytorch/utilities/__init__.py": "",
         "lightning/pytorch/utilities/signature_utils.py": "is_param_in_hook_signature = None\n",
+        "lightning/pytorch/utilities/combined_loader.py": "class CombinedLoader: pass\n",
         "lightning/pytorch/utilities/seed.py": "isolate_rng = None\n",
     }
     for name, text in files.items():

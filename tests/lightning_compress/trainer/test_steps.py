@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_compress.trainer.steps import EVALUATING, TRAINING, step_entries
-from tests.lightning_compress.models import Wrapped, data, fit
+from tests.lightning_compress.models import Wrapped, data, fit, trainer
 
 
 class Asking(Wrapped):
@@ -73,3 +74,44 @@ def test_what_a_step_asks_for_does_nothing(tmp_path: Path) -> None:
     assert out is None and loss.ndim == 0 and epoch == 0.0
     assert attempt.results["validation_step (1)"] == [None, [1]]
     assert attempt.same and attempt.rate == 0.05 and attempt.attached and module.hooks == ["start"]
+
+
+class Evaluating(Wrapped):
+    """Has loaders for what follows a fit."""
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Log a mean."""
+        self.log("mean", self.logits(batch[0]).mean())
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log another."""
+        self.log("mean", self.logits(batch[0]).mean())
+
+
+class Unprepared(LightningDataModule):
+    """A data module as the documentation has it: the test set is there once the Trainer tests."""
+
+    def setup(self, stage: str) -> None:
+        """Make what the stage needs."""
+        if stage == "test":
+            self.test = data(8)
+
+    def train_dataloader(self) -> DataLoader:
+        """Return batches."""
+        return data(8)
+
+    def val_dataloader(self) -> Any:
+        """Two loaders, by name."""
+        return {"a": data(8), "b": data(16)}
+
+    def test_dataloader(self) -> DataLoader:
+        """Return them."""
+        return self.test
+
+
+def test_a_stage_that_is_not_set_up(tmp_path: Path) -> None:
+    """Its step is left out, and named; loaders of a mapping are gone through one after the other."""
+    attempt = Try()
+    with pytest.warns(UserWarning, match="`Unprepared.test_dataloader` does not run during the fit"):
+        trainer(tmp_path, attempt, max_epochs=1, limit_val_batches=1).fit(Evaluating(), datamodule=Unprepared())
+    assert list(attempt.entries) == ["training_step", "validation_step (0)", "validation_step (1)"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import builtins
 import io
+import logging
+import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -27,6 +30,29 @@ def test_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         print("said")
         assert notes.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"] and not capsys.readouterr().out
+
+
+def test_nothing_is_moved_deleted_or_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files, folders and links, by whatever way."""
+    kept, folder = tmp_path / "kept.pt", tmp_path / "folder"
+    kept.write_text("kept")
+    folder.mkdir()
+    before = sorted(tmp_path.iterdir())
+    with unwritten():
+        kept.unlink()
+        os.remove(kept)
+        shutil.rmtree(folder)
+        folder.rmdir()
+        kept.rename(tmp_path / "other")
+        os.replace(kept, tmp_path / "other")
+        shutil.copy(kept, tmp_path / "copy")
+        (tmp_path / "new").mkdir(parents=True, exist_ok=True)
+        os.makedirs(tmp_path / "a" / "b", exist_ok=True)
+        logging.getLogger("user").warning("said")
+    assert sorted(tmp_path.iterdir()) == before and kept.read_text() == "kept" and not caplog.records
+    logging.getLogger("user").warning("said")
+    kept.unlink()
+    assert len(caplog.records) == 1 and not kept.exists()
 
 
 def test_other_threads_write(tmp_path: Path) -> None:

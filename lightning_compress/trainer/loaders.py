@@ -1,0 +1,170 @@
+"""Drawing from dataloaders without affecting training: order, workers and random states stay as they are.
+
+Samplers and iterable datasets are copied before use, and the random generators that a loader reaches are restored.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_compress.trainer.packages import MisconfigurationException, isolate_rng
+
+__all__ = ["copied_loader", "first_of", "reseeded", "same_order"]
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_LONGEST = 1000  # length up to which a container is searched for generators
+_NOT_SEARCHED = (Tensor, np.ndarray, str, bytes, int, float, complex, type(None), type, nn.Parameter)
+
+
+def first_of(loader: Any) -> Any:
+    """Return the first batch of a loader, None where there is none; of collections of loaders the first of each.
+
+    Args:
+        loader: workers that the Trainer goes on with, samplers and iterable datasets are left alone, unless they cannot
+            be copied.
+
+    Example:
+        >>> first_of({"images": [torch.zeros(2)], "texts": []})
+        {'images': tensor([0., 0.]), 'texts': None}
+    """
+    if isinstance(loader, Mapping):
+        return {key: first_of(part) for key, part in loader.items()}
+    if isinstance(loader, (list, tuple)):
+        return [first_of(part) for part in loader]
+    return next(iter(_like(loader) if isinstance(loader, DataLoader) else loader), None)
+
+
+@contextmanager
+def same_order(loader: Any) -> Iterator[None]:
+    """Put the states of all generators that a loader reaches back, so that it goes on as it would have.
+
+    Args:
+        loader: a loader, or a collection of them.
+    """
+    states = [(generator, _state(generator)) for generator in _generators(loader)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            _restore(generator, state)
+
+
+@contextmanager
+def reseeded(loader: Any, seed: int) -> Iterator[None]:
+    """Seed all random states that a dataloader may draw from, and restore them afterwards.
+
+    Args:
+        loader: the dataloader.
+        seed: any number.
+    """
+    with same_order(loader), isolate_rng():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        for generator in _generators(loader):
+            _seed(generator, seed)
+        yield
+
+
+def _generators(root: Any) -> Iterator[Any]:
+    """Yield the random number generators reachable from an object."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, _NOT_SEARCHED) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, _GENERATORS):
+            yield thing
+        elif isinstance(thing, Mapping):
+            waiting += list(thing.values()) if len(thing) <= _LONGEST else []
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            waiting += list(thing) if len(thing) <= _LONGEST else []
+        else:
+            waiting += [*getattr(thing, "__dict__", {}).values(), getattr(thing, "__self__", None)]
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _restore(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _seed(generator: Any, seed: int) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state  # type: ignore[call-arg]
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed)
+
+
+def copied_loader(loader: Any, seed: int) -> Iterable[Any]:
+    """Return a dataloader with the same dataset and copies of everything that has a position, such as samplers.
+
+    Args:
+        loader: a dataloader, or anything else that can be iterated over.
+        seed: of the copies' generators.
+
+    Raises:
+        MisconfigurationException: if a part cannot be copied.
+    """
+    if not isinstance(loader, DataLoader):
+        return iter(_copy(loader, {}))
+    copies = _copied_parts(loader)
+    for generator in _generators({name: part for name, part in copies.items() if name != "dataset"}):
+        _seed(generator, seed)
+    return _with(loader, copies)
+
+
+def _copied_parts(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return copies of the parts of a dataloader that have a position."""
+    parts = {name: getattr(loader, name) for name in ("sampler", "batch_sampler", "generator")}
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        return dict(_copy(parts | {"dataset": dataset}, {}))
+    return dict(_copy(parts, {id(dataset): dataset}))
+
+
+def _with(loader: DataLoader[Any], parts: Mapping[str, Any]) -> DataLoader[Any]:
+    """Return a dataloader with other parts, and workers of its own."""
+    other = copy.copy(loader)
+    vars(other).update(parts, _iterator=None, persistent_workers=False)
+    return other
+
+
+def _like(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a dataloader that goes on from where another one is, and leaves that there; parts of it if not all can."""
+    try:
+        return _with(loader, _copied_parts(loader))
+    except MisconfigurationException:
+        return _with(loader, {})
+
+
+def _copy(thing: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(thing, memo)
+    except (TypeError, RuntimeError) as error:
+        raise MisconfigurationException(
+            f"The order of the train dataloader cannot be copied ({error}), so drawing from it would affect training. "
+            "Use a `DataLoader` whose sampler or iterable dataset supports `copy.deepcopy`."
+        ) from error
