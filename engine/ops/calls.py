@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.ops import contraction, products
+from engine.ops import contraction, norm, products, span
 from engine.ops.filled import OF_ONE_NUMBER
 from engine.program.graph import Node, Value
 from engine.source.effects import Functions
@@ -19,21 +19,25 @@ def _contracted(node: Node) -> tuple[Value, int] | None:
     return None if layer is None else (layer.input, layer.input_dim)
 
 
+_KEEPS = "to float half double bfloat16 type type_as contiguous clone detach cpu cuda requires_grad_".split()
+_KEEPS_ZERO = """
+    dropout dropout_ feature_dropout relu relu_ abs neg sqrt tanh sin square sign mul mul_ div div_ true_divide
+    nan_to_num checkpoint gelu silu
+""".split()
+_CHANGES = (
+    "clamp clamp_ add add_ sub sub_ sigmoid exp log pow minimum maximum softplus masked_fill masked_fill_".split()
+)
+_NORMS = [op for file in (norm, span) for rule in file.RULES if rule.normalises for op in rule.ops]
+
 FUNCTIONS = Functions(
-    keeps=frozenset(
-        "to float half double bfloat16 type type_as contiguous clone detach cpu cuda requires_grad_".split()
-    ),
-    keeps_zero=frozenset(
-        "dropout dropout_ feature_dropout relu relu_ abs neg sqrt tanh sin square sign mul mul_ div div_ true_divide "
-        "nan_to_num checkpoint gelu silu".split()
-    ),
-    changes=frozenset(
-        "clamp clamp_ add add_ sub sub_ sigmoid exp log pow minimum maximum softplus masked_fill masked_fill_".split()
-    ),
+    keeps=frozenset(_KEEPS),
+    keeps_zero=frozenset(_KEEPS_ZERO),
+    changes=frozenset(_CHANGES),
     sizing=frozenset("expand reshape split unflatten view".split()),
     selecting=frozenset("gather index_select narrow select take_along_dim".split()),
     spreading=frozenset("gather take_along_dim".split()),
     filling=OF_ONE_NUMBER,
     contracted=_contracted,
+    aligned=frozenset([*_KEEPS, *_KEEPS_ZERO, *_CHANGES, *_NORMS]),
 )
 """`chunk`, `repeat` and `tensor_split` take numbers of parts or copies, not sizes."""

@@ -33,6 +33,7 @@ class Assumptions:
     used: dict[int, tuple[Value, str]] = field(default_factory=dict)
     varying: dict[int, tuple[Value, bool]] = field(default_factory=dict)
     doubted: dict[int, tuple[int | float, ...]] = field(default_factory=dict)
+    standing_in: dict[int, Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def use(self, values: Iterable[Value], reason: str) -> None:
@@ -55,6 +56,14 @@ class Assumptions:
         for value in values:
             _, before = self.varying.get(value.index, (value, True))
             self.varying[value.index] = value, zeros_stay and before
+
+    def stand_in(self, values: Iterable[Value]) -> None:
+        """Assume that each of some values, all of the same channels, may stand in the place of another.
+
+        Args:
+            values: the values.
+        """
+        self.standing_in.update((value.index, value) for value in values)
 
     def doubt(self, node: Node, numbers: Sequence[int | float]) -> None:
         """Assume that numbers among the arguments of an op may be any others.

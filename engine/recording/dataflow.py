@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from engine.program.expressions import AttributeOf, leaves
 from engine.program.graph import Node, Value
@@ -65,6 +65,26 @@ class Dataflow:
             inputs = {v.index: v for n in inside for v in n.inputs if v.index not in results and not v.stored}
             self._boundaries[module] = list(inputs.values()), [results[index] for index in outputs]
         return self._boundaries[module]
+
+    def follows(self, value: Value, others: Collection[Value], aligned: bool) -> bool:
+        """Whether a value is computed from one of others.
+
+        Args:
+            value: the value.
+            others: the values.
+            aligned: whether all ops between have to keep the shape, and each entry in its channel.
+        """
+        wanted, waiting, seen = {other.index for other in others}, [value], {value.index}
+        while waiting:
+            inner = waiting.pop()
+            if inner.index in wanted and inner is not value:
+                return True
+            node = None if inner.producer is None else self.nodes[inner.producer]
+            if node is not None and (not aligned or node.op.rstrip("_") in self.functions.aligned):
+                inputs = [v for v in node.inputs if not v.stored and v.index not in seen]
+                waiting += [v for v in inputs if not aligned or v.shape == value.shape]
+                seen.update(v.index for v in inputs)
+        return False
 
     def is_constant(self, value: Value) -> bool:
         """Whether neither inputs nor parameters determine the numbers in a value."""

@@ -131,7 +131,8 @@ def branches_without_other(coverage: FunctionCoverage) -> list[Branch]:
     tree, ran = coverage.function.tree, coverage.ran
     taken = [n for n in nodes_of(tree, ast.If) if coverage.function.ran(n.body[0], ran)]
     cases = (n.subject for n in nodes_of(tree, ast.Match) if coverage.function.ran(n.subject, ran))
-    tests = (*(n.test for n in taken if not n.orelse), *cases)
+    noted = {branch.test for branch in coverage.function.branches if branch.entered}
+    tests = (*(n.test for n in taken if not n.orelse and n.test not in noted), *cases)
     return [Branch([test], test, frozenset()) for test in tests]
 
 

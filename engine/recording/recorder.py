@@ -207,13 +207,13 @@ class Recorder(Versions, TorchDispatchMode):
                 self._exits[value.index] = reason
                 self._outputs.append(value)
         self._unsettled = {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
+        self._standing_in = frozenset(assumptions.standing_in)
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes
 
     def _parameters(self) -> set[str]:
-        named = self._tensors.items()
-        return {name for name, tensor in named if isinstance(tensor, nn.Parameter) and tensor.numel()}
+        return {n for n, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter) and tensor.numel()}
 
     # ------------------------------------------------------------------ an op
 

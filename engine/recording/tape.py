@@ -44,6 +44,7 @@ class Tape:
         self._uncertain: dict[int, tuple[int | float, ...]] = {}
         self._guards: list[Guard] = []
         self._unsettled: dict[int, bool] = {}
+        self._standing_in: frozenset[int] = frozenset()
         self._written: set[str] = set()
         self._weights: set[tuple[str, str]] = set()
         self._stored: dict[str, Value] = {}
@@ -128,6 +129,7 @@ class Tape:
             varying=frozenset(self.others.varying),
             resized=frozenset(self.others.resized),
             unsettled=dict(self._unsettled),
+            standing_in=self._standing_in,
         )
 
     def missed(self) -> set[str]:

@@ -30,6 +30,7 @@ from engine.recording.idle_modules import IdleModules, unrecorded_methods
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.mutability import Mutability
+from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import RESULT, Branch
@@ -136,6 +137,7 @@ class _UntakenBranches:
         self._fixed: dict[tuple[Branch, str, bool], bool] = {}
         self._values_of_calls: dict[str, dict[int, Value]] = {}
         self._used_at: dict[str, None] = {}
+        self._left_out_at: dict[str, None] = {}
         self._not_analyzed: dict[str, None] = {}
 
     def assume(self) -> None:
@@ -181,6 +183,11 @@ class _UntakenBranches:
         if self._used_at:
             places = _listed(map(shown_place, self._used_at))
             notes.append(f"Code that did not run, whose inputs keep all channels: {places}. {_ADVICE}")
+        if self._left_out_at:
+            places = _listed(map(shown_place, self._left_out_at))
+            notes.append(
+                f"Conditions that always held, beside which other values keep all channels: {places}. {_ADVICE}"
+            )
         if others := [shown_place(place) for place in self._not_analyzed if place not in self._used_at]:
             notes.append(f"Code that did not run and was not analyzed: {_listed(others)}. {_ADVICE}")
         return notes
@@ -191,6 +198,8 @@ class _UntakenBranches:
         ):
             self._use_replaced(branch)
         if branch in self._open[branch.code, branch.owner]:
+            if branch.branch.skipped and not self._is_decided_by_size_alone(branch):
+                self._leave_out(branch)
             for name in branch.replaced(selecting=self._selects_alone(branch)):
                 self._touch(branch.values_of(name, self._runs.stored), Effect.USES, branch)
         values_read = branch.values_read(self._runs.stored)
@@ -211,6 +220,25 @@ class _UntakenBranches:
             elif effect is Effect.USES:
                 self._not_analyzed[branch.place] = None
 
+    def _leave_out(self, branch: UntakenBranch) -> None:
+        """Let variables hold what they did before code that always ran."""
+        for name, effect in branch.effects_of_skipping().items():
+            values = branch.values_of(name, self._runs.stored)
+            if effect is Effect.USES and are_aligned(values, self._dataflow):
+                self._assumptions.stand_in(values)
+                self._assumptions.vary(values, zeros_stay=True)
+            elif effect is Effect.USES and values:
+                self._left_out_at[branch.place] = None
+                reason = f"could be read in the place of what follows the condition at {shown_place(branch.place)}"
+                self._assumptions.use(values, reason)
+                self._assumptions.vary(values)
+            elif effect in (Effect.KEEPS_ZERO, Effect.CHANGES):
+                self._assumptions.vary(values, zeros_stay=effect is Effect.KEEPS_ZERO)
+
+    def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
+        """Whether sizes decide, and do so alike for all inputs."""
+        return branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)
+
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
         if effect is Effect.USES:
             reason = f"could be read by the code at {shown_place(branch.place)}, which did not run"
@@ -228,7 +256,7 @@ class _UntakenBranches:
             if not self._is_settled(branch):  # what those modules return may go to others that ran
                 self._variables_of_other_calls(branch, values_read)
             return frozenset(values_read)
-        if branch.would_fail() or (branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)):
+        if branch.would_fail() or self._is_decided_by_size_alone(branch):
             return None
         if self._is_fixed(branch, by_user=False):
             return self._reshaped_to_literals(branch, beside_attributes=False) or None

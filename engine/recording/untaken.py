@@ -17,6 +17,7 @@ from engine.recording.held_types import HeldTypes
 from engine.recording.indexed_reads import IndexedReads
 from engine.recording.mentioned_modules import modules_in
 from engine.recording.model_code import code_of, methods_of
+from engine.recording.skipped_code import effects_of_skipping, is_in_loop
 from engine.source.bindings import bindings
 from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
@@ -24,7 +25,7 @@ from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, recomputes
 from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
-from engine.source.syntax import TRIES, nodes_of
+from engine.source.syntax import TRIES, is_literal_size, nodes_of
 
 __all__ = ["UntakenBranch"]
 
@@ -148,6 +149,11 @@ class UntakenBranch:
         ]
         return _effects(self.branch, self._dataflow.functions, frozenset(foreign), self._returned_otherwise())
 
+    def effects_of_skipping(self) -> Mapping[str, Effect]:
+        """Return what it does to variables to leave out what it skips; without those that are filled in where None."""
+        all_effects = effects_of_skipping(self.branch, self._coverage.function.tree, self._dataflow.functions)
+        return {n: effect for n, effect in all_effects.items() if ("none", None) not in self._seen.get(n, ())}
+
     def _returned_otherwise(self) -> str | None:
         """Return the argument, never assigned to, that the function returns as it is wherever it returned so far."""
         function = self._coverage.function
@@ -180,7 +186,7 @@ class UntakenBranch:
             if getattr(call.func, "attr", "") in self._dataflow.functions.sizing:
                 own = {(self.owner, n.attr) for arg in call.args for n in ast.walk(arg) if isinstance(n, ast.Attribute)}
                 follow = set() < own <= self._dataflow.attributes
-                if any(_is_literal_size(arg) for arg in call.args) and (beside_attributes or not follow):
+                if any(is_literal_size(arg) for arg in call.args) and (beside_attributes or not follow):
                     yield call
 
     def _module_calls_in(self, call: ast.Call) -> Iterator[ast.Call]:
@@ -213,9 +219,8 @@ class UntakenBranch:
     def _follows_from_replaced(self, name: str, selected: Collection[str]) -> bool:
         """Whether what it assigns to a variable is computed entry by entry from what that holds otherwise."""
         values = {value.index for value in self._recorded_values(name)}
-        same = {
-            n for n in (*self.branch.names, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))
-        }
+        others = () if is_in_loop(self.branch.nodes, self._coverage.function.tree) else self.branch.names
+        same = {n for n in (*others, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))}
         return not values or all(
             any(recomputes(expr, variable, self._dataflow.functions) for variable in same)
             or self._reads_state(expr)
@@ -374,23 +379,6 @@ class UntakenBranch:
             owner = self._attribute(node.value)
             return getattr(owner, node.attr, None) if isinstance(owner, nn.Module) else None
         return None
-
-
-def _is_literal_size(size: ast.expr) -> bool:
-    """Whether a size, or one of several, contains a number greater than one, and reads no attribute."""
-    if isinstance(size, (ast.Tuple, ast.List)):
-        return any(map(_is_literal_size, size.elts))
-    inner = list(_outside_of_indices(size))
-    numbers = (n.value for n in inner if isinstance(n, ast.Constant))
-    return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
-
-
-def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of an expression, without the indices of its subscripts: ``shape[3]`` is no size of 3."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(node, ast.Subscript) and child is node.slice):
-            yield from _outside_of_indices(child)
 
 
 @functools.cache

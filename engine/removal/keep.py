@@ -220,6 +220,15 @@ def only_zeros(structure: Structure, constants: Constants, use: Use) -> Iterator
         yield slots, torch.where(use.along(span.input, span.dim), row, 0.0)
 
 
+def _standing_in(structure: Structure, constants: Constants) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the slots of values that may stand in the place of others, with their constants, NaN where they vary."""
+    for value in (structure.graph.values[index] for index in structure.graph.standing_in):
+        for dim in range(value.ndim):
+            slots = structure.along(value, dim)
+            if slots is not None:
+                yield slots, constants.along(value, dim)
+
+
 def refilled(structure: Structure, constants: Constants, use: Use) -> Iterator[tuple[Node, Tensor, Tensor]]:
     """Yield nodes that fill in constants for channels, with the slots and their constants, NaN where they vary.
 
@@ -293,7 +302,7 @@ def decide(structure: Structure, constants: Constants, use: Use) -> Kept:
     norms = _norms(structure, constants, use)
     for norm in norms:
         keep[norm.slots[norm.constants.isnan()]] = True
-    for slots, row in only_zeros(structure, constants, use):
+    for slots, row in (*only_zeros(structure, constants, use), *_standing_in(structure, constants)):
         keep[slots[row != 0]] = True
     for _, slots, row in refilled(structure, constants, use):
         keep[slots[row.isnan()]] = True

@@ -136,3 +136,28 @@ def _may_repeat(node: ast.AST) -> bool:
     """Whether what is inside may be evaluated several times, or later: in loops, functions and generators."""
     loops = (ast.For, ast.AsyncFor, ast.While)
     return isinstance(node, (*loops, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp))
+
+
+def bound_value(name: str, binding: Binding) -> ast.expr:
+    """Return the expression that a binding gives a variable; in a tuple if the variable gets a part of it, or more.
+
+    Args:
+        name: the variable.
+        binding: one of its bindings.
+
+    Example:
+        >>> [binding] = bindings(ast.parse("x += 1"))["x"]
+        >>> ast.unparse(bound_value("x", binding))
+        'x + 1'
+    """
+    node, value = binding.node, binding.value
+    if isinstance(node, ast.AugAssign):
+        return ast.BinOp(ast.Name(name, ast.Load()), node.op, value)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    plain = isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and any(map(_is_name, targets))
+    paired = isinstance(node, ast.Assign) and value is not node.value
+    return value if plain or paired else ast.Tuple([value], ast.Load())
+
+
+def _is_name(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Name)

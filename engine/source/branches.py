@@ -12,10 +12,11 @@ from types import CodeType
 from typing import Any
 
 from engine.source.anonymous import anonymous_function, is_anonymous
-from engine.source.bindings import Binding, bindings
+from engine.source.bindings import Binding, bindings, bound_value
 from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
 from engine.source.instructions import instructions, named_instructions, positions
+from engine.source.skips import bodies_of_loops, other_side_of
 
 __all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of", "syntax_of"]
 
@@ -44,6 +45,9 @@ class Branch:
         statement: that an expression is part of.
         span: first and last line of the statement that it is part of, after which its variables are assigned.
         is_interrupted: whether an error in its first statement keeps it from running to its end.
+        skipped: statements that do not run where it does: it is the other side of a condition without an ``else``, or
+            leaves the rest of a loop out.
+        entered: offsets of the instructions of a condition's only side; its other side has none, and stands for a jump.
     """
 
     nodes: Sequence[ast.AST]
@@ -54,6 +58,8 @@ class Branch:
     statement: ast.stmt | None = None
     span: tuple[int, int] = (0, 0)
     is_interrupted: bool = False
+    skipped: Sequence[ast.stmt] = ()
+    entered: frozenset[int] = frozenset()
 
     @property
     def line(self) -> int:
@@ -87,8 +93,8 @@ class Branch:
 
     @functools.cached_property
     def noted(self) -> frozenset[str]:
-        """Variables that it reads, or that decide whether it runs."""
-        return self.names | self.tested
+        """Variables that it reads, that decide whether it runs, or that keep what they hold where it does."""
+        return self.names | self.tested | self._left_alone
 
     @functools.cached_property
     def targets(self) -> frozenset[str]:
@@ -102,6 +108,16 @@ class Branch:
         return bindings(ast.Module([*self.nodes], []))  # type: ignore[list-item]
 
     @functools.cached_property
+    def _left_alone(self) -> frozenset[str]:
+        """Variables that what is skipped assigns."""
+        return frozenset(self.skipped_bindings)
+
+    @functools.cached_property
+    def skipped_bindings(self) -> Mapping[str, tuple[Binding, ...]]:
+        """What the statements that it skips assign, by variable."""
+        return bindings(ast.Module([*self.skipped], []))
+
+    @functools.cached_property
     def _statement_targets(self) -> frozenset[str]:
         """Variables that the statement assigns which an expression is part of."""
         return frozenset() if self.statement is None else frozenset(bindings(self.statement))
@@ -109,7 +125,7 @@ class Branch:
     @functools.cached_property
     def assigned(self) -> frozenset[str]:
         """Variables that hold something else where it runs."""
-        bound = self._bindings.keys() | self._statement_targets
+        bound = self._bindings.keys() | self._statement_targets | self._left_alone
         return frozenset(name for name in bound if "." not in name) | self.targets
 
     def values_of(self, name: str) -> list[ast.expr]:
@@ -118,7 +134,7 @@ class Branch:
         Args:
             name: the variable, or `RESULT` for what it returns.
         """
-        values = [_bound_value(name, binding) for binding in self._bindings.get(name, ())]
+        values = [bound_value(name, binding) for binding in self._bindings.get(name, ())]
         if isinstance(self.nodes[0], ast.expr) and (name in self._statement_targets or name == RESULT):
             values.append(self.nodes[0])
         if name == RESULT:
@@ -136,6 +152,8 @@ class Branch:
         """Whether it is a condition, or only raises, warns, logs or imports."""
         if any(isinstance(node, ast.Raise) for node in self.nodes):
             return True
+        if self.skipped:
+            return not self.assigned
         if self.is_condition:
             return not self.assigned
         return all(isinstance(node, _NO_COMPUTATION) or _is_report(node) for node in self.nodes)
@@ -181,6 +199,7 @@ class FunctionBranches:
             for part in ast.walk(statement)
             if isinstance(part, ast.expr)
         }
+        self._loops = bodies_of_loops(tree)
         self._nodes = list(self._branches_of_block(tree.body, None))
         self.branches: list[Branch] = []
         self._of_conditions: list[Branch] = []
@@ -210,8 +229,8 @@ class FunctionBranches:
 
     def _share_line(self, branch: Branch, lines: Mapping[int, int]) -> None:
         """Note the line on which a branch begins, if other code is on it, too."""
-        first = lines[min(branch.offsets)]
-        if any(line == first and at not in branch.offsets for at, line in lines.items()):
+        first = lines[min(branch.entered or branch.offsets)]
+        if any(line == first and at not in (branch.entered or branch.offsets) for at, line in lines.items()):
             self.shared_lines.add(first)
 
     def _lines(self) -> Iterator[tuple[int, int]]:
@@ -280,7 +299,9 @@ class FunctionBranches:
         user, statement = self._users.get(id(nodes[0])), self._statements.get(id(nodes[0]))
         node: Any = statement if statement is not None else whole
         span = (node.lineno, node.end_lineno or node.lineno) if hasattr(node, "lineno") else (0, 0)
-        return _Node(Branch(nodes, test, offsets, is_condition, user, statement, span)) if offsets else None
+        skipped = self._loops.get(nodes[-1], ())
+        branch = Branch(nodes, test, offsets, is_condition, user, statement, span, skipped=skipped)
+        return _Node(branch) if offsets else None
 
     def _branches_of_block(self, block: Sequence[ast.stmt], test: ast.AST | None) -> Iterator[_Node]:
         """Yield the branches in a block; all statements after one that may leave the block are a branch, too."""
@@ -319,6 +340,9 @@ class FunctionBranches:
         return frozenset(at for at in self._offsets(*targets) if last and names.get(at, "").startswith(last))
 
     def _branches_in(self, statement: ast.AST, is_condition: bool = False) -> Iterator[_Node]:
+        other_side = other_side_of(statement, self._offsets)
+        if other_side is not None:
+            yield _Node(Branch(**other_side))
         for test, block in conditional_parts(statement):
             nodes = block if isinstance(block, list) else [block]
             node = self._branch(nodes, test, is_condition, statement)
@@ -335,21 +359,6 @@ class FunctionBranches:
                 yield from self._branches_of_block([child], None)
             else:
                 yield from self._branches_in(child, is_condition or child is getattr(statement, "test", None))
-
-
-def _bound_value(name: str, binding: Binding) -> ast.expr:
-    """Return the expression that a binding gives a variable; in a tuple if the variable gets a part of it, or more."""
-    node, value = binding.node, binding.value
-    if isinstance(node, ast.AugAssign):
-        return ast.BinOp(ast.Name(name, ast.Load()), node.op, value)
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    plain = isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and any(map(_is_name, targets))
-    paired = isinstance(node, ast.Assign) and value is not node.value
-    return value if plain or paired else ast.Tuple([value], ast.Load())
-
-
-def _is_name(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Name)
 
 
 def _is_report(node: ast.AST) -> bool:

@@ -20,6 +20,7 @@ from engine.program.trees import tensors_in
 from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.sites import CALLBACKS, ENGINE, is_library
+from engine.source.skips import SkipWatch
 
 __all__ = ["MOST_VALUES", "CoverageTracer", "FunctionCoverage"]
 
@@ -229,7 +230,7 @@ class CoverageTracer:
         )
 
         assigning = [branch for branch in pending if branch.assigned and branch.span[0]]
-        line = 0
+        skips, line = SkipWatch(pending, ran), 0
 
         def step(frame: FrameType, event: str, arg: Any) -> Any:
             nonlocal line
@@ -237,6 +238,8 @@ class CoverageTracer:
                 self._note_fallbacks(coverage, frame, fallbacks, last)
             if event == "line":
                 before, line = line, frame.f_lineno
+                if skips:
+                    skips.step(frame.f_lasti, before, line)
                 for branch in assigning:
                     first, end = branch.span
                     if first <= before <= end and not first <= line <= end:
@@ -247,9 +250,11 @@ class CoverageTracer:
                     self._note_variables(coverage, frame, decided_on[line])
             elif event == "opcode":
                 ran.add(frame.f_lasti)
+                skips.step(frame.f_lasti, line, line)
             elif event == "exception":
                 self._note_error(arg[2])
             elif event == "return":
+                skips.step(frame.f_lasti, line, 0)
                 self._note_variables(coverage, frame, function.decided_late, decided_late=True)
                 if arg is not None:
                     self._note_result(coverage, arg)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Effect", "Functions", "effects", "names_read", "names_read_only_by", "recomputes"]
+__all__ = ["Effect", "Functions", "effect_on", "effects", "names_read", "names_read_only_by", "recomputes"]
 
 
 class Effect(enum.IntEnum):
@@ -32,6 +32,7 @@ class Functions:
         selecting: functions that take entries by an index along a dimension.
         spreading: those of them whose index has all dimensions, or broadcasts.
         filling: ops that create a tensor of one number, and of an input read at most its shape.
+        aligned: ops that keep the shape of a tensor, and each entry in its channel.
         contracted: returns the value that an op contracts with a weight, and over which dimension, or None.
     """
 
@@ -42,6 +43,7 @@ class Functions:
     selecting: frozenset[str]
     spreading: frozenset[str]
     filling: frozenset[str]
+    aligned: frozenset[str] = frozenset()
     contracted: Callable[[Any], tuple[Any, int] | None] = lambda node: None
 
     def of_call(self, name: str) -> Effect | None:
@@ -99,7 +101,7 @@ def _assignment_effect(node: ast.AST, functions: Functions, returned: str | None
         name, expr = returned, node.value
     else:
         return {}
-    effect = _effect(expr, name, functions)
+    effect = effect_on(expr, name, functions)
     return {} if effect is None else {name: effect}
 
 
@@ -116,7 +118,7 @@ def recomputes(expr: ast.expr, name: str, functions: Functions) -> bool:
         >>> [recomputes(ast.parse(text, mode="eval").body, "x", functions) for text in ("x * 2", "f(x)", "y * x")]
         [True, False, True]
     """
-    return _effect(expr, name, functions) is not None
+    return effect_on(expr, name, functions) is not None
 
 
 def _round_trips(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:
@@ -131,12 +133,23 @@ def _round_trips(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:
     return dict.fromkeys(returned & passed, Effect.KEEPS)
 
 
-def _effect(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
-    """Return the effect of an expression on the entries of a variable; None if it is not a tensor of such entries."""
+def effect_on(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
+    """Return the effect of an expression on the entries of a variable; None if it is not a tensor of such entries.
+
+    Args:
+        expr: the expression.
+        name: the variable.
+        functions: known effects of functions.
+
+    Example:
+        >>> functions = Functions(*([frozenset()] * 7))
+        >>> effect_on(ast.parse("x * 2", mode="eval").body, "x", functions).name
+        'KEEPS_ZERO'
+    """
     if isinstance(expr, ast.Name):
         return Effect.KEEPS if expr.id == name else None
     if isinstance(expr, ast.BinOp):
-        left, right = _effect(expr.left, name, functions), _effect(expr.right, name, functions)
+        left, right = effect_on(expr.left, name, functions), effect_on(expr.right, name, functions)
         own, other = (left, expr.right) if left is not None else (right, expr.left)
         if own is None or _mentions(other, name):
             return None
@@ -144,7 +157,7 @@ def _effect(expr: ast.expr, name: str, functions: Functions) -> Effect | None:
             return max(own, Effect.KEEPS_ZERO)
         return max(own, Effect.CHANGES) if isinstance(expr.op, (ast.Add, ast.Sub)) else None
     if isinstance(expr, ast.UnaryOp) and isinstance(expr.op, ast.USub):
-        inner = _effect(expr.operand, name, functions)
+        inner = effect_on(expr.operand, name, functions)
         return None if inner is None else max(inner, Effect.KEEPS_ZERO)
     if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
         return _call_effect(expr, expr.func, name, functions)
@@ -158,7 +171,7 @@ def _call_effect(expr: ast.Call, function: ast.Attribute, name: str, functions: 
     plain = _root(function.value) in _NAMESPACES
     own = (expr.args[0] if expr.args else None) if plain else function.value
     rest = [*(expr.args[1:] if plain else expr.args), *(k.value for k in expr.keywords)]
-    inner = None if own is None else _effect(own, name, functions)
+    inner = None if own is None else effect_on(own, name, functions)
     if level is None or inner is None or any(_mentions(part, name) for part in rest):
         return None
     return max(inner, level)

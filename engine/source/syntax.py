@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["TRIES", "nodes_of"]
+__all__ = ["TRIES", "is_literal_size", "nodes_of"]
 
 TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 """Kinds of statements that catch errors; ``except*`` is of Python 3.11."""
@@ -27,3 +27,28 @@ def nodes_of(tree: ast.AST, *kinds: type[ast.AST]) -> Sequence[Any]:
         (['y', 'f', 'x'], True)
     """
     return tuple(node for node in ast.walk(tree) if not kinds or isinstance(node, kinds))
+
+
+def is_literal_size(size: ast.expr) -> bool:
+    """Whether a size, or one of several, contains a number greater than one, and reads no attribute.
+
+    Args:
+        size: what a call gets.
+
+    Example:
+        >>> [is_literal_size(ast.parse(text, mode="eval").body) for text in ("(b, 3)", "x.shape[3]", "self.n * 2")]
+        [True, False, False]
+    """
+    if isinstance(size, (ast.Tuple, ast.List)):
+        return any(map(is_literal_size, size.elts))
+    inner = list(_outside_of_indices(size))
+    numbers = (n.value for n in inner if isinstance(n, ast.Constant))
+    return any(type(n) is int and n > 1 for n in numbers) and not any(isinstance(n, ast.Attribute) for n in inner)
+
+
+def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of an expression, without the indices of its subscripts: ``shape[3]`` is no size of 3."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.Subscript) and child is node.slice):
+            yield from _outside_of_indices(child)

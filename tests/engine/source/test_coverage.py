@@ -27,6 +27,23 @@ def both(flag: bool, number: int) -> int:
     return number
 
 
+def rounds(numbers: tuple[int, ...]) -> int:
+    """A function that decides in a loop."""
+    total = 0
+    for number in numbers:
+        if number > 0:
+            total = total + number
+    return total
+
+
+def rounds_on_a_line(numbers: tuple[int, ...]) -> int:
+    """The same on one line."""
+    total = 0
+    for number in numbers:
+        if number > 0: total = total + number  # fmt: skip  # noqa: E701
+    return total
+
+
 def _tracer() -> CoverageTracer:
     def owner(frame: FrameType) -> tuple[str, bool]:
         return "", False
@@ -41,13 +58,38 @@ def test_what_runs_and_what_variables_hold() -> None:
         choose(False, 4)
     (coverage,) = [coverage for (code, _), coverage in tracer.functions.items() if code is choose.__code__]
     assert len(list(coverage.function.untaken(coverage.ran))) == 1
-    [branch] = coverage.function.branches
-    assert coverage.seen[branch] == {"number": [4], "flag": [False]}
+    branch, other = sorted(coverage.function.branches, key=lambda b: bool(b.skipped))
+    assert coverage.seen[branch] == {"number": [4], "flag": [False]} and other not in coverage.pending()
     with tracer.watching():
         choose(True, 4)
     assert not list(coverage.function.untaken(coverage.ran))
     assert coverage.seen[branch]["number"] == [4]
     assert sys.gettrace() is before
+
+
+def test_conditions_without_an_else() -> None:
+    """Their other side runs where they are false once; until then, variables hold what they did before and behind."""
+    tracer = _tracer()
+    key = (choose.__code__, "")
+    for flag, pending in ((True, 1), (False, 0), (True, 0)):
+        with tracer.watching():
+            choose(flag, 4)
+        coverage = tracer.functions[key]
+        others = [branch for branch in coverage.function.branches if branch.skipped]
+        assert len(others) == 1 and len([b for b in others if b in coverage.pending()]) == pending
+        if pending:
+            assert coverage.seen[others[0]]["number"] == [4, 8]
+
+
+def test_a_condition_in_a_loop_is_false_in_some_rounds() -> None:
+    """On a line of its own, or with what it decides."""
+    for function, numbers in ((rounds, (1, 2)), (rounds_on_a_line, (1, 2))):
+        tracer = _tracer()
+        for few, pending in ((numbers, 1), ((*numbers, -1), 0)):
+            with tracer.watching():
+                function(few)
+            coverage = tracer.functions[function.__code__, ""]
+            assert len([b for b in coverage.pending() if b.skipped]) == pending
 
 
 @pytest.mark.parametrize(("flag", "number", "evaluated"), [(False, 4, False), (True, 0, True)])

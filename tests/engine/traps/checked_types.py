@@ -219,7 +219,7 @@ def _stays_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("a type is settled only if no other type leads elsewhere", _types_agree, "features in a list, skipped"),
+    Ablation("a type is settled only if no other type leads elsewhere", _types_agree, "features in a list, passed"),
     Ablation(
         "what is None stays so only if no code assigns to it then", _stays_none, "a function in the place of nothing"
     ),

@@ -1,0 +1,82 @@
+"""What leaving code out that always ran would do to variables: they keep what they held before."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from engine.program.graph import Value
+from engine.recording.dataflow import Dataflow
+from engine.source.bindings import bindings, bound_value
+from engine.source.branches import Branch
+from engine.source.effects import Effect, Functions, effect_on
+from engine.source.syntax import nodes_of
+
+__all__ = ["are_aligned", "effects_of_skipping", "is_in_loop"]
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def effects_of_skipping(
+    branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef, functions: Functions
+) -> Mapping[str, Effect]:
+    """Return what it does to each variable to leave out what a branch skips.
+
+    A variable that the code computes from itself, entry by entry, changes as that does; of any other one, what it held
+    before takes the place of what the code gives it.
+
+    Args:
+        branch: the side of a condition that has no code, or that leaves the rest of a loop out.
+        tree: syntax of the function.
+        functions: known effects of functions on the entries of tensors.
+    """
+    effects: dict[str, Effect] = {}
+    for name, skipped in branch.skipped_bindings.items():
+        if "." not in name and (is_in_loop(branch.skipped, tree) or _is_set_elsewhere(name, branch, tree)):
+            own = [effect_on(bound_value(name, binding), name, functions) for binding in skipped]
+            effects[name] = max((Effect.USES if effect is None else effect for effect in own), default=Effect.USES)
+    return effects
+
+
+def are_aligned(values: Sequence[Value], dataflow: Dataflow) -> bool:
+    """Whether values that a run computes from one another have the same channels, as along a residual stream.
+
+    Args:
+        values: that a variable held.
+        dataflow: of the recorded ops.
+    """
+    ordered = sorted(values, key=lambda value: value.index)
+    return all(
+        dataflow.follows(value, ordered[:place], aligned=True)
+        or not dataflow.follows(value, ordered[:place], aligned=False)
+        for place, value in enumerate(ordered)
+    )
+
+
+def is_in_loop(nodes: Iterable[ast.AST], tree: ast.AST) -> bool:
+    """Whether syntax of a function is inside of a loop, so that an earlier round may have set its variables.
+
+    Args:
+        nodes: the syntax.
+        tree: of the function.
+
+    Example:
+        >>> tree = ast.parse("for n in x:\\n    y = n\\nz = y")
+        >>> is_in_loop(tree.body[0].body, tree), is_in_loop(tree.body[1:], tree)
+        (True, False)
+    """
+    return not _inside_of_loops(tree).isdisjoint(nodes)
+
+
+@functools.cache
+def _inside_of_loops(tree: ast.AST) -> frozenset[ast.AST]:
+    return frozenset(
+        node for loop in nodes_of(tree, *_LOOPS) for statement in loop.body for node in nodes_of(statement)
+    )
+
+
+def _is_set_elsewhere(name: str, branch: Branch, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    own = {binding.node for binding in branch.skipped_bindings[name]}
+    arguments = {a.arg for a in nodes_of(tree.args, ast.arg)}
+    return name in arguments or any(binding.node not in own for binding in bindings(tree).get(name, ()))

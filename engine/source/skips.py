@@ -1,0 +1,111 @@
+"""Code that a condition may leave out: the side of an ``if`` that has no ``else``, and the rest of a loop's body."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from engine.source.control_flow import NESTED, may_leave
+
+__all__ = ["SkipWatch", "bodies_of_loops", "other_side_of"]
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def bodies_of_loops(tree: ast.AST) -> Mapping[ast.AST, Sequence[ast.stmt]]:
+    """Return the body of the innermost loop around each ``continue`` and ``break`` in a function.
+
+    Args:
+        tree: of the function.
+
+    Example:
+        >>> [loop] = ast.parse("for n in x:\\n    if n: continue\\n    y = n").body
+        >>> [[ast.unparse(s) for s in body][-1] for body in bodies_of_loops(loop).values()]
+        ['y = n']
+    """
+    table: dict[ast.AST, Sequence[ast.stmt]] = {}
+    waiting: list[tuple[ast.AST, Sequence[ast.stmt]]] = [(tree, ())]
+    while waiting:
+        node, body = waiting.pop()
+        if isinstance(node, (ast.Continue, ast.Break)):
+            table[node] = body
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, NESTED):
+                inside = isinstance(node, _LOOPS) and child in node.body
+                waiting.append((child, node.body if inside else body))  # type: ignore[attr-defined]
+    return table
+
+
+def other_side_of(statement: ast.AST, offsets: Callable[..., frozenset[int]]) -> dict[str, Any] | None:
+    """Return the attributes of the branch for the side of an ``if`` that has no ``else``; None for other statements.
+
+    It has no instructions: a negative offset stands for the jump over the other side.
+
+    Args:
+        statement: any syntax node.
+        offsets: returns the offsets of the instructions of some nodes.
+    """
+    if not isinstance(statement, ast.If) or statement.orelse or any(map(may_leave, statement.body)):
+        return None
+    entered = offsets(*statement.body)
+    if not entered:
+        return None
+    nothing = ast.copy_location(ast.Pass(), statement.test)
+    return {
+        "nodes": [nothing],
+        "test": statement.test,
+        "offsets": frozenset({-1 - min(entered)}),
+        "span": (statement.lineno, statement.end_lineno or statement.lineno),
+        "skipped": statement.body,
+        "entered": entered,
+    }
+
+
+class _Side(Protocol):
+    """The side of a condition that has no code."""
+
+    @property
+    def offsets(self) -> frozenset[int]: ...
+
+    @property
+    def entered(self) -> frozenset[int]: ...
+
+    @property
+    def span(self) -> tuple[int, int]: ...
+
+
+class SkipWatch:
+    """Notes in a running function which conditions without an ``else`` do not hold.
+
+    Args:
+        branches: that did not run yet.
+        ran: offsets of the instructions that ran; is extended.
+    """
+
+    def __init__(self, branches: Iterable[_Side], ran: set[int]) -> None:
+        self._waiting = {branch: False for branch in branches if branch.entered}
+        self._ran = ran
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def step(self, offset: int, before: int, line: int) -> None:
+        """Note an instruction.
+
+        Args:
+            offset: of the instruction.
+            before: the line that ran before.
+            line: its line; 0 where the function returns.
+        """
+        for branch, has_entered in list(self._waiting.items()):
+            first, last = branch.span
+            was_inside, is_inside = first <= before <= last, first <= line <= last
+            if is_inside and offset in branch.entered:
+                self._waiting[branch] = True
+            elif was_inside and not is_inside:
+                if has_entered:
+                    self._waiting[branch] = False
+                else:
+                    self._ran |= branch.offsets
+                    del self._waiting[branch]

@@ -1,0 +1,176 @@
+"""Traps: code that ran in all recordings, and that other calls leave out without running anything in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.recording import unreached, untaken
+from engine.removal import keep
+from engine.source import branches
+from tests.engine.exactness import Masks
+from tests.engine.traps.trap import Ablation, Trap, Use, once
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.one, self.two, self.leave = (nn.Linear(8, 8) for _ in range(4))
+        self.norm = nn.BatchNorm1d(8)
+
+    def layers(self) -> tuple[nn.Module, nn.Module]:
+        """Return those between."""
+        return self.one, self.two
+
+
+class _Skipped(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x).relu()
+        if x.is_contiguous():
+            y = self.two(self.one(y).relu()).relu()
+        return self.leave(y)
+
+
+class _SkippedOnALine(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.two(self.enter(x).relu()).relu()
+        if str(len(x)) != "20": y = self.one(y).relu()  # fmt: skip  # noqa: E701
+        return self.leave(y)
+
+
+class _SkippedInALoop(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x).relu()
+        for layer in self.layers():
+            if x.is_contiguous():
+                y = layer(y).relu()
+        return self.leave(y)
+
+
+class _Continues(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x).relu()
+        for layer in self.layers():
+            if not x.is_contiguous():
+                continue
+            y = layer(y).relu()
+        return self.leave(y)
+
+
+class _Breaks(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x).relu()
+        for layer in self.layers():
+            if not x.is_contiguous():
+                break
+            y = layer(y).relu()
+        return self.leave(y)
+
+
+class _PassesOn(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x).relu()
+        for layer in self.layers():
+            if x.is_contiguous():
+                z = layer(y).relu()
+            else:
+                z = y
+            y = z
+        return self.leave(y)
+
+
+class _Shifted(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.two(self.one(self.enter(x).relu()).relu()).relu()
+        if x.is_contiguous():
+            y = y + 1.0
+        return self.leave(y)
+
+
+class _Residual(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x)
+        for layer in self.layers():
+            if x.is_contiguous():
+                y = y + layer(y.relu())
+        return self.leave(y)
+
+
+class _Normed(_Layers):
+    """The norm alone closes a channel; what it reads goes on where it is skipped."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x)
+        if x.is_contiguous():
+            y = self.norm(y + self.two(self.one(y).relu()))
+        return self.leave(y)
+
+
+def _by_norm(model: nn.Module, seed: int) -> Masks:
+    row = (torch.arange(8) != 3 + seed).double()
+    return {"norm": {"weight": row, "bias": row}, "one": {"weight": row.expand(8, 8)}}
+
+
+def _turned(model: nn.Module) -> Any:
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64).t()
+    with torch.no_grad():
+        return model.eval()(x)
+
+
+def _trap(name: str, source: str, make: Callable[[], nn.Module], *uses: Use, **more: Any) -> Trap:
+    return Trap(
+        name=name,
+        source=source,
+        make=make,
+        example=lambda model: torch.zeros(4, 8, dtype=torch.float64),
+        uses=[_turned, once(20, 8), once(3, 8), *uses],
+        **more,
+    )
+
+
+TRAPS = [
+    _trap("layers that are skipped", "if x.is_contiguous(): x = self.fast(x)", _Skipped),
+    _trap("a layer that is skipped on one line", "if str(n) in self.sizes: x = layer(x)", _SkippedOnALine),
+    _trap("layers that are skipped in a loop", "layer drop, arXiv 1909.11556", _SkippedInALoop),
+    _trap("a loop that goes on", "layer drop by continue: fairseq, transformers", _Continues),
+    _trap("a loop that ends", "early exits by break", _Breaks),
+    _trap("a loop that passes on what it has", "z = layer(y) if used else y, as statements", _PassesOn),
+    _trap("a shift that is skipped", "if x.is_contiguous(): x = x + 1", _Shifted),
+    _trap("residual layers that are skipped", "layer drop of residual layers, BART", _Residual, shrinks="repaired"),
+    _trap("a norm that is skipped", "a block with its norm behind the sum, skipped", _Normed, masks=_by_norm),
+]
+
+
+def _no_other_side(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(branches, "other_side_of", lambda statement, offsets: None)
+
+
+def _no_loops(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(branches, "bodies_of_loops", lambda tree: {})
+
+
+def _all_aligned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unreached, "are_aligned", lambda values, dataflow: True)
+
+
+def _none_standing_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(keep, "_standing_in", lambda structure, constants: ())
+
+
+def _no_rounds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(untaken, "is_in_loop", lambda nodes, tree: False)
+
+
+ABLATIONS = [
+    Ablation("a condition without an else has another side", _no_other_side, "layers that are skipped in a loop", True),
+    Ablation("a jump in a loop leaves the rest of it out", _no_loops, "a loop that goes on", True),
+    Ablation("what is skipped has the channels of what stands in its place", _all_aligned, "a loop that ends", True),
+    Ablation("a channel of what stands in goes if it is zero as well", _none_standing_in, "a norm that is skipped"),
+    Ablation("a variable holds another value in another round", _no_rounds, "a loop that passes on what it has", True),
+]
