@@ -44,9 +44,11 @@ def entrywise(node: Node) -> bool:
         node: the call.
 
     Returns:
-        Whether no channel influences another; a created tensor has the shape of another, or one entry per sample.
+        Whether no channel influences another; a created tensor has the shape of another, one entry per sample, or one.
     """
     tags = getattr(node.target, "tags", ())
+    if not (node.inputs or node.sizes):  # of literal sizes, which may be the number of channels
+        return all(n == 1 for v in node.outputs for n in v.shape)
     if node.op in _COPIES or torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags:
         return True
     one = all(n == 1 for v in node.outputs for n in v.shape[1:])

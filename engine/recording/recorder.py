@@ -317,8 +317,8 @@ class Recorder(Versions, TorchDispatchMode):
                 return True
             if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
-        # a factory whose size follows a shape is part of the program, any other is a constant
-        return not tensors and self._provenance.tagged
+        # so is a factory whose size follows a shape, and what is drawn; any other is a constant
+        return (not tensors and self._provenance.tagged) or torch.Tag.nondeterministic_seeded in func.tags
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._maker is None or isinstance(tensor, FakeTensor):

@@ -30,6 +30,7 @@ class Alone(nn.Module):
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda x: x + torch.randn_like(x),
     "samples dropped": lambda x: x * torch.empty(x.shape[0], 1, 1, 1).bernoulli_(0.5),
+    "all dropped": lambda x: x * torch.empty(1, 1, 1).bernoulli_(0.5),
     "entries dropped": lambda x: nn.functional.dropout(x, 0.5),
 }
 OTHER: dict[str, Callable[[Tensor], Tensor]] = {
