@@ -88,7 +88,10 @@ class EntryRecorder(Recorder):
     def _relevant(self, what: Signature, func: Any, tensors: Sequence[Tensor]) -> bool:
         if super()._relevant(what, func, tensors):
             return True
-        return self._is_entry and func is not self._literal and any(map(self._varies, tensors))
+        if not self._is_entry or func is self._literal:
+            return False
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        return random or any(map(self._varies, tensors))
 
     def _varies(self, tensor: Tensor) -> bool:
         return self._is_entry and id(tensor) not in self._created

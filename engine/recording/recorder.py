@@ -317,8 +317,9 @@ class Recorder(Versions, TorchDispatchMode):
                 return True
             if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
-        # so is a factory whose size follows a shape, and what is drawn; any other is a constant
-        return (not tensors and self._provenance.tagged) or torch.Tag.nondeterministic_seeded in func.tags
+        # so is a factory whose size follows a shape, and what is drawn in eval mode; any other is a constant
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        return (drawn and not self._path.startswith("train")) or (not tensors and self._provenance.tagged)
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
         if self._maker is None or isinstance(tensor, FakeTensor):

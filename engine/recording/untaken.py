@@ -110,8 +110,8 @@ class UntakenBranch:
         return test is not None and conditions.is_fixed(test)
 
     def _is_false(self, test: ast.expr) -> bool:
-        """Whether a condition is an attribute of the module, or of a part of it, that is false at present."""
-        held = self._attribute(test) if isinstance(test, ast.Attribute) else None
+        """Whether a condition is an attribute of the module, or of a part of it, that is false at present; no mode."""
+        held = self._attribute(test) if isinstance(test, ast.Attribute) and test.attr != "training" else None
         return isinstance(held, (bool, int, str)) and not held
 
     @property

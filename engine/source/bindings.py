@@ -114,7 +114,8 @@ def _names(target: ast.expr, owner: str | None) -> Iterator[tuple[str, bool]]:
             path = path_of(target)
             if path is not None:
                 yield path, True
-            yield from ((name, False) for name, _ in _names(inner, owner) if name != owner)
+            if getattr(target, "attr", "") != "requires_grad":  # it says what is differentiated, and holds nothing
+                yield from ((name, False) for name, _ in _names(inner, owner) if name != owner)
 
 
 def assignments_that_read(node: ast.AST, tree: ast.AST) -> Sequence[ast.AST]:

@@ -47,6 +47,12 @@ def test_what_replaces() -> None:
     assert [(b.line, type(b.node)) for b in bindings(tree)["a"]][:2] == [(1, ast.Assign), (2, ast.AugAssign)]
 
 
+def test_whether_something_has_gradients_is_no_part_of_it() -> None:
+    """The path is bound, and not the variable."""
+    names = bindings(ast.parse("a.requires_grad = True\nb.data = c"))
+    assert set(names) == {"a.requires_grad", "b.data", "b"}
+
+
 def test_paths() -> None:
     """Of attributes of a variable only."""
     assert path_of(ast.parse("a.b.c", mode="eval").body) == "a.b.c"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +114,40 @@ class _Normed(_Layers):
         return self.leave(y)
 
 
+class _Dropped(_Layers):
+    """Layers that are dropped in some steps, as BART's are."""
+
+    def __init__(self, residual: bool) -> None:
+        super().__init__()
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.enter(x).relu()
+        for layer in self.layers():
+            if self.training and torch.rand(()) < 0.4:
+                continue
+            y = y + layer(y).relu() if self.residual else layer(y).relu()
+        return self.leave(y)
+
+
+class _TurnedAtTimes(_Layers):
+    def forward(self, x: Tensor) -> Any:
+        y = self.two(self.one(self.enter(x).relu()).relu()).relu()
+        if self.training and random.random() < 0.4:
+            y = y.roll(3, 1)
+        return self.leave(y)
+
+
+def _trained(seed: int) -> Use:
+    def use(model: nn.Module) -> Any:
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        return model.train()(x).detach()
+
+    return use
+
+
 def _by_norm(model: nn.Module, seed: int) -> Masks:
     row = (torch.arange(8) != 3 + seed).double()
     return {"norm": {"weight": row, "bias": row}, "one": {"weight": row.expand(8, 8)}}
@@ -143,6 +179,22 @@ TRAPS = [
     _trap("a loop that passes on what it has", "z = layer(y) if used else y, as statements", _PassesOn),
     _trap("a shift that is skipped", "if x.is_contiguous(): x = x + 1", _Shifted),
     _trap("residual layers that are skipped", "layer drop of residual layers, BART", _Residual, shrinks="repaired"),
+    *(
+        _trap(
+            f"layers that are dropped in training, {'residual' if residual else 'plain'} ones",
+            "layer drop, arXiv 1909.11556: fairseq, transformers",
+            lambda residual=residual: _Dropped(residual),
+            trains=[_trained(seed) for seed in range(6)],
+            shrinks=residual and "repaired",
+        )
+        for residual in (True, False)
+    ),
+    _trap(
+        "a shuffle in some steps",
+        "manifold mixup, shake-shake",
+        _TurnedAtTimes,
+        trains=[_trained(seed) for seed in range(6)],
+    ),
     _trap("a norm that is skipped", "a block with its norm behind the sum, skipped", _Normed, masks=_by_norm),
 ]
 
@@ -167,7 +219,16 @@ def _no_rounds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(untaken, "is_in_loop", lambda nodes, tree: False)
 
 
+def _modes_stay(patch: pytest.MonkeyPatch) -> None:
+    def is_false(self: Any, test: ast.expr) -> bool:
+        held = self._attribute(test) if isinstance(test, ast.Attribute) else None
+        return isinstance(held, (bool, int, str)) and not held
+
+    patch.setattr(untaken.UntakenBranch, "_is_false", is_false)
+
+
 ABLATIONS = [
+    Ablation("a mode is not false for good", _modes_stay, "a shuffle in some steps", True),
     Ablation("a condition without an else has another side", _no_other_side, "layers that are skipped in a loop", True),
     Ablation("a jump in a loop leaves the rest of it out", _no_loops, "a loop that goes on", True),
     Ablation("what is skipped has the channels of what stands in its place", _all_aligned, "a loop that ends", True),
