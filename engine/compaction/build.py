@@ -19,7 +19,7 @@ from engine.compaction.stale import stale
 from engine.program.garbage import uncollected
 from engine.program.graph import Graph, Value
 from engine.program.stored import stored_tensors
-from engine.removal.keep import Kept, corrections, decide, only_zeros, refilled
+from engine.removal.keep import Kept, decide, only_zeros, refilled
 from engine.removal.propagate import Structure
 from engine.removal.shrink import Shrunk
 from engine.removal.structure import structure_of
@@ -85,12 +85,11 @@ def exact_in_train(analysis: Analysis, model: nn.Module, masks: Mapping[str, Ten
     """Whether the compacted model is also exact in train mode, apart from dropout.
 
     In train mode a norm uses batch statistics, so a dead channel outputs its β, which has to be zero at every consumer.
+    A weight that was corrected for what it lost (the length of a weight norm) has other gradients.
     """
     structure, kept = analysis.structure, analysis.kept
     graph, keep = structure.graph, kept.shrunk.keep
-    made_up = corrections(structure, kept.constants, kept.shrunk)  # these hold in any mode
-    made_by_folds = {fold.name for fold in analysis.plan.folds} - set(made_up)
-    if made_by_folds or not all(exchange.exact_in_train for exchange in analysis.plan.exchanges):
+    if analysis.plan.folds or not all(exchange.exact_in_train for exchange in analysis.plan.exchanges):
         return False
     stored = canonical_tensors(model, graph)
     constants = Constants(

@@ -317,8 +317,7 @@ class Recorder(Versions, TorchDispatchMode):
                 return True
             if isinstance(tensor, (FakeTensor, nn.Parameter)) or (what.writes and id(tensor) in self._names):
                 return True
-        # so is a factory whose size follows a shape, and what is drawn in eval mode; any other is a constant
-        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        drawn = torch.Tag.nondeterministic_seeded in func.tags  # and a factory whose size follows a shape: no constants
         return (drawn and not self._path.startswith("train")) or (not tensors and self._provenance.tagged)
 
     def _substitute(self, tensor: Tensor, is_input: bool = False) -> Tensor:
