@@ -85,7 +85,7 @@ class Consumer:
         for group in removed.view(-1, size).any(1).nonzero()[:, 0].tolist():
             rows = slice(group * size, (group + 1) * size)
             strength = self.shared[rows].nan_to_num(0.0).abs()
-            able = strength > _NOT_TINY * self.constants[rows][removed[rows]].abs().max()
+            able = strength > _NOT_TINY * self.constants[rows].nan_to_num(0.0)[removed[rows]].abs().max()
             if not (able & keep[self.slots[rows]]).any():
                 yield self.slots[rows][able]
 

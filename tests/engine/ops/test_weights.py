@@ -97,7 +97,7 @@ def test_an_output_that_is_masked_at_its_scale() -> None:
 
 
 def test_steps_are_larger_whether_a_sample_shows_it_or_not() -> None:
-    """What the layer reads is zero on all samples: no gradient tells that its directions lost a part of their length."""
+    """What the layer reads is zero on all samples: no gradient tells that its directions became shorter."""
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), norm(nn.Linear(6, 4)), nn.Tanh(), nn.Linear(4, 2)).double()
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
