@@ -27,8 +27,9 @@ from engine.recording.forward_arguments import ForwardArguments
 from engine.recording.model_code import code_of, source_files
 from engine.recording.mutable_state import MutableState
 from engine.recording.opaque_modules import OpaqueCall, storage_of
+from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.tensor_backup import TensorBackup
-from engine.recording.unreached import RecordedRuns, assumptions_about_unreached_code
+from engine.recording.unreached import assumptions_about_unreached_code
 from engine.recording.versions import WRITE, Versions
 from engine.source.coverage import CoverageTracer
 from engine.source.effects import Functions
@@ -198,7 +199,8 @@ class Recorder(Versions, TorchDispatchMode):
             guards=self._guards,
             sized=self.others.places(),
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
-            parameters=self._parameters(),
+            parameters={n for n, t in self._tensors.items() if isinstance(t, nn.Parameter) and t.numel()},
+            of_entries=self.coverage.functions_of_entries,
         )
         arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)
@@ -211,9 +213,6 @@ class Recorder(Versions, TorchDispatchMode):
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}
         self.notes += assumptions.notes
-
-    def _parameters(self) -> set[str]:
-        return {n for n, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter) and tensor.numel()}
 
     # ------------------------------------------------------------------ an op
 

@@ -11,13 +11,9 @@ import ast
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType
 
-from torch import nn
-
-from engine.program.expressions import Guard
-from engine.program.graph import Node, Value
+from engine.program.graph import Value
 from engine.program.places import shown_place
 from engine.recording.argument_fallbacks import assume_fallbacks_vary
 from engine.recording.assumptions import Assumptions
@@ -30,40 +26,18 @@ from engine.recording.idle_modules import IdleModules, unrecorded_methods
 from engine.recording.mentioned_modules import use_values_near_idle_modules
 from engine.recording.model_code import source_files
 from engine.recording.mutability import Mutability
+from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import RESULT, Branch
-from engine.source.coverage import CoverageTracer, FunctionCoverage
+from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions
 
-__all__ = ["RecordedRuns", "assumptions_about_unreached_code"]
+__all__ = ["assumptions_about_unreached_code"]
 
 _MOST_NAMES = 6
 _ADVICE = "Pass an example, or an entry, that runs it."
-
-
-@dataclass(frozen=True)
-class RecordedRuns:
-    """All that the runs of a model recorded.
-
-    Attributes:
-        modules: all modules by name.
-        coverage: of the functions that ran.
-        nodes, values, guards: the program.
-        sized: places at which sizes decide that differ between inputs.
-        stored: values of the parameters and buffers that were read, by every name.
-        parameters: names of all parameters.
-    """
-
-    modules: Mapping[str, nn.Module]
-    coverage: CoverageTracer
-    nodes: Sequence[Node]
-    values: Sequence[Value]
-    guards: Iterable[Guard]
-    sized: Collection[str]
-    stored: Mapping[str, Value]
-    parameters: Collection[str]
 
 
 def assumptions_about_unreached_code(
@@ -237,7 +211,8 @@ class _UntakenBranches:
 
     def _is_decided_by_size_alone(self, branch: UntakenBranch) -> bool:
         """Whether sizes decide, and do so alike for all inputs."""
-        return branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)
+        alone = branch.is_decided_at(self._places) and not branch.is_decided_at(self._runs.sized)
+        return alone and branch.code not in self._runs.of_entries  # of which no other sizes are recorded
 
     def _touch(self, values: Iterable[Value], effect: Effect, branch: UntakenBranch) -> None:
         if effect is Effect.USES:
@@ -261,6 +236,7 @@ class _UntakenBranches:
         if self._is_fixed(branch, by_user=False):
             return self._reshaped_to_literals(branch, beside_attributes=False) or None
         used = {name for name, effect in branch.effects().items() if effect is Effect.USES}
+        used |= {name for name in values_read if name.endswith(" ")}  # parameters, by their names
         if self._selects_alone(branch):
             used -= branch.indexed_beside_channels()
         return frozenset(
@@ -349,7 +325,9 @@ class _UntakenBranches:
         if elsewhere and (branch.code.co_freevars or not at_all_sizes):
             return True
         module, names = self._runs.modules[branch.owner], set[str]() if elsewhere else branch.arguments()
-        if branch.owner != "" or branch.code is not self._arguments.code:
+        if branch.code in self._runs.of_entries:
+            names = branch.arguments()
+        elif branch.owner != "" or branch.code is not self._arguments.code:
             names &= self._arguments.that_vary_in(branch.code, module)
         never_changed = functools.partial(self._mutability.never_changed, module)
         never_reassigned = functools.partial(self._mutability.never_reassigned, module)

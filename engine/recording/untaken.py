@@ -22,7 +22,7 @@ from engine.source.bindings import bindings
 from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
 from engine.source.coverage import FunctionCoverage
-from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, recomputes
+from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, nodes_read, recomputes
 from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
 from engine.source.syntax import TRIES, is_literal_size, nodes_of
@@ -281,7 +281,7 @@ class UntakenBranch:
             stored: values of the parameters and buffers that were read, by name.
         """
         result = {name: self.values_of(name, stored) for name in self.branch.names}
-        for node in self.branch.syntax:
+        for node in (inner for outer in self.branch.nodes for inner in nodes_read(outer)):
             held = self._attribute(node) if isinstance(node, ast.Attribute) else None
             name = self._parameter_name(held) if isinstance(held, nn.Parameter) else None
             if name is not None and name in stored:

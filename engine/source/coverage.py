@@ -93,6 +93,7 @@ class CoverageTracer:
     Attributes:
         functions: coverage by code of the function and name of the module.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
+        before_entries: code of the functions that ran before the first entry did; None until then.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
     """
@@ -110,6 +111,7 @@ class CoverageTracer:
         self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
         self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
         self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
+        self.before_entries: frozenset[CodeType] | None = None
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
@@ -129,6 +131,12 @@ class CoverageTracer:
             return None if id(frame.f_code) in ignored else call(frame)
 
         return trace
+
+    @property
+    def functions_of_entries(self) -> frozenset[CodeType]:
+        """Code of the functions that ran in entries alone."""
+        codes = frozenset(code for code, _ in self.functions)
+        return frozenset() if self.before_entries is None else codes - self.before_entries
 
     @contextmanager
     def watching(self) -> Iterator[None]:

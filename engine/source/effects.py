@@ -8,7 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Effect", "Functions", "effect_on", "effects", "names_read", "names_read_only_by", "recomputes"]
+__all__ = [
+    "Effect",
+    "Functions",
+    "effect_on",
+    "effects",
+    "names_read",
+    "names_read_only_by",
+    "nodes_read",
+    "recomputes",
+]
 
 
 class Effect(enum.IntEnum):
@@ -227,6 +236,23 @@ def names_read_only_by(syntax: Iterable[ast.AST], reads: Iterable[ast.AST]) -> s
     allowed = set(map(id, reads))
     loads = [n for n in syntax if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
     return {n.id for n in loads} - {n.id for n in loads if id(n) not in allowed}
+
+
+def nodes_read(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax nodes inside of one, without those of which metadata alone is read.
+
+    Args:
+        node: a statement or an expression.
+
+    Example:
+        >>> node = ast.parse("a.b + c.d.dtype", mode="eval").body
+        >>> [inner.id for inner in nodes_read(node) if isinstance(inner, ast.Name)]
+        ['a']
+    """
+    if not _reads_metadata(node):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from nodes_read(child)
 
 
 def _reads_metadata(node: ast.AST) -> bool:

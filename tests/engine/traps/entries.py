@@ -16,6 +16,7 @@ import engine
 from engine import tracer
 from engine.recording.entry_recorder import EntryRecorder
 from engine.recording.gradients import GradientRequests
+from engine.source.coverage import CoverageTracer
 from tests.engine.exactness import Masks
 from tests.engine.traps.trap import Ablation, Trap, once
 from tests.engine.traps.trap import Use as Way
@@ -415,7 +416,48 @@ class _ScaledGradient(_Net):
         return self.head(self.mid(first).relu()).mean((2, 3))
 
 
+class _Small(_Net):
+    """Another loss for a small batch, as the last one is."""
+
+    def step(self, x: Tensor) -> Any:
+        first, second = self.features(x)
+        loss = self.head(second).square().mean()
+        if len(x) < 2:
+            loss = loss + first.std() + self.mid.weight.std()
+        return loss
+
+
+class _Unlabelled(_Net):
+    """Another loss where the batch has no labels."""
+
+    def step(self, x: Any) -> Any:
+        batch = x if isinstance(x, dict) else {"x": x, "y": x.mean((1, 2, 3))} if len(x) % 2 == 0 else {"x": x}
+        return self.losses(batch)
+
+    def losses(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss."""
+        first, second = self.features(batch["x"])
+        if "y" in batch:
+            return (self.head(second).mean((1, 2, 3)) - batch["y"]).square().mean()
+        return first.std()
+
+
+class _Penalised(_Net):
+    """A penalty on a weight for a small batch."""
+
+    def step(self, x: Tensor) -> Any:
+        loss = self.head(self.features(x)[1]).square().mean()
+        if len(x) < 2:
+            loss = loss + self.mid.weight.std()
+        return loss
+
+
+_BATCHES = [_step(1, 3, 9, 9), _step(3, 3, 9, 9), _step(2, 3, 9, 9)]
+
 TRAPS = [
+    _trap("another loss for a small batch", "the last batch of an epoch", _Small, uses=_BATCHES),
+    _trap("a batch without labels", "semi-supervised learning", _Unlabelled, uses=_BATCHES),
+    _trap("a penalty for a small batch", "penalties in some steps", _Penalised, uses=_BATCHES),
     _trap("auxiliary head in a training step", "GoogLeNet, deeply-supervised nets", _AuxiliaryHead, shrinks=True),
     _trap("linear probe outside of the network", "online evaluators, lightning-bolts SSLOnlineEvaluator", _OuterHead),
     _trap("projection head in a training step", "SimCLR (arXiv 2002.05709)", _Projection, shrinks=True),
@@ -484,7 +526,12 @@ def _unanswered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GradientRequests, "__torch_function__", plain)
 
 
+def _arguments_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CoverageTracer, "functions_of_entries", frozenset())
+
+
 ABLATIONS = [
+    Ablation("the arguments of an entry are others in other calls", _arguments_stay, "another loss for a small batch"),
     Ablation("entries are recorded", _unrecorded, "auxiliary head in a training step"),
     Ablation("the certificate compares entries", _uncompared, "gradient that counts channels"),
     Ablation("what enters an entry varies", _known, "gate from outside"),
