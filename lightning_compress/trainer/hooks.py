@@ -116,7 +116,7 @@ class Hooks:
             if self._has_no_data():
                 raise TraceError(f"{label} does not run without data: {type(error).__name__}: {error}") from error
             self.failures[label] = error
-            return named_tensors(getattr(type(owner), name), owner, self._module)
+            return named_tensors(vars(owner).get(name) or getattr(type(owner), name), owner, self._module)
         return []
 
     def _has_no_data(self) -> bool:
@@ -197,5 +197,5 @@ class GradientHooks:
 
 def _has(callback: Any, name: str) -> bool:
     """Whether a callback, or a class that it comes from, has a hook that is neither Lightning's nor this package's."""
-    own = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
-    return own is not None and not f"{own.__module__}.".startswith(PACKAGES)
+    own = vars(callback).get(name) or next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
+    return own is not None and not f"{getattr(own, '__module__', None)}.".startswith(PACKAGES)

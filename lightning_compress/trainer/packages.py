@@ -81,12 +81,12 @@ __all__ = [
 
 
 def overrides(pl_module: Any, name: str) -> bool:
-    """Whether a LightningModule overrides the method of this name.
+    """Whether a LightningModule overrides the method of this name, in its class or as an attribute.
 
     Example:
         >>> from pytorch_lightning import LightningModule
         >>> overrides(LightningModule(), "training_step")
         False
     """
-    own = getattr(type(pl_module), name, None)
+    own = vars(pl_module).get(name) or getattr(type(pl_module), name, None)
     return own is not None and all(own is not getattr(base, name, None) for base in LIGHTNING_MODULES)

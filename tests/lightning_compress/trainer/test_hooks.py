@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from pytorch_lightning.callbacks import GradientAccumulationScheduler, LambdaCallback
 
 from lightning_compress import ChannelPruning
 from lightning_compress.trainer.hooks import GradientHooks
@@ -45,3 +45,23 @@ def test_a_callback_runs_as_a_copy() -> None:
     assert hooks
     hooks()
     assert not module.net.fc.weight.grad.any() and not callback.seen
+
+
+def _zero(*arguments: Any) -> None:
+    """Let the gradient of a layer be zero."""
+    arguments[-1].net.fc.weight.grad.zero_()
+
+
+def test_hooks_that_are_attributes() -> None:
+    """Of a callback, as `LambdaCallback` has them, and of the LightningModule itself."""
+    assigned = Callback()
+    assigned.on_after_backward = _zero  # type: ignore[method-assign]
+    for callbacks, own in (([LambdaCallback(on_after_backward=_zero)], False), ([assigned], False), ([], True)):
+        module: Any = _module(*callbacks)
+        if own:
+            module.on_after_backward = lambda module=module: _zero(module)
+        module.net.fc.weight.grad = torch.ones_like(module.net.fc.weight)
+        hooks = GradientHooks(module, lambda: None)
+        assert hooks
+        hooks()
+        assert not module.net.fc.weight.grad.any()
