@@ -53,6 +53,7 @@ from engine.recording.outer_values import OuterValue, OuterValues
 from engine.recording.process import EXCLUSIVE, seeded
 from engine.recording.recorder import Recorder
 from engine.recording.resized_runs import record_other_sizes, record_sizes_of_way
+from engine.recording.scripted import unscripted
 from engine.recording.train_mode import modules_needing_train_mode
 from engine.recording.variants import (
     RecordedWay,
@@ -101,9 +102,8 @@ def _recording(
         scope.enter_context(seeded())  # where draws decide what runs, they come out the same each time
         log.addFilter(_nothing)  # a level would be forgotten in the caches of all loggers, each time
         scope.callback(log.removeFilter, _nothing)
-        scope.enter_context(bypassing_caches(model))
-        scope.enter_context(headwise(model))
-        scope.enter_context(plain_norms(model))
+        for exchanged in (bypassing_caches, headwise, plain_norms, unscripted):
+            scope.enter_context(exchanged(model))
         scope.enter_context(module_stack(names, stack, recorder, opaque))
         scope.enter_context(torch.inference_mode())
         recorder.coefficients.track()
