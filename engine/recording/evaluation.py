@@ -8,7 +8,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeGuard
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engine.errors import TraceError
 from engine.program.stored import HISTORY, PART, distinct_modules
 from engine.recording.caches import clearing_caches
-from engine.recording.model_code import classes_beside, module_namespaces, user_classes
+from engine.recording.model_code import module_namespaces, user_classes
 from engine.recording.opaque_modules import storage_of
 from engine.recording.process import EXCLUSIVE, unchanged_process
 from engine.recording.snapshot import Snapshot
@@ -118,10 +118,9 @@ class Contents:
         self._own = Snapshot([*roots, *_flat(arguments)], model, skip)
         classes = user_classes(model)
         names = [*map(vars, classes), *module_namespaces(model)]
+        shared = [value for table in names for value in list(table.values()) if _may_hold(value)]
         # what a Python module holds of other packages (loggers, registries) is not a state of a model
         packages = {cls.__module__.partition(".")[0] for cls in classes}
-        every = (value for table in names for value in list(table.values()))
-        shared = [value for value in every if _may_hold(value) or _is_object_of(value, packages)]
         self._shared = _snapshot_of_code(shared, model, skip, packages)
 
     def differ(self) -> bool:
@@ -158,7 +157,7 @@ class State:
         stored = list({id(t): t for t in tensors if t is not None}.values())
         self._memory = [(t, t.data) for t in stored if _is_plain(t)]
         self._gradients = [(t, t.requires_grad, t.grad) for t in stored if isinstance(t, nn.Parameter)]
-        self._classes = [(cls, dict(vars(cls))) for cls in {*user_classes(model), *classes_beside(model)}]
+        self._classes = [(cls, dict(vars(cls))) for cls in user_classes(model)]
         self._names = [(space, dict(space)) for space in module_namespaces(model)]
         tables = [attributes[name] for _, _, attributes in self._modules for name in _TABLES if name in attributes]
         self._tables = [(table, table.copy() if table else _EMPTY) for table in tables]
@@ -252,12 +251,6 @@ def _may_hold(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value))
     return isinstance(value, (dict, list, set, collections.deque, Tensor))
-
-
-def _is_object_of(value: Any, packages: Collection[str]) -> bool:
-    """Whether an object of a class of some packages holds something."""
-    kind = type(value)
-    return kind.__module__.partition(".")[0] in packages and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _flat(arguments: Any) -> list[Any]:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterator
-from enum import Enum
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -16,7 +15,6 @@ from engine.program.stored import modules_of
 from engine.source.static_attributes import table_of
 
 __all__ = [
-    "classes_beside",
     "code_of",
     "codes_of",
     "functions_of",
@@ -47,18 +45,6 @@ def module_namespaces(model: nn.Module) -> list[dict[str, Any]]:
     """Return the globals of the Python modules that define the classes of a model, and those of einops."""
     names = {cls.__module__ for cls in user_classes(model)} | set(_CALLED_FROM_ELSEWHERE)
     return [vars(sys.modules[name]) for name in names & sys.modules.keys()]
-
-
-def classes_beside(model: nn.Module) -> list[type]:
-    """Return the classes that the Python modules of a model's code define beside those of its modules.
-
-    Args:
-        model: the model.
-    """
-    spaces = module_namespaces(model)
-    classes = (value for space in spaces for value in list(space.values()) if isinstance(value, type))
-    names = {space["__name__"] for space in spaces}
-    return [kind for kind in classes if kind.__module__ in names and not issubclass(kind, (nn.Module, Enum))]
 
 
 def source_files(model: nn.Module) -> set[str]:

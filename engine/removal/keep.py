@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,17 +142,21 @@ def _merged(readers: list[Consumer]) -> Iterator[Consumer]:
     calls: dict[tuple[int, bool], list[Consumer]] = {}
     for consumer in readers:
         calls.setdefault(consumer.key, []).append(consumer)
+    same = {key: _shared_by(alike) for key, alike in calls.items() if len(alike) > 1}
     for consumer in readers:
-        alike = calls[consumer.key]
-        if len(alike) == 1:
-            yield consumer
-        else:
-            used = torch.stack([call.used for call in alike]).any(0)
-            constants = torch.stack([call.constants for call in alike])
-            shared = torch.where((constants == constants[0]).all(0), constants[0], torch.nan)
-            sink = consumer.sink if all(call.sink is consumer.sink for call in alike) else None
-            bordered = any(call.bordered for call in alike)
-            yield replace(consumer, shared=shared, used=used, bordered=bordered, sink=sink)
+        yield replace(consumer, **same[consumer.key]) if consumer.key in same else consumer
+
+
+def _shared_by(calls: Sequence[Consumer]) -> dict[str, Any]:
+    """Return the attributes that calls of one weight have in common."""
+    first = calls[0]
+    constants = torch.stack([call.constants for call in calls])
+    return {
+        "shared": torch.where((constants == first.constants).all(0), first.constants, torch.nan),
+        "used": torch.stack([call.used for call in calls]).any(0),
+        "bordered": any(call.bordered for call in calls),
+        "sink": first.sink if all(call.sink is first.sink for call in calls) else None,
+    }
 
 
 def alive(structure: Structure, readers: tuple[Consumer, ...], use: Use) -> Tensor:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_compress.trainer.packages import MisconfigurationException, isolate_rng
 
-__all__ = ["copied_loader", "first_of", "reseeded", "same_order"]
+__all__ = ["copied_loader", "first_of", "first_of_each", "reseeded", "same_order"]
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LONGEST = 1000  # length up to which a container is searched for generators
@@ -26,21 +26,35 @@ _NOT_SEARCHED = (Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 
 
 def first_of(loader: Any) -> Any:
-    """Return the first batch of a loader, None where there is none; of collections of loaders the first of each.
+    """Return the first batch of a loader, None where there is none.
 
     Args:
         loader: workers that the Trainer goes on with, samplers and iterable datasets are left alone, unless they cannot
             be copied.
 
     Example:
-        >>> first_of({"images": [torch.zeros(2)], "texts": []})
-        {'images': tensor([0., 0.]), 'texts': None}
+        >>> first_of([torch.zeros(2), torch.ones(2)])
+        tensor([0., 0.])
     """
-    if isinstance(loader, Mapping):
-        return {key: first_of(part) for key, part in loader.items()}
-    if isinstance(loader, (list, tuple)):
-        return [first_of(part) for part in loader]
     return next(iter(_like(loader) if isinstance(loader, DataLoader) else loader), None)
+
+
+def first_of_each(loaders: Any) -> Any:
+    """Return the first batch of each loader in collections of them.
+
+    Args:
+        loaders: a loader, or mappings and lists of loaders.
+
+    Example:
+        >>> loaders = {"images": DataLoader([1, 2]), "texts": DataLoader([3])}
+        >>> first_of_each(loaders)
+        {'images': tensor([1]), 'texts': tensor([3])}
+    """
+    if isinstance(loaders, Mapping):
+        return {key: first_of_each(part) for key, part in loaders.items()}
+    if isinstance(loaders, (list, tuple)):
+        return [first_of_each(part) for part in loaders]
+    return first_of(loaders)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import engine
 from lightning_compress.trainer.counts import Count
 from lightning_compress.trainer.hooks import GradientHooks, Hooks, around
-from lightning_compress.trainer.loaders import first_of, same_order
+from lightning_compress.trainer.loaders import first_of_each, same_order
 from lightning_compress.trainer.moments import OtherMoments, counters
 from lightning_compress.trainer.named import named_tensors
 from lightning_compress.trainer.packages import (
@@ -110,7 +110,7 @@ def _draw(trainer: Trainer, pl_module: LightningModule, kind: str) -> list[Drawn
     arguments: list[Drawn] = []
     for number, loader in enumerate(loaders):
         with isolate_rng(), same_order(loader):
-            batch = first_of(loader)
+            batch = first_of_each(loader)
             if batch is None:
                 continue
             batch = trainer.precision_plugin.convert_input(_few(batch))

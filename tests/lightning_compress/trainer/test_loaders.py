@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from lightning_compress.trainer.loaders import copied_loader, first_of, reseeded, same_order
+from lightning_compress.trainer.loaders import copied_loader, first_of, first_of_each, reseeded, same_order
 
 
 class Drawing(Dataset[float]):
@@ -99,7 +99,7 @@ def test_workers_that_stay() -> None:
 def test_collections() -> None:
     """The first batch of each loader in them, None of one that is empty."""
     loaders = {"a": DataLoader(Numbers(), 2), "b": [DataLoader(Numbers(), 3)], "c": iter(())}
-    first = first_of(loaders)
+    first = first_of_each(loaders)
     assert first["a"].tolist() == [0, 1] and first["b"][0].tolist() == [0, 1, 2] and first["c"] is None
 
 
