@@ -160,7 +160,7 @@ class _UntakenBranches:
         if self._left_out_at:
             places = _listed(map(shown_place, self._left_out_at))
             notes.append(
-                f"Conditions that always held, beside which other values keep all channels: {places}. {_ADVICE}"
+                f"Conditions that held in all recordings; both of their sides keep all channels: {places}. {_ADVICE}"
             )
         if others := [shown_place(place) for place in self._not_analyzed if place not in self._used_at]:
             notes.append(f"Code that did not run and was not analyzed: {_listed(others)}. {_ADVICE}")
@@ -203,7 +203,7 @@ class _UntakenBranches:
                 self._assumptions.vary(values, zeros_stay=True)
             elif effect is Effect.USES and values:
                 self._left_out_at[branch.place] = None
-                reason = f"could be read in the place of what follows the condition at {shown_place(branch.place)}"
+                reason = f"may take the place of what is computed behind the condition at {shown_place(branch.place)}"
                 self._assumptions.use(values, reason)
                 self._assumptions.vary(values)
             elif effect in (Effect.KEEPS_ZERO, Effect.CHANGES):

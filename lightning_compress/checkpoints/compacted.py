@@ -179,7 +179,7 @@ def load_compacted(
     path: str | os.PathLike[str],
     LightningModuleClass: type[AnyModule],
     map_location: Any = None,
-    strict: bool = True,
+    strict: bool | None = None,
     **init_kwargs: Any,
 ) -> AnyModule:
     """Load a checkpoint that ``ModelCompaction`` wrote.
@@ -192,7 +192,8 @@ def load_compacted(
             compaction.
         LightningModuleClass: the class that was trained.
         map_location: as in ``torch.load``.
-        strict: whether the names of the weights must match exactly.
+        strict: whether the names of the weights must match exactly; by default as the module's ``strict_loading`` says,
+            which is true unless it sets it.
         init_kwargs: arguments of the class that are missing in the checkpoint or override it.
 
     Returns:
@@ -212,7 +213,8 @@ def load_compacted(
     module = instantiate(LightningModuleClass, checkpoint, init_kwargs, os.fspath(path))
     try:
         module.on_load_checkpoint(checkpoint)
-        load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), strict)
+        exactly = module.strict_loading if strict is None else strict
+        load_state(module, checkpoint["state_dict"], entries(checkpoint[KEY]), exactly)
     except (EngineError, *UNREADABLE) as error:
         raise CheckpointError(
             f"{os.fspath(path)} does not fit `{LightningModuleClass.__name__}`: it belongs to another model, or to one "

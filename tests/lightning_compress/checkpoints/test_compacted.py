@@ -107,6 +107,15 @@ def test_strict_and_not(tmp_path: Path, compacted: Compacted) -> None:
         load_compacted(tmp_path / "extra.ckpt", Wrapped)
     assert difference(load_compacted(tmp_path / "extra.ckpt", Wrapped, strict=False), compacted.module) == 0.0
 
+    class Lenient(Wrapped):
+        def __init__(self, width: int = 8) -> None:
+            super().__init__(width)
+            self.strict_loading = False
+
+    assert difference(load_compacted(tmp_path / "extra.ckpt", Lenient), compacted.module) == 0.0
+    with pytest.raises(CheckpointError):
+        load_compacted(tmp_path / "extra.ckpt", Lenient, strict=True)
+
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 def test_truncated_file_is_refused(tmp_path: Path, compacted: Compacted, share: float) -> None:
