@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import enum
 import functools
 import inspect
 import sys
@@ -21,7 +22,7 @@ from engine.source.control_flow import controls
 from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
-from engine.source.syntax import nodes_of
+from engine.source.syntax import compares_with_none, nodes_of, uses_of
 
 __all__ = ["TYPE_CHECKS", "Conditions", "attribute_code", "has_fixed_result", "method_code"]
 
@@ -30,7 +31,7 @@ _ALWAYS_FALSE = frozenset(
 )
 """Functions that return False wherever a model runs as Python code."""
 
-_FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType, enum.Enum)
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
 TYPE_CHECKS = _TYPE_CHECKS | _ATTRIBUTES
@@ -86,7 +87,18 @@ class Conditions:
 
         A statement is fixed if all conditions in it are.
         """
-        return self._fixed(test, frozenset())
+        return self._is_list_of_fixed_length(test) or self._fixed(test, frozenset())
+
+    def _is_list_of_fixed_length(self, test: ast.AST) -> bool:
+        """Whether a test is a list that code only fills, under conditions that have the same value in every call."""
+        test = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+        if not isinstance(test, ast.Name) or test.id in self._arguments():
+            return False
+        own = list(self._assigned(test.id))
+        displays = all(isinstance(b.value, ast.List) and not b.value.elts for b in own if b.replaces)
+        tests = (condition for binding in own for condition in self._conditions_of(binding.node))
+        fills = bool(own) and uses_of(self.tree, test.id) <= {"append"}
+        return fills and displays and all(c is not None and self.is_fixed(c) for c in tests)
 
     def _fixed(self, node: ast.AST, visited: _Visited) -> bool:
         if not self.ran(node):
@@ -102,9 +114,9 @@ class Conditions:
             return self._attribute(node, visited)
         if isinstance(node, ast.Call):
             return self._call(node, visited)
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and _compares_with_none(node):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and compares_with_none(node):
             return self._attribute(node.left, visited, self.never_reassigned)
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and _compares_with_none(node):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and compares_with_none(node):
             return self._is_never_none(node.left, visited) or self._name(node.left.id, visited, node.left)
         if isinstance(node, ast.Compare) and (self._tests_empty_container(node) or _asks_for_meta_device(node)):
             return True
@@ -366,20 +378,12 @@ def _bound_arguments(tree: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Cal
 def _only_compared_with_none(result: ast.expr) -> set[str]:
     """Return the variables that an expression compares with None, and does nothing else with."""
     compared = {
-        n.left for n in ast.walk(result) if isinstance(n, ast.Compare) and _compares_with_none(n) and _is_name(n.left)
+        n.left
+        for n in ast.walk(result)
+        if isinstance(n, ast.Compare) and compares_with_none(n) and isinstance(n.left, ast.Name)
     }
     names = [n for n in ast.walk(result) if isinstance(n, ast.Name)]
     return {n.id for n in names if n in compared} - {n.id for n in names if n not in compared}
-
-
-def _is_name(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name)
-
-
-def _compares_with_none(node: ast.Compare) -> bool:
-    """Whether it is ``x is None``, or ``x is not None``."""
-    none = [value for value in node.comparators if isinstance(value, ast.Constant) and value.value is None]
-    return len(node.ops) == len(none) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))
 
 
 def _asks_for_meta_device(node: ast.Compare) -> bool:

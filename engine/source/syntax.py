@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["TRIES", "is_literal_size", "nodes_of"]
+__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of", "uses_of"]
 
 TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 """Kinds of statements that catch errors; ``except*`` is of Python 3.11."""
@@ -52,3 +52,34 @@ def _outside_of_indices(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if not (isinstance(node, ast.Subscript) and child is node.slice):
             yield from _outside_of_indices(child)
+
+
+def compares_with_none(node: ast.Compare) -> bool:
+    """Whether it is ``x is None``, or ``x is not None``.
+
+    Args:
+        node: a comparison.
+
+    Example:
+        >>> [compares_with_none(ast.parse(text, mode="eval").body) for text in ("x is None", "x == 1")]
+        [True, False]
+    """
+    none = [value for value in node.comparators if isinstance(value, ast.Constant) and value.value is None]
+    return len(node.ops) == len(none) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+
+
+def uses_of(tree: ast.AST, name: str) -> set[str]:
+    """Return the methods of a variable that a function calls, and ``del`` where it deletes a part of it.
+
+    Args:
+        tree: of the function.
+        name: of the variable.
+
+    Example:
+        >>> sorted(uses_of(ast.parse("x.append(y.pop())\\ndel x[0]"), "x"))
+        ['append', 'del']
+    """
+    owners = ((n.func.value, n.func.attr) for n in nodes_of(tree, ast.Call) if isinstance(n.func, ast.Attribute))
+    deleted = (inner for n in nodes_of(tree, ast.Delete) for inner in ast.walk(n) if isinstance(inner, ast.Name))
+    uses = {method for owner, method in owners if isinstance(owner, ast.Name) and owner.id == name}
+    return uses | ({"del"} if any(inner.id == name for inner in deleted) else set())

@@ -325,3 +325,26 @@ def test_what_is_stored_has_no_code() -> None:
     """Attributes of the class, methods, and what torch looks up."""
     assert attribute_code(_Switched, "width") is None
     assert attribute_code(torch.nn.Linear, "weight") is None and attribute_code(torch.nn.Linear, "forward") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_fixed"),
+    [
+        ("parts = []\n    if self.width > 3: parts.append(x)", True),
+        ("parts = []\n    if flag: parts.append(x)", False),
+        ("parts = []\n    parts.append(x)\n    parts.pop()", False),
+        ("parts = []\n    parts.append(x)\n    del parts[0]", False),
+        ("parts = [*x]", False),
+        ("parts = x.unbind()", False),
+    ],
+)
+@pytest.mark.parametrize("test", ["parts", "not parts"])
+def test_lists_that_code_fills(body: str, test: str, is_fixed: bool) -> None:
+    """Whether there is anything in one depends on what decides that something is added."""
+    tree = ast.parse(f"def forward(self, x, flag=False):\n    {body}\n    return {test}").body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    own = {"self.width", "width"}
+    conditions = Conditions(tree, {}, {"x", "flag"}, lambda path: path in own, lambda node: True, "self")
+    returned = tree.body[-1]
+    assert isinstance(returned, ast.Return) and returned.value is not None
+    assert conditions.is_fixed(returned.value) == is_fixed
