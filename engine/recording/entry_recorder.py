@@ -58,8 +58,7 @@ class EntryRecorder(Recorder):
         self._is_entry, self._maker = True, self._fake_maker if fake else None
         if self._maker is None:
             self.on_data.add(path)
-        if self.coverage.before_entries is None:
-            self.coverage.before_entries = frozenset(code for code, _ in self.coverage.functions)
+        self.coverage.begin_entries()
         try:
             with self._gradients.reset():
                 self.run(call, args, kwargs, stack, path)

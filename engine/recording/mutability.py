@@ -17,7 +17,8 @@ from engine.source.attribute_writes import (
     written_anywhere,
     written_attributes,
 )
-from engine.source.conditions import attribute_code, has_fixed_result, method_code
+from engine.source.conditions import has_fixed_result
+from engine.source.static_attributes import attribute_code, method_code
 
 __all__ = ["Mutability"]
 

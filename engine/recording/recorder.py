@@ -200,7 +200,7 @@ class Recorder(Versions, TorchDispatchMode):
             sized=self.others.places(),
             stored={name: self._stored[own] for name, own in self._aliases.items() if own in self._stored},
             parameters={n for n, t in self._tensors.items() if isinstance(t, nn.Parameter) and t.numel()},
-            of_entries=self.coverage.functions_of_entries,
+            of_entries=self.coverage.codes_of_entries,
         )
         arguments = ForwardArguments(self._model, args, kwargs, declared, runs.sized)
         assumptions = assumptions_about_unreached_code(runs, arguments, declared, functions)

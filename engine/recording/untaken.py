@@ -22,7 +22,7 @@ from engine.source.bindings import bindings
 from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
 from engine.source.coverage import FunctionCoverage
-from engine.source.effects import Effect, Functions, effects, names_read, names_read_only_by, nodes_read, recomputes
+from engine.source.effects import Effect, Functions, effect_on, effects, names_read, names_read_only_by, nodes_read
 from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
 from engine.source.syntax import TRIES, is_literal_size, nodes_of
@@ -222,7 +222,7 @@ class UntakenBranch:
         others = () if is_in_loop(self.branch.nodes, self._coverage.function.tree) else self.branch.names
         same = {n for n in (*others, name) if not values.isdisjoint(v.index for v in self._recorded_values(n))}
         return not values or all(
-            any(recomputes(expr, variable, self._dataflow.functions) for variable in same)
+            any(effect_on(expr, variable, self._dataflow.functions) is not None for variable in same)
             or self._reads_state(expr)
             or same & set(selected) >= {n for n in names_read(expr) if self._recorded_values(n)} > set()
             for expr in self.branch.values_of(name)

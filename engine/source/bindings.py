@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 __all__ = ["Binding", "assignments_that_read", "bindings", "path_of"]
 
-_FILLS = frozenset("add append appendleft extend insert setdefault update".split())
+FILLS = frozenset("add append appendleft extend insert setdefault update".split())
 """Methods that add their arguments to a list, a set or a dictionary."""
 
 
@@ -85,7 +85,7 @@ def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
             names = (getattr(n, "name", None) or getattr(n, "rest", None) for n in inner)
             place = {"lineno": node.lineno, "col_offset": node.col_offset}
             yield from ((ast.Name(name, ast.Store(), **place), value, True) for name in names if name)
-        case ast.Call(func=ast.Attribute(value=target, attr=method), args=args) if method in _FILLS:
+        case ast.Call(func=ast.Attribute(value=target, attr=method), args=args) if method in FILLS:
             yield from ((target, value, False) for value in (*args, *(k.value for k in node.keywords)))
 
 

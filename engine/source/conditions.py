@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
-import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,19 +17,20 @@ from engine.source.anonymous import is_anonymous
 from engine.source.bindings import Binding, assignments_that_read, bindings
 from engine.source.branches import syntax_of
 from engine.source.control_flow import controls
+from engine.source.filled_lists import is_only_filled, may_change_elsewhere
 from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute
-from engine.source.syntax import compares_with_none, nodes_of, uses_of
+from engine.source.syntax import compares_with_none, nodes_of
 
-__all__ = ["TYPE_CHECKS", "Conditions", "attribute_code", "has_fixed_result", "method_code"]
+__all__ = ["TYPE_CHECKS", "Conditions", "has_fixed_result"]
 
 _ALWAYS_FALSE = frozenset(
     "is_scripting is_tracing is_compiling is_exporting is_dynamo_compiling is_torchdynamo_compiling".split()
 )
 """Functions that return False wherever a model runs as Python code."""
 
-_FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType, enum.Enum)
+_FIXED_KINDS = (type, torch.dtype, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass", "callable", "type"})
 _ATTRIBUTES = frozenset({"hasattr", "getattr"})
 TYPE_CHECKS = _TYPE_CHECKS | _ATTRIBUTES
@@ -41,6 +40,8 @@ _METHODS_OF_PLAIN_VALUES = frozenset("copy endswith isdigit lower startswith str
 """Methods of lists, dictionaries and strings that have no side effects, and that tensors and modules lack."""
 
 _TENSOR_ATTRIBUTES = frozenset("dtype device requires_grad is_cuda grad_fn is_nested is_sparse".split())
+_TORCH = frozenset({"torch", "torch.functional", "torch.nn.functional"})
+_CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MISSING = object()
 _ALL_LINES = range(sys.maxsize)
 
@@ -89,16 +90,25 @@ class Conditions:
         """
         return self._is_list_of_fixed_length(test) or self._fixed(test, frozenset())
 
-    def _is_list_of_fixed_length(self, test: ast.AST) -> bool:
+    def _is_list_of_fixed_length(self, test: ast.AST | None, inside: Collection[str] = ()) -> bool:
         """Whether a test is a list that code only fills, under conditions that have the same value in every call."""
         test = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
-        if not isinstance(test, ast.Name) or test.id in self._arguments():
+        if not isinstance(test, ast.Name) or not is_only_filled(self.tree, test.id, self._is_of_torch):
             return False
-        own = list(self._assigned(test.id))
-        displays = all(isinstance(b.value, ast.List) and not b.value.elts for b in own if b.replaces)
-        tests = (condition for binding in own for condition in self._conditions_of(binding.node))
-        fills = bool(own) and uses_of(self.tree, test.id) <= {"append"}
-        return fills and displays and all(c is not None and self.is_fixed(c) for c in tests)
+        if test.id in inside:  # ``if not parts: parts.append(x)`` asks for the list itself
+            return True
+        inside = {*inside, test.id}
+        conditions = (c for binding in self._assigned(test.id) for c in self._conditions_of(binding.node))
+        return test.id not in self._arguments() and all(
+            c is not None and (self._is_list_of_fixed_length(c, inside) or self._fixed(c, frozenset()))
+            for c in conditions
+        )
+
+    def _may_change(self, name: str) -> bool:
+        return may_change_elsewhere(self.tree, name, self._is_of_torch)
+
+    def _is_of_torch(self, function: ast.expr) -> bool:
+        return getattr(self._global_value(function), "__module__", None) in _TORCH
 
     def _fixed(self, node: ast.AST, visited: _Visited) -> bool:
         if not self.ran(node):
@@ -134,6 +144,8 @@ class Conditions:
             values: list[ast.expr | None] = [binding.value for binding in own]
             if len(own) + passed > 1:  # which of them it holds, depends on the conditions under which they are bound
                 values += [condition for binding in own for condition in self._conditions_of(binding.node)]
+            if any(isinstance(value, _CONTAINERS) for value in values) and self._may_change(name):
+                return False
             return not is_open and all(value is not None and self._fixed(value, visited) for value in values)
         value = self.space.get(name, vars(builtins).get(name, _MISSING))
         if value is _MISSING:  # a variable of an enclosing function, which a size may decide
@@ -178,7 +190,7 @@ class Conditions:
     def _attribute(self, node: ast.Attribute, visited: _Visited, last: Callable[[str], bool] | None = None) -> bool:
         held = self._global_value(node)
         if held is not _MISSING:
-            return isinstance(held, _FIXED_KINDS)
+            return isinstance(held, _FIXED_KINDS) or isinstance(self._global_value(node.value), enum.EnumMeta)
         if node.attr in _TENSOR_ATTRIBUTES:
             return False
         path, inner = [node.attr], node.value
@@ -279,39 +291,6 @@ class Conditions:
             path, inner = f".{inner.attr}{path}", inner.value
         own = isinstance(inner, ast.Name) and inner.id == self.owner
         return own and not node.args and not node.keywords and self.never_changed(path.removeprefix("."))
-
-
-def attribute_code(kind: type, name: str) -> types.FunctionType | None:
-    """Return the function of a property, and None for a stored attribute.
-
-    Example:
-        >>> class Net(torch.nn.Module):
-        ...     @property
-        ...     def wide(self):
-        ...         return self.width > 8
-        >>> attribute_code(Net, "wide").__name__, attribute_code(Net, "width")
-        ('wide', None)
-    """
-    held = inspect.getattr_static(kind, name, None)
-    function = held.func if isinstance(held, functools.cached_property) else getattr(held, "fget", None)
-    if not isinstance(function, types.FunctionType) or str(function.__module__).startswith("torch.nn."):
-        return None
-    return function
-
-
-def method_code(owner: object, name: str) -> types.FunctionType | None:
-    """Return the function of a method that the class of an object defines, and None for any other attribute.
-
-    Example:
-        >>> class Net(torch.nn.Module):
-        ...     def has_mask(self):
-        ...         return self.mask is not None
-        >>> method_code(Net(), "has_mask").__name__, method_code(Net(), "forward_hook")
-        ('has_mask', None)
-    """
-    held = None if name in getattr(owner, "__dict__", {}) else inspect.getattr_static(type(owner), name, None)
-    own = isinstance(held, types.FunctionType) and not str(held.__module__).startswith("torch.nn.")
-    return held if own else None
 
 
 def has_fixed_result(function: types.FunctionType, never_changed: Callable[[str], bool]) -> bool:

@@ -93,7 +93,6 @@ class CoverageTracer:
     Attributes:
         functions: coverage by code of the function and name of the module.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
-        before_entries: code of the functions that ran before the first entry did; None until then.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
     """
@@ -111,7 +110,7 @@ class CoverageTracer:
         self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
         self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
         self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
-        self.before_entries: frozenset[CodeType] | None = None
+        self._before_entries: frozenset[CodeType] | None = None
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
         self.called: dict[CodeType, tuple[Mapping[str, Any], type | None]] = {}
@@ -133,10 +132,15 @@ class CoverageTracer:
         return trace
 
     @property
-    def functions_of_entries(self) -> frozenset[CodeType]:
+    def codes_of_entries(self) -> frozenset[CodeType]:
         """Code of the functions that ran in entries alone."""
         codes = frozenset(code for code, _ in self.functions)
-        return frozenset() if self.before_entries is None else codes - self.before_entries
+        return frozenset() if self._before_entries is None else codes - self._before_entries
+
+    def begin_entries(self) -> None:
+        """Note which functions ran before the first entry does."""
+        if self._before_entries is None:
+            self._before_entries = frozenset(code for code, _ in self.functions)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -261,6 +265,7 @@ class CoverageTracer:
                 skips.step(frame.f_lasti, line, line)
             elif event == "exception":
                 self._note_error(arg[2])
+                skips.interrupt(line)
             elif event == "return":
                 skips.step(frame.f_lasti, line, 0)
                 self._note_variables(coverage, frame, function.decided_late, decided_late=True)

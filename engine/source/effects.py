@@ -16,7 +16,6 @@ __all__ = [
     "names_read",
     "names_read_only_by",
     "nodes_read",
-    "recomputes",
 ]
 
 
@@ -112,22 +111,6 @@ def _assignment_effect(node: ast.AST, functions: Functions, returned: str | None
         return {}
     effect = effect_on(expr, name, functions)
     return {} if effect is None else {name: effect}
-
-
-def recomputes(expr: ast.expr, name: str, functions: Functions) -> bool:
-    """Whether an expression is a variable, or computed from it entry by entry.
-
-    Args:
-        expr: the expression.
-        name: the variable.
-        functions: known effects of functions.
-
-    Example:
-        >>> functions = Functions(*([frozenset()] * 7))
-        >>> [recomputes(ast.parse(text, mode="eval").body, "x", functions) for text in ("x * 2", "f(x)", "y * x")]
-        [True, False, True]
-    """
-    return effect_on(expr, name, functions) is not None
 
 
 def _round_trips(node: ast.AST, foreign: Collection[str]) -> dict[str, Effect]:

@@ -90,6 +90,16 @@ class SkipWatch:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    def interrupt(self, line: int) -> None:
+        """Note an error: what is left because of it, was not left because a condition is false.
+
+        Args:
+            line: where the error occurred.
+        """
+        for branch in self._waiting:
+            first, last = branch.span
+            self._waiting[branch] |= first <= line <= last
+
     def step(self, offset: int, before: int, line: int) -> None:
         """Note an instruction.
 

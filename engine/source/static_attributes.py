@@ -7,13 +7,14 @@ nor end with an error of such code.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["attribute_of_a_part", "static_attribute", "table_of"]
+__all__ = ["attribute_code", "attribute_of_a_part", "method_code", "static_attribute", "table_of"]
 
 
 def static_attribute(holder: ModuleType | type, name: str, default: Any = None) -> Any:
@@ -71,3 +72,36 @@ def table_of(holder: Any) -> Mapping[str, Any]:
     except AttributeError:
         return {}
     return table if isinstance(table, Mapping) else {}
+
+
+def attribute_code(kind: type, name: str) -> FunctionType | None:
+    """Return the function of a property, and None for a stored attribute.
+
+    Example:
+        >>> class Net:
+        ...     @property
+        ...     def wide(self):
+        ...         return self.width > 8
+        >>> attribute_code(Net, "wide").__name__, attribute_code(Net, "width")
+        ('wide', None)
+    """
+    held = inspect.getattr_static(kind, name, None)
+    function = held.func if isinstance(held, functools.cached_property) else getattr(held, "fget", None)
+    if not isinstance(function, FunctionType) or str(function.__module__).startswith("torch.nn."):
+        return None
+    return function
+
+
+def method_code(owner: object, name: str) -> FunctionType | None:
+    """Return the function of a method that the class of an object defines, and None for any other attribute.
+
+    Example:
+        >>> class Net:
+        ...     def has_mask(self):
+        ...         return self.mask is not None
+        >>> method_code(Net(), "has_mask").__name__, method_code(Net(), "forward_hook")
+        ('has_mask', None)
+    """
+    held = None if name in getattr(owner, "__dict__", {}) else inspect.getattr_static(type(owner), name, None)
+    own = isinstance(held, FunctionType) and not str(held.__module__).startswith("torch.nn.")
+    return held if own else None

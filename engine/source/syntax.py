@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of", "uses_of"]
+__all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of"]
 
 TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 """Kinds of statements that catch errors; ``except*`` is of Python 3.11."""
@@ -66,20 +66,3 @@ def compares_with_none(node: ast.Compare) -> bool:
     """
     none = [value for value in node.comparators if isinstance(value, ast.Constant) and value.value is None]
     return len(node.ops) == len(none) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))
-
-
-def uses_of(tree: ast.AST, name: str) -> set[str]:
-    """Return the methods of a variable that a function calls, and ``del`` where it deletes a part of it.
-
-    Args:
-        tree: of the function.
-        name: of the variable.
-
-    Example:
-        >>> sorted(uses_of(ast.parse("x.append(y.pop())\\ndel x[0]"), "x"))
-        ['append', 'del']
-    """
-    owners = ((n.func.value, n.func.attr) for n in nodes_of(tree, ast.Call) if isinstance(n.func, ast.Attribute))
-    deleted = (inner for n in nodes_of(tree, ast.Delete) for inner in ast.walk(n) if isinstance(inner, ast.Name))
-    uses = {method for owner, method in owners if isinstance(owner, ast.Name) and owner.id == name}
-    return uses | ({"del"} if any(inner.id == name for inner in deleted) else set())

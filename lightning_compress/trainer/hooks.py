@@ -14,7 +14,7 @@ from engine.errors import EngineError, TraceError
 from engine.recording import NEEDS_DATA
 from lightning_compress.trainer.copies import copied
 from lightning_compress.trainer.named import named_tensors
-from lightning_compress.trainer.packages import MisconfigurationException, overrides
+from lightning_compress.trainer.packages import MisconfigurationException, method_of, overrides
 from lightning_compress.trainer.quiet import PACKAGES, own_hooks, quiet
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Hooks:
             if self._has_no_data():
                 raise TraceError(f"{label} does not run without data: {type(error).__name__}: {error}") from error
             self.failures[label] = error
-            return named_tensors(vars(owner).get(name) or getattr(type(owner), name), owner, self._module)
+            return named_tensors(method_of(owner, name), owner, self._module)
         return []
 
     def _has_no_data(self) -> bool:

@@ -75,9 +75,25 @@ __all__ = [
     "classes",
     "isolate_rng",
     "joined",
+    "method_of",
     "overrides",
     "takes_argument",
 ]
+
+
+def method_of(owner: Any, name: str) -> Any:
+    """Return what an object itself, or else its class, holds under the name of a method; None if neither does.
+
+    Args:
+        owner: a LightningModule, a callback or a data module.
+        name: of the method; a module's ``__getattr__`` is not asked for it.
+
+    Example:
+        >>> from pytorch_lightning import Callback
+        >>> method_of(Callback(), "on_fit_end") is Callback.on_fit_end, method_of(Callback(), "on_no_end")
+        (True, None)
+    """
+    return vars(owner).get(name) or getattr(type(owner), name, None)
 
 
 def overrides(pl_module: Any, name: str) -> bool:
@@ -88,5 +104,5 @@ def overrides(pl_module: Any, name: str) -> bool:
         >>> overrides(LightningModule(), "training_step")
         False
     """
-    own = vars(pl_module).get(name) or getattr(type(pl_module), name, None)
+    own = method_of(pl_module, name)
     return own is not None and all(own is not getattr(base, name, None) for base in LIGHTNING_MODULES)

@@ -93,7 +93,7 @@ class _Delegate:
 
     @__class__.setter
     def __class__(self, kind: Any) -> None:
-        """Keep it."""
+        """Ignore it: the attribute of `object` can be set, so its override has to accept that."""
 
 
 class _Still(_Delegate):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import os
 
 import pytest
 import torch
 
-from engine.source.conditions import Conditions, attribute_code, has_fixed_result, method_code
+from engine.source.conditions import Conditions, has_fixed_result
+from engine.source.static_attributes import attribute_code, method_code
 
 _FUNCTION = """
 def forward(self, x, flag=False, inner=None):
@@ -34,6 +36,10 @@ def forever(value: object) -> bool:
     return forever(value)
 
 
+class _Kind(enum.Enum):
+    WIDE = 1
+
+
 CALLS: list[object] = []
 
 
@@ -50,6 +56,9 @@ CALLS: list[object] = []
         ("torchvision._is_tracing()", True),
         ("os.environ.get('A')", False),
         ("LIMIT > 2", False),
+        ("inner is Kind.WIDE", True),
+        ("inner == Kind.WIDE.value", True),
+        ("inner == KIND", False),
         ("x.requires_grad", False),
         ("x.device.type != 'meta'", True),
         ("x.device.type != 'cuda'", False),
@@ -96,7 +105,16 @@ def test_fixed(test: str, is_fixed: bool) -> None:
     """Attributes that nobody sets, and what the code itself passes."""
     tree = ast.parse(_FUNCTION).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    space = {"torch": torch, "os": os, "LIMIT": 1, "exists": exists, "counted": counted, "forever": forever}
+    space = {
+        "torch": torch,
+        "os": os,
+        "LIMIT": 1,
+        "Kind": _Kind,
+        "KIND": _Kind.WIDE,
+        "exists": exists,
+        "counted": counted,
+        "forever": forever,
+    }
     unsettled = {"counter", "gate.mode", "*.mode", "counts()", "gate.counts()", "full{}"}
     conditions = Conditions(tree, space, {"x", "flag"}, lambda path: path not in unsettled, lambda node: True, "self")
     assert conditions.is_fixed(ast.parse(test, mode="eval").body) is is_fixed
@@ -336,6 +354,28 @@ def test_what_is_stored_has_no_code() -> None:
         ("parts = []\n    parts.append(x)\n    del parts[0]", False),
         ("parts = [*x]", False),
         ("parts = x.unbind()", False),
+        ("parts = []\n    parts += x.unbind()", False),
+        ("parts = []\n    parts[:] = x", False),
+        ("parts = []\n    other = parts\n    other.append(x)", False),
+        ("parts = []\n    other = (parts, x)", False),
+        ("parts = [1]\n    other = parts\n    other.pop()", False),
+        ("parts = [1]\n    parts.pop()", False),
+        ("parts = {1: 2}\n    parts.update(a=3)", True),
+        ("parts = {1: 2}\n    exists(parts)", False),
+        ("parts = {1: 2}\n    parts[2] = parts[1]", True),
+        ("parts = {1: 2}\n    del parts[1]", False),
+        ("parts = []\n    exists(parts)", False),
+        ("parts = []\n    x = torch.cat(parts)", True),
+        ("parts = []\n    x = torch.cat(parts + [x])", True),
+        ("parts = []\n    x = torch.stack(x, out=parts)", False),
+        ("parts = []\n    if not parts: parts.append(x)", True),
+        ("parts = []\n    if parts[0]: parts.append(x)", False),
+        ("parts = []\n    if flag or not parts: parts.append(x)", False),
+        ("parts = []\n    for part in x: parts.append(part)", False),
+        ("parts = []\n    for block in self.width: parts.append(x)", True),
+        ("parts = []\n    [parts.append(part) for part in x]", False),
+        ("parts = []\n    add = lambda: parts.append(x)", False),
+        ("parts = []\n    for parts in x: pass", False),
     ],
 )
 @pytest.mark.parametrize("test", ["parts", "not parts"])
@@ -344,7 +384,8 @@ def test_lists_that_code_fills(body: str, test: str, is_fixed: bool) -> None:
     tree = ast.parse(f"def forward(self, x, flag=False):\n    {body}\n    return {test}").body[0]
     assert isinstance(tree, ast.FunctionDef)
     own = {"self.width", "width"}
-    conditions = Conditions(tree, {}, {"x", "flag"}, lambda path: path in own, lambda node: True, "self")
+    space = {"torch": torch, "exists": exists}
+    conditions = Conditions(tree, space, {"x", "flag"}, lambda path: path in own, lambda node: True, "self")
     returned = tree.body[-1]
     assert isinstance(returned, ast.Return) and returned.value is not None
     assert conditions.is_fixed(returned.value) == is_fixed

@@ -42,5 +42,9 @@ def test_the_jump_is_noted_where_the_body_did_not_run() -> None:
     for offset, before, line in ((4, 1, 2), (10, 2, 3), (20, 3, 4), (4, 4, 2)):
         watch.step(offset, before, line)
         assert watch and not ran
+    watch.step(4, 4, 2)
+    watch.interrupt(2)
+    watch.step(20, 2, 4)
+    assert watch and not ran
     watch.step(20, 2, 4)
     assert not watch and ran == {-11}

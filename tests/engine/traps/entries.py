@@ -527,7 +527,7 @@ def _unanswered(patch: pytest.MonkeyPatch) -> None:
 
 
 def _arguments_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CoverageTracer, "functions_of_entries", frozenset())
+    patch.setattr(CoverageTracer, "codes_of_entries", frozenset())
 
 
 ABLATIONS = [

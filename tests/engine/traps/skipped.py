@@ -114,6 +114,16 @@ class _Normed(_Layers):
         return self.leave(y)
 
 
+class _NormedBehindALayer(_Layers):
+    """A norm closes a channel that a layer of its own computes, which nothing reads unless the norm is skipped."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.two(self.one(self.enter(x)).relu())
+        if x.is_contiguous():
+            y = self.norm(y)
+        return self.leave(y)
+
+
 class _Dropped(_Layers):
     """Layers that are dropped in some steps, as BART's are."""
 
@@ -151,6 +161,14 @@ def _trained(seed: int) -> Use:
 def _by_norm(model: nn.Module, seed: int) -> Masks:
     row = (torch.arange(8) != 3 + seed).double()
     return {"norm": {"weight": row, "bias": row}, "one": {"weight": row.expand(8, 8)}}
+
+
+def _by_norm_and_reader(model: nn.Module, seed: int) -> Masks:
+    """Close a channel behind the norm, and let it alone read a channel of a layer before."""
+    row = (torch.arange(8) != 3 + seed).double()
+    weight = torch.ones(8, 8, dtype=torch.float64)
+    weight[row == 1, 2] = 0.0
+    return {"norm": {"weight": row, "bias": row}, "two": {"weight": weight}}
 
 
 def _turned(model: nn.Module) -> Any:
@@ -196,6 +214,12 @@ TRAPS = [
         trains=[_trained(seed) for seed in range(6)],
     ),
     _trap("a norm that is skipped", "a block with its norm behind the sum, skipped", _Normed, masks=_by_norm),
+    _trap(
+        "a norm behind a layer that is skipped",
+        "a norm that is skipped, and a channel that is read for one of its own alone",
+        _NormedBehindALayer,
+        masks=_by_norm_and_reader,
+    ),
 ]
 
 

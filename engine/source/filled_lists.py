@@ -1,0 +1,116 @@
+"""Containers that a function creates and reads, and that nothing else can change."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from engine.source.bindings import FILLS
+from engine.source.syntax import nodes_of
+
+__all__ = ["is_only_filled", "may_change_elsewhere"]
+
+_READING_BUILTINS = frozenset("any all bool enumerate len list max min reversed sorted str sum tuple zip".split())
+_READING_METHODS = frozenset("copy count get index items keys values".split())
+
+
+def is_only_filled(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool]) -> bool:
+    """Whether a function creates a list empty, appends to it in statements, and otherwise only reads it.
+
+    A list that is assigned to something else, passed to a function that may change it, extended, or named in a function
+    inside of this one, may have another length.
+
+    Args:
+        tree: of the function.
+        name: of the variable.
+        is_torch: whether an expression is a function of torch, which changes no list.
+
+    Example:
+        >>> texts = ("x = []\\nx.append(y)\\nlen(x)", "x = []\\nx += y", "x = []\\nz = x", "x = y")
+        >>> [is_only_filled(ast.parse(text), "x", lambda function: False) for text in texts]
+        [True, False, False, False]
+    """
+    parents = {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
+    mentions = [node for node in nodes_of(tree, ast.Name) if node.id == name]
+    created = [node for node in mentions if _is_created_empty(node, parents[node])]
+    rest = [node for node in mentions if node not in created]
+    return (
+        not _is_bound_elsewhere(tree, name)
+        and bool(created)
+        and all(_is_read(node, parents, is_torch) or _is_appended_to(node, parents) for node in rest)
+    )
+
+
+def may_change_elsewhere(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool]) -> bool:
+    """Whether something beside the bindings of a variable may change the container that it holds.
+
+    Args:
+        tree: of the function.
+        name: of the variable.
+        is_torch: whether an expression is a function of torch, which changes no container.
+
+    Example:
+        >>> texts = ("x = [1]\\nx.append(y)", "x = [1]\\nz = x", "x = [1]\\nx.pop()")
+        >>> [may_change_elsewhere(ast.parse(text), "x", lambda function: False) for text in texts]
+        [False, True, True]
+    """
+    parents = {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
+    mentions = (node for node in nodes_of(tree, ast.Name) if node.id == name and not isinstance(node.ctx, ast.Store))
+    return _is_bound_elsewhere(tree, name) or not all(
+        _is_read(node, parents, is_torch) or _is_of_known_method(node, parents) or _is_item_set(parents[node])
+        for node in mentions
+    )
+
+
+def _is_of_known_method(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+    method = parents[node]
+    known = isinstance(method, ast.Attribute) and method.attr in _READING_METHODS | FILLS
+    return known and getattr(parents[method], "func", None) is method
+
+
+def _is_item_set(parent: ast.AST) -> bool:
+    return isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store)
+
+
+def _is_bound_elsewhere(tree: ast.AST, name: str) -> bool:
+    """Whether a function inside, or something beside an assignment, names a variable."""
+    functions = (f for f in nodes_of(tree, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda) if f is not tree)
+    inner = {n.id for function in functions for n in nodes_of(function, ast.Name)}
+    bound = (getattr(node, kind, None) for node in nodes_of(tree) for kind in ("name", "rest", "asname"))
+    return name in {*inner, *bound}
+
+
+def _is_created_empty(node: ast.Name, parent: ast.AST) -> bool:
+    value = parent.value if isinstance(parent, (ast.Assign, ast.AnnAssign)) else None
+    alone = parent.targets == [node] if isinstance(parent, ast.Assign) else getattr(parent, "target", None) is node
+    return alone and isinstance(value, ast.List) and not value.elts
+
+
+def _is_appended_to(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+    method = parents[node]
+    call = parents[method]
+    statement = parents.get(call)
+    appends = isinstance(method, ast.Attribute) and method.attr == "append"
+    return appends and isinstance(call, ast.Call) and call.func is method and isinstance(statement, ast.Expr)
+
+
+def _is_read(node: ast.expr, parents: dict[ast.AST, ast.AST], is_torch: Callable[[ast.expr], bool]) -> bool:
+    """Whether an expression is only read where it stands."""
+    if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+        return False
+    match parents[node]:
+        case ast.If() | ast.While() | ast.Compare() | ast.Return() | ast.Starred() | ast.BinOp() | ast.UnaryOp():
+            return True
+        case ast.IfExp(test=test):
+            return test is node
+        case ast.For(iter=read) | ast.comprehension(iter=read):
+            return read is node
+        case ast.Subscript(value=value, ctx=ast.Load()):
+            return value is node
+        case ast.BoolOp() as whole:
+            return _is_read(whole, parents, is_torch)
+        case ast.Call(func=ast.Name(id=function), args=args) if function in _READING_BUILTINS:
+            return node in args
+        case ast.Call(func=function, args=args):
+            return node in args and is_torch(function)
+    return False

@@ -1,0 +1,46 @@
+"""Lists that nothing but the function that creates them can change."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from engine.source.filled_lists import is_only_filled
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_filled"),
+    [
+        ("x.append(a)", True),
+        ("b = len(x) if x and not x[0] else [*x]", True),
+        ("for y in x: cat(x)", True),
+        ("return x", True),
+        ("yield x", False),
+        ("x.extend(a)", False),
+        ("b = x.append", False),
+        ("b = x or a", False),
+        ("b = a if a else x", False),
+        ("x = a", False),
+        ("x[0] = a", False),
+        ("f(x)", False),
+        ("f(b=x)", False),
+        ("b.x = [x]", False),
+        ("with a as x: pass", False),
+        ("try: a\nexcept E as x: pass", False),
+        ("import a as x", False),
+        ("match a:\n case [*x]: pass", False),
+        ("def f(): x.append(a)", False),
+    ],
+)
+def test_what_may_change_a_list(rest: str, is_filled: bool) -> None:
+    """All that is not known to read it may."""
+    tree = ast.parse(f"x = []\n{rest}")
+    assert is_only_filled(tree, "x", lambda function: ast.unparse(function) == "cat") is is_filled
+
+
+def test_a_list_of_unknown_origin() -> None:
+    """An argument, or a list that is not created empty."""
+    assert not any(
+        is_only_filled(ast.parse(text), "x", lambda f: False) for text in ("len(x)", "x = [a]", "x = y = []")
+    )
