@@ -57,15 +57,15 @@ def may_change_elsewhere(tree: ast.AST, name: str, is_torch: Callable[[ast.expr]
     parents = {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
     mentions = (node for node in nodes_of(tree, ast.Name) if node.id == name and not isinstance(node.ctx, ast.Store))
     return _is_bound_elsewhere(tree, name) or not all(
-        _is_read(node, parents, is_torch) or _is_of_known_method(node, parents) or _is_item_set(parents[node])
+        _is_read(node, parents, is_torch) or _is_of_safe_method(node, parents) or _is_item_set(parents[node])
         for node in mentions
     )
 
 
-def _is_of_known_method(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
+def _is_of_safe_method(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
     method = parents[node]
-    known = isinstance(method, ast.Attribute) and method.attr in _READING_METHODS | FILLS
-    return known and getattr(parents[method], "func", None) is method
+    is_safe = isinstance(method, ast.Attribute) and method.attr in _READING_METHODS | FILLS
+    return is_safe and getattr(parents[method], "func", None) is method
 
 
 def _is_item_set(parent: ast.AST) -> bool:
