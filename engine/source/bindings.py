@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Binding", "assignments_that_read", "bindings", "path_of"]
+__all__ = ["FILLS", "Binding", "assignments_that_read", "bindings", "path_of", "targets_of"]
 
 FILLS = frozenset("add append appendleft extend insert setdefault update".split())
 """Methods that add their arguments to a list, a set or a dictionary."""
@@ -45,7 +45,7 @@ def bindings(tree: ast.AST, owner: str | None = None) -> Mapping[str, tuple[Bind
     """
     result: dict[str, list[Binding]] = defaultdict(list)
     for node in ast.walk(tree):
-        for target, value, replaces in _targets(node):
+        for target, value, replaces in targets_of(node):
             for name, whole in _names(target, owner):
                 plain = value.value if isinstance(value, ast.NamedExpr) else value
                 line = getattr(node, "lineno", target.lineno)
@@ -66,8 +66,17 @@ def path_of(node: ast.expr) -> str | None:
     return ".".join([node.id, *names]) if isinstance(node, ast.Name) else None
 
 
-def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
-    """Yield the targets of a statement or expression with their values, and whether these replace all of a target."""
+def targets_of(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, bool]]:
+    """Yield the targets of a statement or expression with their values, and whether these replace all of a target.
+
+    Args:
+        node: any syntax.
+
+    Example:
+        >>> [assignment] = ast.parse("x, parts = y, []").body
+        >>> [(target.id, ast.unparse(value)) for target, value, _ in targets_of(assignment)]
+        [('x', 'y'), ('parts', '[]')]
+    """
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:

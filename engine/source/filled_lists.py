@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from engine.source.bindings import FILLS
+from engine.source.bindings import FILLS, targets_of
 from engine.source.syntax import nodes_of
 
 __all__ = ["is_only_filled", "may_change_elsewhere"]
@@ -32,7 +32,8 @@ def is_only_filled(tree: ast.AST, name: str, is_torch: Callable[[ast.expr], bool
     """
     parents = {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
     mentions = [node for node in nodes_of(tree, ast.Name) if node.id == name]
-    created = [node for node in mentions if _is_created_empty(node, parents[node])]
+    new = set(_created_empty(tree))
+    created = [node for node in mentions if node in new]
     rest = [node for node in mentions if node not in created]
     return (
         not _is_bound_elsewhere(tree, name)
@@ -80,10 +81,12 @@ def _is_bound_elsewhere(tree: ast.AST, name: str) -> bool:
     return name in {*inner, *bound}
 
 
-def _is_created_empty(node: ast.Name, parent: ast.AST) -> bool:
-    value = parent.value if isinstance(parent, (ast.Assign, ast.AnnAssign)) else None
-    alone = parent.targets == [node] if isinstance(parent, ast.Assign) else getattr(parent, "target", None) is node
-    return alone and isinstance(value, ast.List) and not value.elts
+def _created_empty(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield what is assigned an empty list that no other target shares."""
+    for statement in nodes_of(tree, ast.Assign, ast.AnnAssign):
+        if len(getattr(statement, "targets", [None])) == 1:
+            pairs = targets_of(statement)
+            yield from (target for target, value, _ in pairs if isinstance(value, ast.List) and not value.elts)
 
 
 def _is_appended_to(node: ast.Name, parents: dict[ast.AST, ast.AST]) -> bool:
@@ -102,7 +105,9 @@ def _is_read(node: ast.expr, parents: dict[ast.AST, ast.AST], is_torch: Callable
         case ast.If() | ast.While() | ast.Compare() | ast.Return() | ast.Starred() | ast.BinOp() | ast.UnaryOp():
             return True
         case ast.IfExp(test=test):
-            return test is node
+            return test is node or _is_returned(node, parents)
+        case ast.Tuple() | ast.List() | ast.Dict():
+            return _is_returned(node, parents)
         case ast.For(iter=read) | ast.comprehension(iter=read):
             return read is node
         case ast.Subscript(value=value, ctx=ast.Load()):
@@ -114,3 +119,11 @@ def _is_read(node: ast.expr, parents: dict[ast.AST, ast.AST], is_torch: Callable
         case ast.Call(func=function, args=args):
             return node in args and is_torch(function)
     return False
+
+
+def _is_returned(node: ast.expr, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether an expression leaves the function as its result, or as a part of it."""
+    whole: ast.AST = node
+    while isinstance(whole, (ast.Tuple, ast.List, ast.Dict, ast.IfExp)) or whole is node:
+        whole = parents[whole]
+    return isinstance(whole, ast.Return)

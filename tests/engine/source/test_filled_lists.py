@@ -16,6 +16,8 @@ from engine.source.filled_lists import is_only_filled
         ("b = len(x) if x and not x[0] else [*x]", True),
         ("for y in x: cat(x)", True),
         ("return x", True),
+        ("return {1: (a, x)} if x else a", True),
+        ("for y in (x, a): y.append(a)", False),
         ("yield x", False),
         ("x.extend(a)", False),
         ("b = x.append", False),
@@ -37,6 +39,12 @@ def test_what_may_change_a_list(rest: str, is_filled: bool) -> None:
     """All that is not known to read it may."""
     tree = ast.parse(f"x = []\n{rest}")
     assert is_only_filled(tree, "x", lambda function: ast.unparse(function) == "cat") is is_filled
+
+
+def test_lists_in_an_assignment_of_several() -> None:
+    """Each is the list of one variable, unless all of them share it."""
+    tree = ast.parse("a, (x, y) = b, ([], [])\nx.append(a)\ny = z = []")
+    assert [is_only_filled(tree, name, lambda f: False) for name in "axyz"] == [False, True, False, False]
 
 
 def test_a_list_of_unknown_origin() -> None:
