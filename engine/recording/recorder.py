@@ -180,7 +180,7 @@ class Recorder(Versions, TorchDispatchMode):
     def another(self) -> Recorder:
         """Return a recorder of the same model that has recorded nothing; what code runs in it has run."""
         recorder = Recorder(self._model, self._maker, self._changing)
-        recorder.coverage.functions = self.coverage.functions
+        recorder.coverage.functions, recorder.coverage.unread = self.coverage.functions, self.coverage.unread
         return recorder
 
     def assume_unreached(self, args: Any, kwargs: Any, functions: Functions) -> None:

@@ -29,6 +29,7 @@ from engine.recording.mutability import Mutability
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.skipped_code import are_aligned
 from engine.recording.surroundings import use_values_around_code
+from engine.recording.unread_functions import assume_nothing_of_unread_functions
 from engine.recording.untaken import UntakenBranch
 from engine.source.branches import RESULT, Branch
 from engine.source.coverage import FunctionCoverage
@@ -67,6 +68,7 @@ def assumptions_about_unreached_code(
     assume_nothing_of_dynamic_calls(
         runs.nodes, runs.coverage.functions.values(), arguments.options_of, mutability, assumptions
     )
+    assume_nothing_of_unread_functions(runs, idle, mutability, dataflow, assumptions)
     if idle.owners:
         assumptions.notes.append(f"Modules that did not run and keep all channels: {_listed(idle.owners)}.")
     if methods := unrecorded_methods(runs.modules.values()):

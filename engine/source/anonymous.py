@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
-from engine.source.function_text import syntax_of_file
+from engine.source.function_text import syntax_of_file, text_of
 from engine.source.instructions import positions
 
 __all__ = ["anonymous_function", "is_anonymous"]
@@ -50,7 +49,7 @@ def anonymous_function(code: CodeType) -> ast.FunctionDef | None:
     if not spans:
         return None
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    around = [node for node in _expressions(code.co_filename, code.co_name) if _contains(node, first, last)]
+    around = [node for node in _expressions(text_of(code), code.co_name) if _contains(node, first, last)]
     return _function(max(around, key=_start), code.co_name) if around else None
 
 
@@ -61,11 +60,11 @@ def _spans(code: CodeType) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
             yield (line, column), (end, last)
 
 
-@functools.cache
-def _expressions(file: str, name: str) -> Sequence[ast.expr]:
-    """Return the lambda functions, or the comprehensions of one kind, in a file."""
+@functools.lru_cache(maxsize=64)
+def _expressions(text: str, name: str) -> Sequence[ast.expr]:
+    """Return the lambda functions, or the comprehensions of one kind, in the text of a file."""
     try:
-        tree = syntax_of_file("".join(linecache.getlines(file)))
+        tree = syntax_of_file(text)
     except (SyntaxError, ValueError):
         return ()
     return [node for node in ast.walk(tree) if isinstance(node, _KINDS[name])]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -15,6 +14,7 @@ from engine.source.anonymous import anonymous_function, is_anonymous
 from engine.source.bindings import Binding, bindings, bound_value
 from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
+from engine.source.function_text import lines_of
 from engine.source.instructions import instructions, named_instructions, positions
 from engine.source.skips import bodies_of_loops, other_side_of
 
@@ -385,7 +385,7 @@ def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None
 @functools.cache
 def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """Return the syntax of a function; None without source."""
-    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    lines = lines_of(code)[code.co_firstlineno - 1 :]
     if not lines:
         return None
     try:

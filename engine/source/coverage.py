@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import linecache
 import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from engine.program.trees import tensors_in
 from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
+from engine.source.function_text import lines_of
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
+from engine.source.unread_code import UnreadFunction
 
 __all__ = ["MOST_VALUES", "CoverageTracer", "FunctionCoverage"]
 
@@ -34,7 +37,9 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 def _is_foreign(file: str) -> bool:
     """Whether a file is not part of the user's project: of torch, Python, this project, or a package."""
     return (
-        is_library(file) or file.startswith((ENGINE, CALLBACKS, _LIBRARY)) or not _PACKAGES.isdisjoint(Path(file).parts)
+        is_library(file)
+        or file.startswith((ENGINE, CALLBACKS, _LIBRARY, "<frozen "))
+        or not _PACKAGES.isdisjoint(Path(file).parts)
     )
 
 
@@ -92,6 +97,7 @@ class CoverageTracer:
 
     Attributes:
         functions: coverage by code of the function and name of the module.
+        unread: functions whose text Python does not keep, by the same.
         called: frames' globals, and the class of the first argument, of all functions that ran, by their code.
         cut_off: code of functions that an error ended which another function caught.
         caught_new_error: whether the last run caught an error where no run before did.
@@ -110,6 +116,8 @@ class CoverageTracer:
         self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
         self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
         self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
+        self.unread: dict[tuple[CodeType, str], UnreadFunction] = {}
+        self._unread = set[int]()  # identities of their code
         self._before_entries: frozenset[CodeType] | None = None
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self._is_watching, self._pauses = False, 0
@@ -211,14 +219,18 @@ class CoverageTracer:
         """Return the branches of a function that is to be traced, else None."""
         code = frame.f_code
         own = self.is_own(code.co_filename)
+        if own:
+            linecache.lazycache(code.co_filename, frame.f_globals)  # the text of what an archive or a package loads
         function = branches_of(code, code is self._forward) if own else None
+        if own and not lines_of(code):
+            self._unread.add(id(code))
         if own:
             first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             self.called[code] = frame.f_globals, None if first is None else type(first)
             if function is None:
                 self._first_called.append(code)
         self._watched[id(code)] = code, function
-        if function is None:
+        if function is None and id(code) not in self._unread:
             self._ignored.add(id(code))
         return function
 
@@ -227,7 +239,7 @@ class CoverageTracer:
         watched = self._watched.get(id(code))  # by identity: hashing a code object takes longer than the rest
         function = self._watch(frame) if watched is None else watched[1]
         if function is None:
-            return None
+            return self._enter_unread(frame) if id(code) in self._unread else None
         coverage = self._coverage(function, frame)
         pending = coverage.pending()
         fallbacks = fallback_variables(function, frame.f_locals) if pending or code is self._forward else {}
@@ -274,6 +286,12 @@ class CoverageTracer:
             return step
 
         return step
+
+    def _enter_unread(self, frame: FrameType) -> Any:
+        key = frame.f_code, self._owner(frame)[0]
+        if key not in self.unread:
+            self.unread[key] = UnreadFunction(*key, frame.f_globals)
+        return self.unread[key].tracer(frame)
 
     def _note_error(self, trace: TracebackType | None) -> None:
         """Note where an error occurs, and the functions that it ends on its way to this one."""

@@ -7,13 +7,22 @@ runs, and so does that of a function rewritten by an import hook. To compile an 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
+import linecache
+import os
+import stat
+import sys
 import warnings
+from collections.abc import Collection
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["lambdas_of_file", "same_code", "source_of", "syntax_of_file"]
+from engine.source.instructions import positions
+from engine.source.sites import is_library
+
+__all__ = ["keep_text", "lambdas_of_file", "lines_of", "same_code", "source_of", "syntax_of_file", "text_of"]
 
 
 @functools.cache
@@ -29,9 +38,7 @@ def source_of(function: FunctionType) -> str | None:
         text = inspect.getsource(function)
     except (OSError, TypeError, SyntaxError, IndexError):  # typed into an interpreter, or a file that is cut off
         return None
-    code = function.__code__
-    where = code.co_name, code.co_firstlineno
-    return text if any(same_code(other, code) for other in _compiled(file).get(where, ())) else None
+    return text if _is_compiled_from(function.__code__, file) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -114,3 +121,125 @@ def _constant_key(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(map(repr, map(_constant_key, value)))
     return type(value).__name__, repr(value)
+
+
+# ---------------------------------------------------------------- the text of running code
+
+
+def text_of(code: CodeType) -> str:
+    """Return the text of the file that a function was compiled from; empty where the file holds another text by now.
+
+    Args:
+        code: of the function.
+
+    Example:
+        >>> "def text_of" in text_of(text_of.__code__), text_of(compile("1", "<nowhere>", "eval"))
+        (True, '')
+    """
+    return _joined(code, code.co_filename)
+
+
+def lines_of(code: CodeType) -> list[str]:
+    """Return the lines of `text_of`."""
+    return _lines_of(code, code.co_filename)
+
+
+@functools.cache
+def _joined(code: CodeType, file: str) -> str:
+    return "".join(_lines_of(code, file))
+
+
+@functools.cache
+def _lines_of(code: CodeType, file: str) -> list[str]:  # equal code may be in two files
+    lines = linecache.getlines(file) or _lines_of_command(file)
+    if not lines or is_library(file) or code in _EDITED or _is_compiled_from(code, "".join(lines)):
+        return lines
+    linecache.checkcache(file)  # a module that was loaded again runs a later text
+    lines = linecache.getlines(file)
+    return lines if _is_compiled_from(code, "".join(lines)) else []
+
+
+def _lines_of_command(file: str) -> list[str]:
+    """Return the text of ``python -c``, or of the file that the interpreter reads as its input."""
+    if file == "<string>" and "-c" in sys.orig_argv[:-1]:
+        return sys.orig_argv[sys.orig_argv.index("-c") + 1].splitlines(keepends=True)
+    return _lines_of_input() if file == "<stdin>" and hasattr(os, "pread") else []
+
+
+def _lines_of_input() -> list[str]:
+    """Return the lines of the standard input where it is a file; a pipe has none left."""
+    try:
+        status = os.fstat(_STDIN)
+        text = os.pread(_STDIN, status.st_size, 0) if stat.S_ISREG(status.st_mode) else b""
+    except OSError:  # a process without an input
+        return []
+    return text.decode(errors="replace").splitlines(keepends=True)
+
+
+_STDIN = 0
+_EDITED: set[CodeType] = set()
+
+
+def keep_text(code: CodeType) -> None:
+    """Let code that was compiled from an edited syntax tree have the text of its file.
+
+    Args:
+        code: of a function, with the functions in it.
+    """
+    _EDITED.add(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            keep_text(constant)
+
+
+def _is_compiled_from(code: CodeType, text: str) -> bool:
+    others = _compiled(text).get((code.co_name, code.co_firstlineno), ())
+    if any(same_code(other, code) for other in others):
+        return True
+    asserts = _lines_of_asserts(text) if others and _has_rewritten_asserts(code) else frozenset()
+    return any(_steps(other, asserts) == _steps(code, asserts) for other in others if hasattr(code, "co_positions"))
+
+
+def _has_rewritten_asserts(code: CodeType) -> bool:
+    """Whether pytest has replaced the assertions in a function by code that explains them."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return any(name.startswith("@py_") for name in code.co_varnames) or any(map(_has_rewritten_asserts, inner))
+
+
+_CALLS = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL_FUNCTION"}
+_NO_STEPS = frozenset("CACHE EXTENDED_ARG NOP PRECALL PUSH_NULL".split())
+_JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
+_FLAGS = 0xFFFF
+"""Flags of a function; those above are of ``from __future__``, which a notebook hands on from cell to cell."""
+
+
+def _steps(code: CodeType, left_out: Collection[int]) -> tuple[Any, ...]:
+    """Return what code does, and at which places of the text.
+
+    Whether ``F.relu(x)`` calls a method depends on whether it was compiled together with the import of ``F``, and a
+    notebook compiles each statement of a cell by itself.
+
+    Args:
+        code: of a function.
+        left_out: lines that do not count.
+    """
+    places = positions(code)
+    steps = [
+        (_CALLS.get(step.opname, step.opname), step.opcode in _JUMPS or _value_of(step, left_out), where)
+        for step in dis.get_instructions(code)
+        if step.opname not in _NO_STEPS and (where := places[step.offset // 2])[0] not in left_out
+    ]
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return steps, counts, arguments, code.co_freevars, code.co_cellvars
+
+
+def _value_of(step: Any, left_out: Collection[int]) -> Any:
+    value = step.argval
+    return _steps(value, left_out) if isinstance(value, CodeType) else _constant_key(value)
+
+
+@functools.lru_cache(maxsize=64)
+def _lines_of_asserts(text: str) -> frozenset[int]:
+    asserts = (node for node in ast.walk(syntax_of_file(text)) if isinstance(node, ast.Assert))
+    return frozenset(line for node in asserts for line in range(node.lineno, (node.end_lineno or 0) + 1))

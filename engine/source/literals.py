@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from engine.source.function_text import syntax_of_file
+from engine.source.function_text import syntax_of_file, text_of
 from engine.source.syntax import nodes_of
 
 __all__ = ["unfixed_numbers"]
@@ -86,7 +85,7 @@ def _place(frame: FrameType) -> ast.AST | None:
     code = frame.f_code
     spans = _spans(code)
     span = spans[frame.f_lasti // 2] if frame.f_lasti // 2 < len(spans) else None
-    return None if span is None else _file(code.co_filename).places.get(span)
+    return None if span is None else _file(code).places.get(span)
 
 
 @functools.cache
@@ -98,9 +97,14 @@ def _spans(code: CodeType) -> list[Span | None]:
 
 
 @functools.cache
-def _file(name: str) -> _File:
+def _file(code: CodeType) -> _File:
+    return _contents(text_of(code))
+
+
+@functools.lru_cache(maxsize=64)
+def _contents(text: str) -> _File:
     try:
-        tree = syntax_of_file("".join(linecache.getlines(name)))
+        tree = syntax_of_file(text)
     except SyntaxError:
         return _File({}, {}, frozenset())
     places = {
@@ -184,7 +188,7 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
 
 
 def _function(frame: FrameType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    return _file(frame.f_code.co_filename).functions.get(frame.f_code.co_firstlineno)
+    return _file(frame.f_code).functions.get(frame.f_code.co_firstlineno)
 
 
 def _targets(assignment: ast.Assign) -> list[str | None]:
@@ -241,7 +245,7 @@ def _owner(expr: ast.expr, frame: FrameType) -> Any:
 
 def _attribute(owner: Any, name: str, frame: FrameType) -> Any:
     """Return an attribute that only constructors in the file set, without running any code."""
-    if name in _file(frame.f_code.co_filename).attributes_set_later and not isinstance(owner, ModuleType):
+    if name in _file(frame.f_code).attributes_set_later and not isinstance(owner, ModuleType):
         raise _NotFixed
     own = getattr(owner, "__dict__", {})
     for table in (own, own.get("_modules", {})):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 from types import CodeType
 
 from engine.source.control_flow import always_run
-from engine.source.function_text import syntax_of_file
+from engine.source.function_text import syntax_of_file, text_of
 
 __all__ = ["attributes_used", "globals_used"]
 
@@ -34,7 +33,7 @@ def attributes_used(nodes: tuple[ast.AST, ...], self_name: str) -> tuple[str, ..
 def globals_used(nodes: tuple[ast.AST, ...], code: CodeType) -> tuple[str, ...]:
     """Return the global names that code always reads, and that its function does not bind itself."""
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    bound_later = _globals_bound_by_functions(code.co_filename)
+    bound_later = _globals_bound_by_functions(text_of(code))
     names = (n.id for n in always_run(nodes) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return tuple(name for name in names if name in code.co_names and not {name, _ANY} & (own | bound_later))
 
@@ -43,11 +42,11 @@ _ANY = "*"
 """Stands for all names, if code looks global names up in a table."""
 
 
-@functools.cache
-def _globals_bound_by_functions(file: str) -> frozenset[str]:
+@functools.lru_cache(maxsize=64)
+def _globals_bound_by_functions(text: str) -> frozenset[str]:
     """Return the names that functions of a file declare as global, and may bind when they run."""
     try:
-        tree = syntax_of_file("".join(linecache.getlines(file)))
+        tree = syntax_of_file(text)
     except SyntaxError:
         return frozenset({_ANY})
     nodes = list(ast.walk(tree))

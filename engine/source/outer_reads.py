@@ -6,7 +6,6 @@ Nothing of the user's runs: names are looked up in tables, as far as the code na
 from __future__ import annotations
 
 import ast
-import linecache
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from engine.source.branches import syntax_of
-from engine.source.function_text import lambdas_of_file
+from engine.source.function_text import lambdas_of_file, text_of
 from engine.source.static_attributes import static_attribute, table_of
 
 __all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]
@@ -144,7 +143,7 @@ def _lambdas(code: CodeType) -> list[ast.expr]:
     if code.co_name != "<lambda>":
         return []
     try:
-        lambdas = lambdas_of_file("".join(linecache.getlines(code.co_filename)))
+        lambdas = lambdas_of_file(text_of(code))
     except (SyntaxError, ValueError):
         return []
     names = list(code.co_varnames[: code.co_argcount])

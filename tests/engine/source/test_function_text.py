@@ -1,7 +1,9 @@
 """Text that is no longer what runs."""
 
 from __future__ import annotations
+import __future__
 
+import ast
 import importlib
 import os
 import subprocess
@@ -9,10 +11,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import pytest
+from _pytest.assertion.rewrite import rewrite_asserts
 
-from engine.source.function_text import lambdas_of_file, same_code, source_of
+from engine.source.branches import syntax_of
+from engine.source.function_text import lambdas_of_file, same_code, source_of, text_of
 
 ROOT = Path(__file__).parents[3]
 TEXT = '''
@@ -72,6 +77,54 @@ def test_a_file_that_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     module = imported(tmp_path, monkeypatch, name)
     (tmp_path / f"{name}.py").write_text(TEXT.replace(old, new))
     assert source_of(module.free) is None
+
+
+def test_a_module_that_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code that is gone has no text any more, and the code that runs has the new one."""
+    module = imported(tmp_path, monkeypatch, "texts_again")
+    old = module.free.__code__
+    assert syntax_of(module.Model.plain.__code__) is not None
+    file = tmp_path / "texts_again.py"
+    file.write_text(TEXT.replace("x + 1", "x - 11"))
+    importlib.reload(module)
+    assert "x - 11" in text_of(module.free.__code__) and text_of(old) == ""
+    assert syntax_of(old) is None
+
+
+ASSERTING = """
+import torch.nn.functional as F
+
+def forward(x):
+    assert x.ndim == 2, (
+        "a batch of vectors"
+    )
+    return F.relu(x + 1)
+"""
+
+
+@pytest.mark.parametrize(("changed", "has_text"), [(ASSERTING, True), (ASSERTING.replace("+", "-"), False)])
+def test_assertions_that_pytest_rewrites(tmp_path: Path, changed: str, has_text: bool) -> None:
+    """The rest of the code says whether it is that of the text."""
+    file = tmp_path / "asserting.py"
+    file.write_text(ASSERTING)
+    tree = ast.parse(ASSERTING)
+    rewrite_asserts(tree, ASSERTING.encode())
+    space: dict[str, Any] = {}
+    exec(compile(tree, str(file), "exec", dont_inherit=True), space)
+    file.write_text(changed)
+    assert bool(text_of(space["forward"].__code__)) is has_text
+
+
+def test_statements_of_a_cell(tmp_path: Path) -> None:
+    """A notebook compiles each by itself, with the ``from __future__`` of other cells."""
+    text = "import torch.nn.functional as F\n\ndef forward(x: Any):\n    return F.relu(x)\n"
+    file = tmp_path / "cell.py"
+    file.write_text(text)
+    space: dict[str, Any] = {}
+    for statement in ast.parse(text).body:
+        module = ast.Module([statement], [])
+        exec(compile(module, str(file), "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True), space)
+    assert text_of(space["forward"].__code__) == text
 
 
 def test_a_comment_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
