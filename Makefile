@@ -75,7 +75,7 @@ versions: $(VENV)/.stamp-dev  ## the tests on each Python, with the oldest and n
 
 lock: $(VENV)/.stamp-venv  ## write constraints.txt anew: the versions that `make test` installs
 	$(PIP) uv
-	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --upgrade \
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-annotate --upgrade \
 		--custom-compile-command "make lock" pyproject.toml --output-file constraints.txt
 
 property: $(VENV)/.stamp-dev  ## 500 random networks under random masks

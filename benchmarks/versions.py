@@ -1,8 +1,8 @@
 """The tests on each supported Python, with the oldest and the newest torch and Lightning, each in an environment anew.
 
-    python benchmarks/versions.py [--environments FOLDER] [--only 3.10-oldest ...] [test ...]
+    python benchmarks/versions.py [--environments FOLDER] [--only 3.11-oldest ...] [test ...]
 
-Needs an interpreter of each version: ``python3.10`` and so on, or one that pyenv installed. Environments are made in
+Needs an interpreter of each version: ``python3.11`` and so on, or one that pyenv installed. Environments are made in
 ``build/versions`` and used again; an environment takes six gigabytes. By default all tests that are not slow run. What
 came of it is kept in ``build/versions.json``, and the page is ``docs/versions.md``.
 """
@@ -18,14 +18,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 RESULTS = ROOT / "build" / "versions.json"
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13")
 LIMITED = ("torch", "pytorch-lightning")
 
 HEAD = """# Versions
@@ -138,10 +138,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", help="files or folders; by default all")
     parser.add_argument("--environments", type=Path, default=ROOT / "build" / "versions")
-    parser.add_argument("--only", nargs="*", help="combinations, as 3.10-oldest")
+    parser.add_argument("--only", nargs="*", help="combinations, as 3.11-oldest")
     options = parser.parse_args()
     every = [f"{version}-{age}" for version in PYTHONS for age in ("oldest", "newest")]
-    date = datetime.now(timezone.utc).date().isoformat()
+    date = datetime.now(UTC).date().isoformat()
     results: dict[str, Any] = {"tests": options.tests, "cells": {}}
     if RESULTS.is_file() and (before := json.loads(RESULTS.read_text()))["tests"] == options.tests:
         results["cells"] = before["cells"]

@@ -375,8 +375,6 @@ def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None
         code: of the function.
         always: whether to return an object for a function without branches as well, instead of None.
     """
-    if not hasattr(code, "co_positions"):
-        return None
     tree = anonymous_function(code) if is_anonymous(code.co_name) else syntax_of(code)
     function = None if tree is None else FunctionBranches(code, tree)
     return function if function is not None and (function.branches or always) else None

@@ -197,7 +197,7 @@ def _is_compiled_from(code: CodeType, text: str) -> bool:
     if any(same_code(other, code) for other in others):
         return True
     asserts = _lines_of_asserts(text) if others and _has_rewritten_asserts(code) else frozenset()
-    return any(_steps(other, asserts) == _steps(code, asserts) for other in others if hasattr(code, "co_positions"))
+    return any(_steps(other, asserts) == _steps(code, asserts) for other in others)
 
 
 def _has_rewritten_asserts(code: CodeType) -> bool:

@@ -34,5 +34,5 @@ def _line_of(instruction: dis.Instruction) -> int:
 
 
 def positions(code: CodeType) -> list[Any]:
-    """Return the position of each instruction in the source; nothing before Python 3.11, which does not keep it."""
-    return list(code.co_positions()) if hasattr(code, "co_positions") else []
+    """Return the position of each instruction in the source: lines, then columns, which may be None."""
+    return list(code.co_positions())

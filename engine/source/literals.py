@@ -81,7 +81,7 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType) -> list[Any]:
 
 
 def _place(frame: FrameType) -> ast.AST | None:
-    """Return the expression that a frame is evaluating; None without source, and before Python 3.11."""
+    """Return the expression that a frame is evaluating; None without source."""
     code = frame.f_code
     spans = _spans(code)
     span = spans[frame.f_lasti // 2] if frame.f_lasti // 2 < len(spans) else None
@@ -90,8 +90,6 @@ def _place(frame: FrameType) -> ast.AST | None:
 
 @functools.cache
 def _spans(code: CodeType) -> list[Span | None]:
-    if not hasattr(code, "co_positions"):
-        return []
     spans = ((line, column, end, last) for line, end, column, last in code.co_positions())
     return [None if None in span else span for span in spans]  # type: ignore[misc]
 

@@ -38,7 +38,7 @@ class Site:
         code: the code object that makes the call.
         caller: the code object that called that one.
         line: line of the call, counted from 1.
-        end: last line and column of the call in the source; None before Python 3.11, which does not keep it.
+        end: last line and column of the call in the source; None where Python does not keep it.
         reflected: whether it is an operator with a number on its left.
     """
 
@@ -66,8 +66,6 @@ class Site:
 @functools.cache
 def _ends(code: CodeType) -> list[tuple[int, int] | None]:
     """Return the end line and column of each instruction."""
-    if not hasattr(code, "co_positions"):
-        return []
     return [None if end is None or column is None else (end, column) for _, end, _, column in code.co_positions()]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 __all__ = ["TRIES", "compares_with_none", "is_literal_size", "nodes_of"]
 
-TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
-"""Kinds of statements that catch errors; ``except*`` is of Python 3.11."""
+TRIES = (ast.Try, ast.TryStar)
+"""Kinds of statements that catch errors."""
 
 
 @functools.cache

@@ -46,9 +46,9 @@ def test_an_environment_is_used_again(tmp_path: Path) -> None:
 
 def test_the_page() -> None:
     """Tests, and a row for each combination that was run, with its date, in order."""
-    row = {"python": "3.10.1", "torch": "2.6.0", "pytorch-lightning": "2.4.0", "numpy": "2.0"}
-    cells = {"3.10-oldest": {**row, "passed": 5, "failed": 0, "skipped": 1, "seconds": 9, "failures": []}}
-    cells["3.10-oldest"]["date"] = "2026-01-02"
-    page = versions.page({"tests": ["tests/engine"], "cells": cells}, ["3.9", "3.10-oldest"])
+    row = {"python": "3.11.1", "torch": "2.6.0", "pytorch-lightning": "2.4.0", "numpy": "2.0"}
+    cells = {"3.11-oldest": {**row, "passed": 5, "failed": 0, "skipped": 1, "seconds": 9, "failures": []}}
+    cells["3.11-oldest"]["date"] = "2026-01-02"
+    page = versions.page({"tests": ["tests/engine"], "cells": cells}, ["3.10", "3.11-oldest"])
     assert 'The tests:\n`pytest -m "not slow" tests/engine`' in page
-    assert page.endswith("| 3.10.1 | 2.6.0 | 2.4.0 | 2.0 | 5 | 0 | 1 | 9 | 2026-01-02 |\n")
+    assert page.endswith("| 3.11.1 | 2.6.0 | 2.4.0 | 2.0 | 5 | 0 | 1 | 9 | 2026-01-02 |\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from typing import Any
 
@@ -33,10 +32,9 @@ def attention() -> nn.Module:
 
 def cases() -> dict[str, tuple[Any, Any]]:
     """By name: what makes a model, and masks with an input."""
-    pinned = {"attention": (attention, lambda m: ({"1.qkv": without_heads(m[1].qkv, [0, 3])}, tokens()))}
     return {
         "cnn": (plain, lambda m: (channel_masks(m, 1), image())),
-        **(pinned if sys.version_info >= (3, 11) else {}),
+        "attention": (attention, lambda m: ({"1.qkv": without_heads(m[1].qkv, [0, 3])}, tokens())),
         "encoder": (encoder, lambda m: (channel_masks(m, 1), torch.randn(2, 5, 8).double())),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -204,7 +203,6 @@ class Padded(nn.Module):
     seen = 0
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 def test_a_second_recording_counts_by_its_own_values() -> None:
     """Where heads are pinned a larger resolution is recorded too, and the values of that graph may be numbered anew."""
     Padded.seen = 0

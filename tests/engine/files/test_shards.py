@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,6 @@ def half(model: nn.Module, x: Tensor) -> dict[str, dict[str, Tensor]]:
     return engine.group_masks(groups, keep)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 @pytest.mark.parametrize("make", [Language, Tied])
 def test_compacted_shard_by_shard(tmp_path: Path, make: Any, suffix: str) -> None:

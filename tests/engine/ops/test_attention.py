@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,8 +19,6 @@ from tests.engine.exactness import KINDS, check_exact, randomised
 from tests.engine.language import Language, sentence
 from tests.engine.nets import Net, constants_of, dead, image
 from tests.engine.ops.brute import check_labels, check_macs, check_use, counter_knows_attention
-
-needs_places = pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 
 
 def rows(x: Tensor) -> Tensor:
@@ -195,7 +192,6 @@ def net(attention: nn.Module) -> nn.Module:
     return randomised(nn.Sequential(nn.Linear(5, 8), attention, nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3)))
 
 
-@needs_places
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
 def test_heads_go_with_their_bias(fused: bool, biased: bool) -> None:
@@ -220,7 +216,6 @@ def test_heads_whose_scores_are_added_to_a_bias(biased: str) -> None:
     assert biased != "heads" or plan.slices["1.bias"].shape == (2, 1, 3)
 
 
-@needs_places
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_between_channels(kind: str) -> None:
     """Cross-covariance attention (XCiT): a head's channels attend to each other; whole heads go, and any masks fit."""
@@ -230,7 +225,6 @@ def test_attention_between_channels(kind: str) -> None:
     check_exact(model, KINDS[kind](model, 3), tokens(), tokens(3, 6))
 
 
-@needs_places
 @pytest.mark.parametrize("fused", [True, False])
 def test_only_the_values_of_a_head_are_dead(fused: bool) -> None:
     """Then its queries and keys do nothing, and the head goes; a head of dead queries still averages its values."""
@@ -293,7 +287,6 @@ def test_all_heads_share_one() -> None:
     check_exact(model, dead(model, {"q": [0, 1, 2, 3], "stem": [1]}, bias=True), tokens(), tokens(3, 6))
 
 
-@needs_places
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kind", ["groups", "channels", "columns", "elements"])
 def test_a_language_model(kind: str, fused: bool) -> None:
@@ -310,7 +303,6 @@ def test_a_language_model(kind: str, fused: bool) -> None:
         assert plan.slices["blocks.1.down.weight"].shape == (8, 6) and plan.slices["embed.weight"].shape == (11, 8)
 
 
-@needs_places
 @pytest.mark.parametrize("repaired", [True, False])
 def test_a_language_model_whose_table_is_tied_to_its_head(repaired: bool) -> None:
     """The residual stream goes: the table puts its columns out, though the head reads them."""

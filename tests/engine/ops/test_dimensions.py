@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +13,6 @@ import engine
 from tests.engine.attentions import Attention, ByFunction, Rewritten, ScaledByWidth, stored, tokens
 from tests.engine.exactness import KINDS, check_exact, masked, randomised, relative_error, run
 from tests.engine.language import Language, RootMeanSquare, sentence
-
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="head dimensions need pins, which need Python 3.11")
 
 WIDTH, HEADS = 12, 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +66,6 @@ class PerHead(nn.Module):
         return self.out(torch.einsum("nhqk,nkhd->nqhd", scores.softmax(-1), v).flatten(2))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 @pytest.mark.parametrize("sizes", [None, [2, 2, 4]])
 def test_queries_keys_and_values_of_each_head(sizes: list[int] | None) -> None:
     """Where each head is cut into pieces, of one size or not, whole heads go, and any masks are exact."""

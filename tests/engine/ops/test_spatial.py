@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +107,6 @@ class RootMeanSquare(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="a call's place in the source is known from 3.11 on")
 @pytest.mark.parametrize("kind", ["method", "function", "sum"])
 def test_zeros_go_from_a_mean_over_channels(kind: str) -> None:
     """A mean goes on dividing by as many as there were; twice in a row, and after a look at the disk."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import engine
-
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
 
 
 class Net(nn.Module):

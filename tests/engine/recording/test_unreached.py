@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 import engine
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
 PLACE = "tests/engine/recording/test_unreached.py"
 
 

@@ -12,7 +12,6 @@ import pytest
 from engine.source.anonymous import anonymous_function, is_anonymous
 from engine.source.branches import branches_of
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
 FIRST, SECOND = lambda x: x + 1, lambda x: x if x > 3 else -x
 OUTER = lambda x: (lambda y: y * 2)(x) + 1  # noqa: E731
 SPREAD = lambda x: (  # noqa: E731

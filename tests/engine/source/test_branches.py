@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
-
-import pytest
 
 from engine.source.branches import branches_of
 
@@ -20,7 +17,6 @@ def choose(flag: bool, x: int) -> int:
     return y + 3
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
 def test_what_did_not_run() -> None:
     """The largest parts that no instruction ran of, expressions included."""
     function = branches_of(choose.__code__)

@@ -10,8 +10,6 @@ import pytest
 
 from engine.source.coverage import CoverageTracer
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
-
 
 def choose(flag: bool, number: int) -> int:
     """A function that decides."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 
 from engine.source.dynamic_calls import DynamicCalls, module_globals
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code keeps no columns")
 KIND = "relu"
 
 

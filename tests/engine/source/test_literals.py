@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import pytest
-
 from engine.source.literals import unfixed_numbers
 from engine.source.sizes import numbers_in
 
@@ -49,7 +47,6 @@ def wrapped(*numbers: float) -> list[list[Any]]:
     return filled(*numbers)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no positions")
 def test_arguments_that_the_running_call_fixes() -> None:
     """Literals and defaults are fixed; what comes from a variable is not, nor what a sequence hands on."""
     number = float("9.0")
@@ -59,7 +56,6 @@ def test_arguments_that_the_running_call_fixes() -> None:
     assert wrapped(2.0, 3.0) == [[2.0], [3.0], [7.0]]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no positions")
 def test_what_the_source_fixes() -> None:
     """Literals, globals, constructors' attributes and plain variables; no arguments, no calls, nothing conditional."""
     assert Layer().forward(9.0) == [[[], [], []], [9.0], [9.0], [2.5], [2.0]]
@@ -83,7 +79,6 @@ class Shapes:
         return [call(*shape), call(shape), call(mixed), call(twice), call(*twice)]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="code knows no positions")
 def test_a_tuple_that_is_put_together_before() -> None:
     """What the source fixes of its elements is fixed."""
     assert Shapes().forward((7,), 9) == [[7], [7], [9, 10, 3], [3, 4], [3, 4]]

@@ -7,7 +7,6 @@ import copy
 import inspect
 import io
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,7 +89,6 @@ def test_exported_program(name: str) -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 def test_taken_back_after_a_second_compaction() -> None:
     """A network whose pinned module was pinned anew pickles with its history, and grows back."""
     model, x = golden.made("attention")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 
 import pytest
 import torch
@@ -36,7 +35,6 @@ class Fused(nn.Module):
         return scores
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="heads need pins, which need Python 3.11")
 @pytest.mark.parametrize("literal", [True, False])
 def test_heads_go_where_bounds_of_slices_are_computed(literal: bool) -> None:
     """Start and end of each slice are pinned; a number that the author wrote down keeps the heads."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -51,8 +50,6 @@ from tests.engine.attentions import (
 )
 from tests.engine.exactness import Masks, masked, randomised, relative_error, run
 from tests.engine.nets import Net, analysis_of, dead, image, plain, snapshot, unchanged
-
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a call's place in the source is known from 3.11 on")
 
 
 def net(make: Callable[[], nn.Module] = Attention) -> nn.Module:
@@ -465,7 +462,7 @@ def test_a_name_that_stands_for_several_sizes_is_no_size() -> None:
 
 
 def test_a_call_without_a_place_has_no_pin() -> None:
-    """Python 3.10 does not know where a call ends; then the call is not edited, and its channels stay."""
+    """Where it is not known where a call ends, the call is not edited, and its channels stay."""
     model = net()
     node = next(n for n in engine.trace(model, tokens()).nodes if n.op == "reshape")
     pin = pin_of(node, ("shape", 3), 2, Attention)
