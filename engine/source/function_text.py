@@ -19,7 +19,7 @@ from collections.abc import Collection
 from types import CodeType, FunctionType
 from typing import Any
 
-from engine.source.instructions import positions
+from engine.source.instructions import arguments_of, positions
 from engine.source.sites import is_library
 
 __all__ = ["keep_text", "lambdas_of_file", "lines_of", "same_code", "source_of", "syntax_of_file", "text_of"]
@@ -230,8 +230,7 @@ def _steps(code: CodeType, left_out: Collection[int]) -> tuple[Any, ...]:
         if step.opname not in _NO_STEPS and (where := places[step.offset // 2])[0] not in left_out
     ]
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return steps, counts, arguments, code.co_freevars, code.co_cellvars
+    return steps, counts, arguments_of(code), code.co_freevars, code.co_cellvars
 
 
 def _value_of(step: Any, left_out: Collection[int]) -> Any:

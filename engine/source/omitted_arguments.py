@@ -10,6 +10,7 @@ from typing import Any
 from engine.source.bindings import bindings
 from engine.source.branches import FunctionBranches
 from engine.source.effects import names_read
+from engine.source.instructions import arguments_of
 
 __all__ = ["ends_of_numeric_fallbacks", "fallback_variables"]
 
@@ -31,7 +32,7 @@ def fallback_variables(function: FunctionBranches, variables: Mapping[str, Any])
         'node'
     """
     code = function.code
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = arguments_of(code)
     omitted = [name for name in arguments if name in variables and variables[name] is None]
     result = {name: name for name in omitted}
     for target, read in _variables_read_for(function.tree) if omitted else ():
