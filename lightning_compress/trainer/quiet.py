@@ -179,10 +179,20 @@ def stage_of(kind: str) -> dict[str, bool]:
     return {**stages, own: True, "evaluating": own in ("validating", "testing")}
 
 
+def _computed_metrics(trainer: Any) -> Mapping[str, Any]:
+    """Return the metrics that a Trainer has computed.
+
+    Its ``callback_metrics`` computes those of the epoch and keeps them: in a recording these are no numbers, and with
+    several processes all would have to take part.
+    """
+    connector = getattr(trainer, "_logger_connector", None)
+    return getattr(connector, "_callback_metrics", {})
+
+
 @contextmanager
 def quiet(pl_module: LightningModule, trainer: Any, moment: Mapping[str, Any]) -> Iterator[Logged]:
     """Attach a LightningModule, and those inside, to a Trainer that does nothing; record what they log."""
-    metrics = _Metrics(getattr(trainer, "callback_metrics", {}))
+    metrics = _Metrics(_computed_metrics(trainer))
     record = Logged(optimizers=[_still(optimizer) for optimizer in trainer.optimizers], metrics=metrics)
     configs = [copy.copy(config) for config in trainer.lr_scheduler_configs]
     for config in configs:
