@@ -16,6 +16,7 @@ from enum import Enum
 from types import CodeType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from engine.program.graph import Node, Value
@@ -98,8 +99,10 @@ class Arguments:
         first = next(tensors_in(self._passed), None)
         for name, value in own.items():
             takes_any = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            if takes_any and not self._passed.get(name) and first is not None:
-                yield map(self._call(_Leaf((name,), ())), longer((), first))
+            is_empty = isinstance(value, (tuple, list)) and not value
+            if takes_any and not self._passed.get(name) or is_empty:
+                items = [item for item in (first, torch.tensor(0.5)) if item is not None]
+                yield from (map(self._call(_Leaf((name,), ())), longer([] if is_empty else (), i)) for i in items)
             for path, container in containers_of_tensors((name,), value):
                 call = self._call(_Leaf(path, container))
                 yield map(call, longer(container))
