@@ -22,7 +22,16 @@ from typing import Any
 from engine.source.instructions import arguments_of, positions
 from engine.source.sites import is_library
 
-__all__ = ["keep_text", "lambdas_of_file", "lines_of", "same_code", "source_of", "syntax_of_file", "text_of"]
+__all__ = [
+    "keep_text",
+    "lambdas_of_file",
+    "lines_of",
+    "same_code",
+    "source_of",
+    "syntax_of",
+    "syntax_of_file",
+    "text_of",
+]
 
 
 @functools.cache
@@ -157,6 +166,24 @@ def _lines_of(code: CodeType, file: str) -> list[str]:  # equal code may be in t
     linecache.checkcache(file)  # a module that was loaded again runs a later text
     lines = linecache.getlines(file)
     return lines if _is_compiled_from(code, "".join(lines)) else []
+
+
+@functools.cache
+def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the syntax of a function; None without source."""
+    lines = lines_of(code)[code.co_firstlineno - 1 :]
+    if not lines:
+        return None
+    try:
+        text = "".join(inspect.getblock(lines))
+        indented = text[:1].isspace()
+        tree = ast.parse(f"if 1:\n{text}" if indented else text)
+    except (SyntaxError, ValueError, IndexError):
+        return None
+    ast.increment_lineno(tree, code.co_firstlineno - (2 if indented else 1))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == code.co_name]
+    return functions[0] if functions else None
 
 
 def _lines_of_command(file: str) -> list[str]:

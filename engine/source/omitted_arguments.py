@@ -26,7 +26,7 @@ def fallback_variables(function: FunctionBranches, variables: Mapping[str, Any])
         variables: values of its variables at that time.
 
     Example:
-        >>> from engine.source.branches import syntax_of
+        >>> from engine.source.function_text import syntax_of
         >>> function = FunctionBranches(names_read.__code__, syntax_of(names_read.__code__))
         >>> fallback_variables(function, {"node": None}).get("node")
         'node'
