@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 __all__ = ["Signature", "signature"]
 
 
@@ -31,7 +29,6 @@ class Signature:
         sizes: names of the numbers that torch may trace symbolically: sizes and amounts, no dimensions.
         recorded: whether calls are part of the program; torch's internal queries are not.
         shares: whether it writes to an argument or returns a view of one.
-        lists: whether it returns a list, whose length may follow from a size.
     """
 
     op: str
@@ -41,7 +38,6 @@ class Signature:
     sizes: frozenset[str]
     recorded: bool
     shares: bool
-    lists: bool
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments by name."""
@@ -67,5 +63,4 @@ def signature(func: Any) -> Signature:
         sizes=frozenset(_SIZES.findall(str(schema))),
         recorded=space != "prim",
         shares=any(value.alias_info is not None for value in (*schema.arguments, *schema.returns)),
-        lists=any(isinstance(value.type, torch.ListType) for value in schema.returns),
     )

@@ -15,7 +15,6 @@ from typing import Any
 from engine.program.arrays import same_entries
 from engine.program.expressions import Guard, describe
 from engine.program.graph import Node, Value
-from engine.program.signature import signature
 from engine.recording.axes import Axis, larger, odd, smaller
 from engine.recording.rejections import Rejections
 from engine.recording.size_search import LARGEST, changes, sizes_beyond, sizes_of
@@ -41,13 +40,9 @@ def _key(guard: Guard) -> Key:
     return guard.place, guard.expr.symbol, _MODULES.sub("", describe(guard.expr.left))
 
 
-def reads_sizes(nodes: Iterable[Node], guards: Iterable[Guard]) -> bool:
-    """Whether code decides by the size of something that is computed, or by the length of a list that follows it."""
-    return any(True for guard in guards for _ in sizes_of(guard)) or any(map(_returns_list, nodes))
-
-
-def _returns_list(node: Node) -> bool:
-    return hasattr(node.target, "_schema") and signature(node.target).lists
+def reads_sizes(guards: Iterable[Guard]) -> bool:
+    """Whether code decides by the size of something that is computed."""
+    return any(True for guard in guards for _ in sizes_of(guard))
 
 
 class OtherSizes:
@@ -105,7 +100,7 @@ class OtherSizes:
         self.rejections.start(self._inputs)
         positions = {value.index: position for position, value in enumerate(inputs)}
         sizes = [leaf for guard in guards for leaf in sizes_of(guard)]
-        self._derived = any(leaf.value.index not in positions for leaf in sizes) or any(map(_returns_list, nodes))
+        self._derived = any(leaf.value.index not in positions for leaf in sizes)
         self._dims = {(positions.get(leaf.value.index, -1), leaf.dim) for leaf in sizes}
         self._changed, self._run_at = frozenset(), {}
         self._note(guards)

@@ -46,7 +46,7 @@ def record_other_sizes(
     recorder.others.start(*first)
     rejected = [error for error in (record(*other) for other in inputs[1:]) if error is not None]
     recorder.notes += [f"{_UNSEEN} {error}" for error in rejected]
-    if reads_sizes(*first[:2]):
+    if reads_sizes(first[1]):
         axes = axes_of(*inputs[0], dynamic_dims)
         larger = len(inputs) > 1 and not rejected
         recorder.others.explore(axes, lambda sizes: record(*resized(*inputs[0], sizes)) is None, larger)

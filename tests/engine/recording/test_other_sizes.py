@@ -80,7 +80,7 @@ def test_decisions_come_out_both_ways_or_are_named() -> None:
     guards = [Guard(Apply(">", ShapeOf(value, 3), 100), False, "net.py:1") for value in (x, wide)]
     others = OtherSizes()
     others.start([], guards[:1])
-    assert reads_sizes([], guards) and not others.undecided()
+    assert reads_sizes(guards) and not others.undecided()
     assert not others.add([], guards[1:])
     assert [str(guard) for guard in others.undecided()] == ["(shape[3] > 100) (net.py:1)"]
     tried: list[dict[int, int]] = []

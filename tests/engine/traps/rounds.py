@@ -39,7 +39,7 @@ class _Steps(_Net):
 class _Time(_Net):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.zeros(())
-        for frame in x.unbind(1):
+        for frame in (x[:, t] for t in range(x.shape[1])):
             h = h + torch.relu(self.enter(frame))
         return self.leave(h)  # type: ignore[no-any-return]
 

@@ -456,7 +456,7 @@ TRAPS = [
 
 
 def _no_other_sizes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(resized_runs, "reads_sizes", lambda nodes, guards: False)
+    patch.setattr(resized_runs, "reads_sizes", lambda guards: False)
 
 
 def _no_numbers_left(patch: pytest.MonkeyPatch) -> None:
