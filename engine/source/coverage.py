@@ -117,6 +117,7 @@ class CoverageTracer:
         self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
         self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
         self.unread: dict[tuple[CodeType, str], UnreadFunction] = {}
+        self._unread_in_run: dict[tuple[CodeType, str], UnreadFunction] = {}
         self._unread = set[int]()  # identities of their code
         self._before_entries: frozenset[CodeType] | None = None
         self._this_run: dict[tuple[CodeType, str], FunctionCoverage] = {}
@@ -154,6 +155,7 @@ class CoverageTracer:
     def watching(self) -> Iterator[None]:
         """Trace the body."""
         self._this_run, self._is_watching, self._pauses, prior = {}, True, 0, sys.gettrace()
+        self._unread_in_run = {}
         self._fallbacks, self._errors_of_run, self._cut_off_in_run = [], set(), set()
         sys.settrace(self._trace)
         try:
@@ -168,6 +170,8 @@ class CoverageTracer:
         self.caught_new_error = not self._errors_of_run <= self._errors
         self._errors |= self._errors_of_run
         self.cut_off |= self._cut_off_in_run
+        for key, function in self._unread_in_run.items():
+            self.unread.setdefault(key, function).merge(function)
         for key, coverage in self._this_run.items():
             before = self.functions[key].ran if key in self.functions else frozenset()
             self._first_run.append((coverage.function, coverage.ran - before))
@@ -289,9 +293,9 @@ class CoverageTracer:
 
     def _enter_unread(self, frame: FrameType) -> Any:
         key = frame.f_code, self._owner(frame)[0]
-        if key not in self.unread:
-            self.unread[key] = UnreadFunction(*key, frame.f_globals)
-        return self.unread[key].tracer(frame)
+        if key not in self._unread_in_run:
+            self._unread_in_run[key] = UnreadFunction(*key, frame.f_globals)
+        return self._unread_in_run[key].tracer(frame)
 
     def _note_error(self, trace: TracebackType | None) -> None:
         """Note where an error occurs, and the functions that it ends on its way to this one."""

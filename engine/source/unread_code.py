@@ -68,6 +68,16 @@ class UnreadFunction:
 
         return step
 
+    def merge(self, other: UnreadFunction) -> None:
+        """Add the ways of another run, which the model did not break off.
+
+        Args:
+            other: the same function for the same module.
+        """
+        self.is_passed_functions |= other.is_passed_functions
+        for jump, ways in other.ways.items():
+            self.ways.setdefault(jump, set()).update(ways)
+
     def one_way(self) -> Iterator[int]:
         """Yield the offsets of the jumps whose other side does more than raise an error, and did not run."""
         steps = {step.offset: step for step in dis.get_instructions(self.code)}

@@ -101,6 +101,10 @@ TRAPS = [
         "typed: a function of the caller's", TYPED, _net("y = act(y)", ", act=torch.relu"), _called(torch.sigmoid),
         example=_functions,
     ),
+    _trap(
+        "typed: a side that the model rejects alone", TYPED,
+        _net("y = y + 1.0 + shift if on else y", ", on=False, shift=None"), _called(True, 0.5),
+    ),
     _trap("typed: a shortcut that is never there", TYPED, _net("if self.shortcut is not None: y = self.shortcut(x)"),
           kept=None, shrinks="repaired"),
     _trap("typed: sizes that are asked for", TYPED, _net("assert x.ndim == 2 and x.shape[1] == 8, x.shape"),
