@@ -7,16 +7,21 @@ only at another value become part of the program.
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import CodeType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from engine.program.graph import Node, Value
+from engine.program.trees import tensors_in
+from engine.recording.argument_lengths import containers_of_tensors, longer, shorter
 from engine.recording.attributes import choices, other_reals, switches_of
 from engine.recording.model_code import code_of, methods_of, words_in
 from engine.source.argument_flow import passed_arguments
@@ -53,6 +58,7 @@ class Arguments:
         model: the model.
         args, kwargs: of the example.
         declared: whether the user declares an argument to keep its value.
+        call: what is called; forward by default.
 
     Example:
         >>> class Net(nn.Module):
@@ -68,9 +74,10 @@ class Arguments:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         declared: Callable[[str], bool] = lambda name: False,
+        call: Callable[..., Any] | None = None,
     ) -> None:
         self._declared = declared
-        self._model, self._signature, self._passed = model, *_bound(model, args, kwargs)
+        self._model, self._signature, self._passed = model, *_bound(call or model.forward, args, kwargs)
         own = self._signature.parameters
         self._values = {name: self._passed.get(name, own[name].default) for name in own}
 
@@ -85,6 +92,25 @@ class Arguments:
             for leaf in () if self._declared(name) else _leaves((name,), value):
                 yield from ((name, map(self._call(leaf), calls)) for calls in self._other_values(name, leaf.value))
         yield from self._with_all_flags()
+
+    def lengths(self) -> Iterator[Iterator[Call]]:
+        """Yield calls in which a container of tensors has more items or fewer, or all lists have more."""
+        own = {name: value for name, value in self._values.items() if not self._declared(name)}
+        first = next(tensors_in(self._passed), None)
+        for name, value in own.items():
+            takes_any = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            is_empty = isinstance(value, (tuple, list)) and not value
+            if takes_any and not self._passed.get(name) or is_empty:
+                items = [item for item in (first, torch.tensor(0.5)) if item is not None]
+                yield from (map(self._call(_Leaf((name,), ())), longer([] if is_empty else (), i)) for i in items)
+            for path, container in containers_of_tensors((name,), value):
+                call = self._call(_Leaf(path, container))
+                yield map(call, longer(container))
+                yield from (map(call, way) for way in shorter(container))
+        lists = {n: v for n, v in own.items() if isinstance(v, (tuple, list)) and any(True for _ in tensors_in(v))}
+        if len(lists) > 1:
+            ways = zip(*map(longer, lists.values()), strict=True)
+            yield (self._bound({**self._passed, **dict(zip(lists, way, strict=True))}) for way in ways)
 
     def _with_all_flags(self) -> Iterator[tuple[str, Iterator[Call]]]:
         """Yield calls in which all of several flags are on, or off, if the example has other values."""
@@ -143,9 +169,10 @@ class Arguments:
         Returns:
             The arguments of which no other value was recorded.
         """
-        recorded: dict[str, bool] = {}
+        recorded: dict[str | None, bool] = {}
         remaining = _MOST_CALLS
-        for name, calls in self.alternatives():
+        lengths = ((None, calls) for calls in self.lengths())  # that a model takes one number of items only is no news
+        for name, calls in itertools.chain(self.alternatives(), lengths):
             recorded.setdefault(name, False)
             for call in calls:
                 remaining -= 1
@@ -153,15 +180,15 @@ class Arguments:
                 recorded[name] |= new is not None
                 if not new:
                     break
-        return [name for name, ran in recorded.items() if not ran]
+        return [name for name, ran in recorded.items() if name is not None and not ran]
 
 
 def _bound(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the signature of forward and the arguments by name; both empty if there is none, or it rejects them."""
+    """Return a signature and the arguments by name; both empty if there is none, or it rejects them."""
     try:
-        signature = inspect.signature(model.forward)
+        signature = inspect.signature(call)
         return signature, signature.bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return inspect.Signature(), {}
@@ -171,7 +198,7 @@ def _leaves(path: tuple[Any, ...], value: Any) -> Iterator[_Leaf]:
     """Yield the numbers, flags and strings in an argument and in containers inside of it."""
     if isinstance(value, (bool, int, float, str, Enum)):
         yield _Leaf(path, value)
-    elif len(path) <= _DEEPEST and type(value) in (tuple, list, dict):
+    elif len(path) <= _DEEPEST and isinstance(value, (tuple, list, dict)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from _leaves((*path, key), item)
@@ -182,9 +209,13 @@ def _replaced(whole: Any, keys: Sequence[Any], value: Any) -> Any:
     if not keys:
         return value
     key, *rest = keys
-    items = whole.items() if isinstance(whole, dict) else enumerate(whole)
-    changed = {k: _replaced(item, rest, value) if k == key else item for k, item in items}
-    return changed if isinstance(whole, dict) else type(whole)(changed.values())
+    item = _replaced(whole[key], rest, value)
+    if isinstance(whole, tuple):
+        items = [item if at == key else own for at, own in enumerate(whole)]
+        return whole._make(items) if hasattr(whole, "_make") else type(whole)(items)
+    changed = copy.copy(whole)
+    changed[key] = item
+    return changed
 
 
 def _strings(value: Any, model: nn.Module, *codes: CodeType) -> Iterator[str]:

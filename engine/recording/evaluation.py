@@ -210,8 +210,8 @@ class State:
 
 @functools.cache
 def _is_iterator(kind: type) -> bool:
-    """Whether a class is one of Python's own iterators."""
-    return kind.__module__ in _MODULES and issubclass(kind, collections.abc.Iterator)
+    """Whether a class is one of Python's own iterators, or that of a data loader."""
+    return kind.__module__ in (*_MODULES, _LOADERS) and issubclass(kind, collections.abc.Iterator)
 
 
 def _is_scripted(module: nn.Module) -> bool:
@@ -242,6 +242,7 @@ def _is_flat(value: Any) -> bool:
 
 _PLAIN = (type(None), bool, int, float, str)
 _MODULES = ("builtins", "itertools")  # of the classes of iterators
+_LOADERS = "torch.utils.data.dataloader"
 
 
 def _may_hold(value: Any) -> bool:
@@ -298,12 +299,14 @@ class _Spent:
 
     def __next__(self) -> Any:
         raise TraceError(
-            f"The model's forward advances the iterator {self._name!r}, which cannot be copied or wound back; keep a "
-            "number or `itertools.count()` there."
+            f"The model's code advances the iterator {self._name!r}, which cannot be copied or wound back; keep a "
+            "number or `itertools.count()` there, and let the Trainer draw batches (`CombinedLoader`)."
         )
 
 
 def _copied(iterator: Any, name: str) -> Any:
+    if type(iterator).__module__ == _LOADERS:  # a copy would be one of the data
+        return _Spent(name)
     try:
         return copy.deepcopy(iterator)
     except (TypeError, RuntimeError):  # a generator, or one over tensors of a computation

@@ -24,6 +24,7 @@ from engine.recording.attributes import Attribute
 from engine.recording.model_code import code_of, module_namespaces
 from engine.source.attribute_writes import EVERYTHING, written_attributes, written_by_modules
 from engine.source.coefficients import coefficients
+from engine.source.instructions import arguments_of
 
 __all__ = ["MutableState"]
 
@@ -117,7 +118,7 @@ class MutableState:
 
     def _look_at_arguments(self, prefix: str, module: nn.Module) -> None:
         code = code_of(type(module).forward) if self._constants else None
-        for name in () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        for name in () if code is None else arguments_of(code):
             self.declared(prefix + name)
 
     def _look_at_buffers(self, prefix: str, module: nn.Module) -> None:

@@ -7,6 +7,7 @@ both ways, or no more sizes are left to try; what ran differently becomes part o
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from engine.program.graph import Node, Value
 from engine.recording.axes import Axis, larger, odd, smaller
 from engine.recording.rejections import Rejections
 from engine.recording.size_search import LARGEST, changes, sizes_beyond, sizes_of
-from engine.recording.steps import calls_by_place, steps_of
+from engine.recording.steps import Rounds, calls_by_place, steps_of
 from engine.source.sizes import numbers_in
 
 __all__ = ["OtherSizes", "reads_sizes"]
@@ -69,6 +70,7 @@ class OtherSizes:
         self.varying: set[tuple[int, tuple[str, int]]] = set()
         self.resized: set[int] = set()
         self._calls: dict[tuple[Any, ...], Node] = {}
+        self._rounds = Rounds()
         self._outcomes: dict[Key, set[tuple[int | float, bool]]] = {}
         self._sizes: dict[Key, set[tuple[int, ...]]] = {}
         self._steps: set[tuple[Any, ...]] = set()
@@ -93,6 +95,7 @@ class OtherSizes:
             inputs: values of the input tensors in order; sizes of all others count as computed.
         """
         self._calls, self._steps = calls_by_place(nodes), steps_of(nodes)
+        self._rounds.start(nodes)
         self._inputs = [value.shape for value in inputs]
         self.rejections.start(self._inputs)
         positions = {value.index: position for position, value in enumerate(inputs)}
@@ -142,6 +145,7 @@ class OtherSizes:
         new = self.new_decisions(guards) if decisions is None else decisions
         self._closed = frozenset(self._sizes) - {_key(guard) for guard in new}
         self._steps |= steps_of(nodes)
+        self._rounds.start(nodes)
         for call, node in calls_by_place(nodes).items():
             self._calls.setdefault(call, node)
         self._changed, self._run_at = frozenset(), {}
@@ -328,6 +332,7 @@ class OtherSizes:
         """
         self._note(guards)
         self._accepted.add(self._changed)
+        self._rounds.compare(nodes)
         steps = steps_of(nodes)
         new = kept or bool(steps - self._steps) or self._caught_new_error()
         for call, node in calls_by_place(nodes).items():
@@ -339,6 +344,19 @@ class OtherSizes:
         self._steps |= steps
         self._new = new
         return new
+
+    def carried(self, nodes: Sequence[Node]) -> set[int]:
+        """Return the indices of values that loops carry from round to round which had more rounds, or fewer, in a run.
+
+        Numbers that differ between their rounds are others in further rounds.
+
+        Args:
+            nodes: of the program.
+        """
+        for rounds in self._rounds.of_loops(nodes):
+            for pair in itertools.pairwise(rounds):
+                self._compare(*pair, both=True)
+        return self._rounds.carried(nodes)
 
     def reject(self, guards: Iterable[Guard]) -> None:
         """Note the decisions of a run that the model broke off: what it decided there leads to no output.

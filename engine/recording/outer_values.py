@@ -21,8 +21,8 @@ from engine.program.stored import distinct_modules
 from engine.recording.attributes import other_choices, other_reals
 from engine.recording.model_code import words_in
 from engine.source.attribute_writes import written_anywhere
-from engine.source.branches import syntax_of
 from engine.source.coverage import CoverageTracer
+from engine.source.function_text import syntax_of
 from engine.source.outer_reads import UNSET, OuterRead, is_environment, outer_reads
 
 __all__ = ["OuterSetting", "OuterValue", "OuterValues"]

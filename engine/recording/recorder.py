@@ -208,7 +208,8 @@ class Recorder(Versions, TorchDispatchMode):
             if all(value is not output for output in self._outputs):
                 self._exits[value.index] = reason
                 self._outputs.append(value)
-        self._unsettled = {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
+        self._unsettled = dict.fromkeys(self.others.carried(self._nodes), True)
+        self._unsettled |= {value.index: zeros_stay for value, zeros_stay in assumptions.varying.values()}
         self._standing_in = frozenset(assumptions.standing_in)
         doubted = assumptions.doubted.items()
         self._uncertain |= {index: (*self._uncertain.get(index, ()), *numbers) for index, numbers in doubted}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from engine.program.graph import Node
 
-__all__ = ["calls_by_place", "steps_of"]
+__all__ = ["Rounds", "calls_by_place", "steps_of"]
 
 
 def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
@@ -17,7 +18,7 @@ def calls_by_place(nodes: Sequence[Node]) -> dict[tuple[Any, ...], Node]:
     counts: dict[tuple[Any, ...], int] = {}
     table: dict[tuple[Any, ...], Node] = {}
     for node in nodes:
-        place = (node.module, node.op, None if node.site is None else (node.site.code, node.site.line))
+        place = _place(node)
         counts[place] = counts.get(place, -1) + 1
         table[(place, counts[place])] = node
     return table
@@ -48,3 +49,64 @@ def _manner(node: Node) -> tuple[Any, ...]:
         for name, value in node.args.items()
         if "dim" in name or isinstance(value, (bool, str, torch.dtype))
     )
+
+
+class Rounds:
+    """How often the calls at each place in the code ran, and where another run made more of them, or fewer.
+
+    What a loop adds up, round by round, is another number where it runs longer, although each round is the same.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[Any, ...]] = Counter()
+        self._others: set[tuple[Any, ...]] = set()
+
+    def start(self, nodes: Sequence[Node]) -> None:
+        """Count the calls of a run on the example.
+
+        Args:
+            nodes: of the run.
+        """
+        counts = Counter(map(_place, nodes))
+        self._counts.update({place: count for place, count in counts.items() if place not in self._counts})
+
+    def compare(self, nodes: Sequence[Node]) -> None:
+        """Note the places of which a run makes another number of calls.
+
+        Args:
+            nodes: of the run.
+        """
+        counts = Counter(map(_place, nodes))
+        self._others.update(place for place, count in counts.items() if self._counts[place] not in (0, count))
+
+    def of_loops(self, nodes: Sequence[Node]) -> Iterator[list[Node]]:
+        """Yield the calls at each such place.
+
+        Args:
+            nodes: of the program.
+        """
+        calls: dict[tuple[Any, ...], list[Node]] = {place: [] for place in self._others}
+        for node in nodes if self._others else ():
+            calls.get(_place(node), []).append(node)
+        yield from calls.values()
+
+    def carried(self, nodes: Sequence[Node]) -> set[int]:
+        """Return the indices of values at such places that are computed from others of the same place.
+
+        Args:
+            nodes: of the program.
+        """
+        behind: dict[int, frozenset[tuple[Any, ...]]] = {}
+        result: set[int] = set()
+        for node in nodes if self._others else ():
+            before = frozenset[tuple[Any, ...]]().union(*(behind.get(v.index, ()) for v in node.inputs))
+            place = _place(node)
+            if place in before:
+                result.update(value.index for value in node.outputs)
+            if here := before | {place} if place in self._others else before:
+                behind.update((value.index, here) for value in node.outputs)
+        return result
+
+
+def _place(node: Node) -> tuple[Any, ...]:
+    return node.module, node.op, None if node.site is None else (node.site.code, node.site.line)

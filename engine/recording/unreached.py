@@ -244,6 +244,7 @@ class _UntakenBranches:
         return frozenset(
             self._reshaped_to_literals(branch)
             | branch.passed_through()
+            | branch.branch.measured
             | (used - branch.passed_on(elsewhere=not self._is_opened_by_size(branch)))
             | self._variables_of_other_calls(branch, values_read)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from types import CodeType
 
 from torch import nn
@@ -18,6 +18,7 @@ from engine.recording.mutability import Mutability
 from engine.recording.recorded_runs import RecordedRuns
 from engine.recording.surroundings import values_around
 from engine.source.conditions import Conditions
+from engine.source.instructions import arguments_of
 from engine.source.unread_code import UnreadFunction, chooses_by_value, condition_at, has_sizes
 
 __all__ = ["assume_nothing_of_unread_functions"]
@@ -75,7 +76,7 @@ def _is_settled(
         return False
     owner = code.co_varnames[0]
     conditions = Conditions(
-        _without_body(code), function.space, set(_arguments(code)) - {owner},
+        _without_body(code), function.space, set(arguments_of(code)) - {owner},
         functools.partial(mutability.never_changed, module), lambda node: True, owner,
         functools.partial(mutability.never_reassigned, module), code.co_filename, sized,
     )  # fmt: skip
@@ -84,9 +85,5 @@ def _is_settled(
 
 def _without_body(code: CodeType) -> ast.FunctionDef:
     """Return a function with the arguments of another one."""
-    arguments = ast.arguments([], [ast.arg(name) for name in _arguments(code)], None, [], [], None, [])
+    arguments = ast.arguments([], [ast.arg(name) for name in arguments_of(code)], None, [], [], None, [])
     return ast.fix_missing_locations(ast.FunctionDef(code.co_name, arguments, [ast.Pass()], []))
-
-
-def _arguments(code: CodeType) -> Iterator[str]:
-    yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -23,6 +23,7 @@ from engine.source.branches import RESULT, Branch
 from engine.source.conditions import Conditions
 from engine.source.coverage import FunctionCoverage
 from engine.source.effects import Effect, Functions, effect_on, effects, names_read, names_read_only_by, nodes_read
+from engine.source.instructions import arguments_of
 from engine.source.names_used import attributes_used, globals_used
 from engine.source.sized_places import is_at
 from engine.source.syntax import TRIES, is_literal_size, nodes_of
@@ -121,7 +122,7 @@ class UntakenBranch:
 
     def arguments(self) -> set[str]:
         """Return the names of the function's arguments."""
-        return set(self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount])
+        return set(arguments_of(self.code))
 
     def would_fail(self) -> bool:
         """Whether it uses an attribute of the module that is None or missing, or a name that nothing defines."""

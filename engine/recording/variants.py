@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -309,6 +310,12 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
 
     for way in entry.ways():
         accepts(way)
+    arguments, numbers = Arguments(model, entry.args, entry.kwargs, call=entry.call), itertools.count(1)
+    for calls in () if entry.explored else arguments.lengths():
+        for args, kwargs in calls:
+            name = f"{entry.name}, other lengths {next(numbers)}"
+            if not accepts(replace(entry, args=args, kwargs=kwargs, others={}, name=name)):
+                break
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
     if not entry.explored:
         outer = OuterValues(model, recorder.coverage)

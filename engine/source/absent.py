@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 from types import CodeType
 
-from engine.source.branches import syntax_of
+from engine.source.function_text import syntax_of
 
 __all__ = ["assigned_where_none"]
 

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from engine.source.bindings import bindings, path_of
-from engine.source.branches import RESULT, syntax_of
+from engine.source.branches import RESULT
 from engine.source.callees import attribute_of, functions_run_by, inherited, items, parts
+from engine.source.function_text import syntax_of
 from engine.source.sized_places import is_at
 
 __all__ = ["Choices", "PassedArguments", "Reader", "passed_arguments", "read"]

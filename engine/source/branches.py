@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -14,11 +13,12 @@ from engine.source.anonymous import anonymous_function, is_anonymous
 from engine.source.bindings import Binding, bindings, bound_value
 from engine.source.control_flow import conditional_parts, may_leave, swallows_errors, unconditional_parts
 from engine.source.effects import names_read
-from engine.source.function_text import lines_of
+from engine.source.function_text import syntax_of
 from engine.source.instructions import instructions, named_instructions, positions
+from engine.source.measured import names_measured
 from engine.source.skips import bodies_of_loops, other_side_of
 
-__all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of", "syntax_of"]
+__all__ = ["RESULT", "Branch", "FunctionBranches", "branches_of"]
 
 RESULT = "return"
 """Stands for what a function returns among its variables."""
@@ -83,7 +83,12 @@ class Branch:
     def names(self) -> frozenset[str]:
         """Variables that it reads."""
         changed = {n.target.id for n in self.syntax if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
-        return frozenset(name for node in self.nodes for name in names_read(node)) | changed
+        return frozenset(name for node in self.nodes for name in names_read(node)) | changed | self.measured
+
+    @functools.cached_property
+    def measured(self) -> frozenset[str]:
+        """Variables whose sizes become numbers in it."""
+        return frozenset(names_measured(ast.Module([*self.nodes], [])))  # type: ignore[list-item]
 
     @functools.cached_property
     def tested(self) -> frozenset[str]:
@@ -378,21 +383,3 @@ def branches_of(code: CodeType, always: bool = False) -> FunctionBranches | None
     tree = anonymous_function(code) if is_anonymous(code.co_name) else syntax_of(code)
     function = None if tree is None else FunctionBranches(code, tree)
     return function if function is not None and (function.branches or always) else None
-
-
-@functools.cache
-def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax of a function; None without source."""
-    lines = lines_of(code)[code.co_firstlineno - 1 :]
-    if not lines:
-        return None
-    try:
-        text = "".join(inspect.getblock(lines))
-        indented = text[:1].isspace()
-        tree = ast.parse(f"if 1:\n{text}" if indented else text)
-    except (SyntaxError, ValueError, IndexError):
-        return None
-    ast.increment_lineno(tree, code.co_firstlineno - (2 if indented else 1))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    functions = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == code.co_name]
-    return functions[0] if functions else None

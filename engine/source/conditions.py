@@ -15,9 +15,9 @@ import torch
 
 from engine.source.anonymous import is_anonymous
 from engine.source.bindings import Binding, assignments_that_read, bindings
-from engine.source.branches import syntax_of
 from engine.source.control_flow import controls
 from engine.source.filled_lists import is_only_filled, may_change_elsewhere
+from engine.source.function_text import syntax_of
 from engine.source.reaching import definitions_before, is_never_none
 from engine.source.sized_places import is_at
 from engine.source.static_attributes import static_attribute

@@ -10,8 +10,8 @@ from types import CodeType
 from typing import Any
 
 from engine.source.bindings import bindings, path_of
-from engine.source.branches import syntax_of
 from engine.source.conditions import Conditions
+from engine.source.function_text import syntax_of
 from engine.source.static_attributes import table_of
 
 __all__ = ["DynamicCalls", "module_globals"]

@@ -19,10 +19,19 @@ from collections.abc import Collection
 from types import CodeType, FunctionType
 from typing import Any
 
-from engine.source.instructions import positions
+from engine.source.instructions import arguments_of, positions
 from engine.source.sites import is_library
 
-__all__ = ["keep_text", "lambdas_of_file", "lines_of", "same_code", "source_of", "syntax_of_file", "text_of"]
+__all__ = [
+    "keep_text",
+    "lambdas_of_file",
+    "lines_of",
+    "same_code",
+    "source_of",
+    "syntax_of",
+    "syntax_of_file",
+    "text_of",
+]
 
 
 @functools.cache
@@ -159,6 +168,24 @@ def _lines_of(code: CodeType, file: str) -> list[str]:  # equal code may be in t
     return lines if _is_compiled_from(code, "".join(lines)) else []
 
 
+@functools.cache
+def syntax_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the syntax of a function; None without source."""
+    lines = lines_of(code)[code.co_firstlineno - 1 :]
+    if not lines:
+        return None
+    try:
+        text = "".join(inspect.getblock(lines))
+        indented = text[:1].isspace()
+        tree = ast.parse(f"if 1:\n{text}" if indented else text)
+    except (SyntaxError, ValueError, IndexError):
+        return None
+    ast.increment_lineno(tree, code.co_firstlineno - (2 if indented else 1))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == code.co_name]
+    return functions[0] if functions else None
+
+
 def _lines_of_command(file: str) -> list[str]:
     """Return the text of ``python -c``, or of the file that the interpreter reads as its input."""
     if file == "<string>" and "-c" in sys.orig_argv[:-1]:
@@ -230,8 +257,7 @@ def _steps(code: CodeType, left_out: Collection[int]) -> tuple[Any, ...]:
         if step.opname not in _NO_STEPS and (where := places[step.offset // 2])[0] not in left_out
     ]
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return steps, counts, arguments, code.co_freevars, code.co_cellvars
+    return steps, counts, arguments_of(code), code.co_freevars, code.co_cellvars
 
 
 def _value_of(step: Any, left_out: Collection[int]) -> Any:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 from types import CodeType
 from typing import Any
 
-__all__ = ["instructions", "named_instructions", "positions"]
+__all__ = ["arguments_of", "instructions", "named_instructions", "positions"]
+
+
+def arguments_of(code: CodeType) -> tuple[str, ...]:
+    """Return the names of a function's arguments, ``*args`` and ``**kwargs`` included.
+
+    Example:
+        >>> arguments_of((lambda x, *args, flag=True, **kwargs: x).__code__)
+        ('x', 'flag', 'args', 'kwargs')
+    """
+    rest = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from engine.source.branches import syntax_of
+from engine.source.function_text import syntax_of
 
 __all__ = ["Mention", "mentions"]
 

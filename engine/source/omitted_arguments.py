@@ -10,6 +10,7 @@ from typing import Any
 from engine.source.bindings import bindings
 from engine.source.branches import FunctionBranches
 from engine.source.effects import names_read
+from engine.source.instructions import arguments_of
 
 __all__ = ["ends_of_numeric_fallbacks", "fallback_variables"]
 
@@ -25,13 +26,13 @@ def fallback_variables(function: FunctionBranches, variables: Mapping[str, Any])
         variables: values of its variables at that time.
 
     Example:
-        >>> from engine.source.branches import syntax_of
+        >>> from engine.source.function_text import syntax_of
         >>> function = FunctionBranches(names_read.__code__, syntax_of(names_read.__code__))
         >>> fallback_variables(function, {"node": None}).get("node")
         'node'
     """
     code = function.code
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = arguments_of(code)
     omitted = [name for name in arguments if name in variables and variables[name] is None]
     result = {name: name for name in omitted}
     for target, read in _variables_read_for(function.tree) if omitted else ():

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from engine.source.branches import syntax_of
-from engine.source.function_text import lambdas_of_file, text_of
+from engine.source.function_text import lambdas_of_file, syntax_of, text_of
 from engine.source.static_attributes import static_attribute, table_of
 
 __all__ = ["UNSET", "OuterRead", "is_environment", "outer_reads"]

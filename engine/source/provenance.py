@@ -254,7 +254,7 @@ class Provenance(TorchFunctionMode):
                 if type(result) in _NUMBERS:
                     return self._answered(name, result, (args, kwargs))
                 if isinstance(result, (tuple, list)) and len(result) == 1 and isinstance(result[0], Tensor) and args:
-                    self._note_single_part(args[0], result[0])
+                    self._note_single_part(args[0], result[0], [*args[1:], *kwargs.values()])
                 return result
             result = func(*args, **kwargs)
             if isinstance(result, torch.Size):
@@ -353,13 +353,17 @@ class Provenance(TorchFunctionMode):
             return bool(self._decisions.answer(place, outcome))
         return outcome
 
-    def _note_single_part(self, tensor: Any, part: Tensor) -> None:
-        """Note that a tensor is split into a single part: a larger tensor may have more, and loops run longer."""
+    def _note_single_part(self, tensor: Any, part: Tensor, numbers: Iterable[Any]) -> None:
+        """Note that a tensor is split into a single part: a larger tensor may have more, and loops run longer.
+
+        Which of the numbers that say how to split is the length of a part, is not known here.
+        """
         value = self._value_of(tensor) if isinstance(tensor, Tensor) else None
         if value is not None and part.numel() == tensor.numel():
             for dim, size in enumerate(tensor.size()):
                 place = "" if self.site is None else self.site.place
-                self.note(Apply(">", ShapeOf(value, dim), int(size)), False, place)
+                for most in {int(size), *(int(n) for n in numbers if isinstance(n, int) and n > size)}:
+                    self.note(Apply(">", ShapeOf(value, dim), most), False, place)
 
     def _note_unmatched(self, numbers: Iterable[int | float]) -> None:
         """Note numbers that no op received: a slice that covers a whole tensor is not an op."""

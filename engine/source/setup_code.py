@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 
-from engine.source.branches import syntax_of
-from engine.source.function_text import syntax_of_file
+from engine.source.function_text import syntax_of, syntax_of_file
 from engine.source.static_attributes import table_of
 
 __all__ = ["called_by_constructors_only", "functions_of", "is_setup", "run_by_forward"]

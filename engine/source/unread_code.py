@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.source.instructions import named_instructions
+from engine.source.instructions import arguments_of, named_instructions
 
 __all__ = ["UnreadFunction", "chooses_by_value", "condition_at", "conditional_jumps", "has_sizes"]
 
@@ -50,8 +50,7 @@ class UnreadFunction:
             frame: of the call.
         """
         frame.f_trace_opcodes = True
-        arguments = self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
-        held = (frame.f_locals.get(name) for name in arguments)
+        held = (frame.f_locals.get(name) for name in arguments_of(self.code))
         self.is_passed_functions |= any(callable(v) and not isinstance(v, (type, nn.Module, Tensor)) for v in held)
         jumps, waiting = conditional_jumps(self.code), -1
 
@@ -127,7 +126,7 @@ def condition_at(code: CodeType, jump: int) -> ast.expr | None:
     """
     stack: list[ast.expr] | None = []
     assigned = {s.argval for s in dis.get_instructions(code) if s.opname.startswith(("STORE_FAST", "DELETE_FAST"))}
-    arguments = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - assigned
+    arguments = set(arguments_of(code)) - assigned
     for step in dis.get_instructions(code):
         if step.is_jump_target:
             stack = []

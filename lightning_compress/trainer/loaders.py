@@ -32,11 +32,16 @@ def first_of(loader: Any) -> Any:
         loader: workers that the Trainer goes on with, samplers and iterable datasets are left alone, unless they cannot
             be copied.
 
+    Raises:
+        MisconfigurationException: if the loader would give one batch less afterwards.
+
     Example:
         >>> first_of([torch.zeros(2), torch.ones(2)])
         tensor([0., 0.])
     """
-    return next(iter(_like(loader) if isinstance(loader, DataLoader) else loader), None)
+    if isinstance(loader, DataLoader):
+        return next(iter(_like(loader)), None)
+    return next(_copy_of_iterator(loader) if iter(loader) is loader else iter(loader), None)
 
 
 def first_of_each(loaders: Any) -> Any:
@@ -171,7 +176,23 @@ def _like(loader: DataLoader[Any]) -> DataLoader[Any]:
     try:
         return _with(loader, _copied_parts(loader))
     except MisconfigurationException:
+        if isinstance(loader.dataset, IterableDataset) and iter(loader.dataset) is iter(loader.dataset):
+            raise MisconfigurationException(_one_pass(loader.dataset)) from None
         return _with(loader, {})
+
+
+def _copy_of_iterator(iterator: Any) -> Any:
+    try:
+        return copy.deepcopy(iterator)
+    except (TypeError, RuntimeError):
+        raise MisconfigurationException(_one_pass(iterator)) from None
+
+
+def _one_pass(data: Any) -> str:
+    return (
+        f"A dataloader goes through a {type(data).__name__} once: the batch that is drawn to record the model would be "
+        "missing from the training. Use data whose `__iter__` begins anew, or pass `example_input=` and `steps=False`."
+    )
 
 
 def _copy(thing: Any, memo: dict[int, Any]) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from engine.errors import TraceError
 from engine.recording import evaluation
 from engine.recording.evaluation import evaluating, sharing_contents
 from engine.recording.snapshot import Snapshot
@@ -100,3 +102,12 @@ def test_nothing_is_shared_with_other_models() -> None:
                 assert one.weight.requires_grad
     finally:
         del CACHE["weights"]
+
+
+def test_the_iterator_of_a_loader_is_not_advanced() -> None:
+    """Neither is it copied, with all its data; a module that advances it cannot be recorded."""
+    model, loader = plain(), DataLoader([1, 2])
+    model.batches = held = iter(loader)
+    with evaluating(model), pytest.raises(TraceError, match="advances the iterator"):
+        next(model.batches)  # type: ignore[arg-type]
+    assert model.batches is held and int(next(held)) == 1

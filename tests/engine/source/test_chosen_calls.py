@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.source.argument_flow import Choices
-from engine.source.branches import syntax_of
 from engine.source.chosen_calls import chosen_calls
+from engine.source.function_text import syntax_of
 
 
 class Net(nn.Module):

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
 
-from engine.source.branches import syntax_of
-from engine.source.function_text import lambdas_of_file, same_code, source_of, text_of
+from engine.source.function_text import lambdas_of_file, same_code, source_of, syntax_of, text_of
 
 ROOT = Path(__file__).parents[3]
 TEXT = '''

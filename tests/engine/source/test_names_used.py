@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from engine.source.branches import syntax_of
+from engine.source.function_text import syntax_of
 from engine.source.names_used import attributes_used, globals_used
 
 

@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 def _trap(name: str, source: str, length: int, way: str) -> Trap:
     example = torch.zeros(2, 4, 6, dtype=torch.float64)
-    uses = [once(2, tokens, 6) for tokens in (4, 8, 3, 11)]
+    uses = [once(2, tokens, 6) for tokens in (4, 8, 3, 11, 45)]
     return Trap(
         name=name, source=source, make=lambda: Net(length, way), example=lambda _: example, uses=uses,
         shrinks=way == "nothing",
@@ -65,12 +65,15 @@ TRAPS = [
     _trap("a chunk after zeros", "chunked recurrence: for part in x.split(n, 1)", 4, "zeros"),
     _trap("a chunk after nothing", "streaming encoders: if carry is not None", 4, "nothing"),
     _trap("a chunk that is not full after zeros", "segment-level recurrence", 6, "zeros"),
+    _trap("a chunk that is far from full after zeros", "segment-level recurrence", 40, "zeros"),
     _trap("a chunk that is not full after nothing", "segment-level recurrence", 6, "nothing"),
 ]
 
 
 def _only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Provenance, "_note_single_part", lambda self, tensor, part: None)
+    monkeypatch.setattr(Provenance, "_note_single_part", lambda self, *args: None)
 
 
-ABLATIONS = [Ablation("a loop over one part may run more often", _only_one, "a chunk after zeros")]
+ABLATIONS = [
+    Ablation("a loop over one part may run more often", _only_one, "a chunk that is far from full after zeros")
+]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engine.recording import unreached, untaken
 from engine.recording.idle_modules import IdleModules
 from engine.recording.recorder import Recorder
+from engine.source import branches
 from engine.source.effects import Effect
 from tests.engine.traps.trap import Ablation, Trap, Use, once
 
@@ -98,6 +99,15 @@ class Fuses(Net):
         if audio is not None:
             f = f * torch.sigmoid(self.audio(audio))
         return self.leave(f)
+
+
+class ScalesByWidth(Net):
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Any:
+        f = self.features(x)
+        scores = self.leave(f)
+        if shift is not None:
+            scores = scores / f.size(1) ** 0.5 + shift
+        return scores
 
 
 class ShiftedWhere(Net):
@@ -437,6 +447,7 @@ TRAPS = [
     _trap("an early return on demand", "torchreid: if return_featuremaps", LeavesEarly, calls(stop=True)),
     _trap("the rest does not run", "BranchyNet exits by an argument", RunsOn, calls(whole=False)),
     _trap("a second modality left out", "late fusion, audio=None", Fuses, calls(audio=noise(5, 4))),
+    _trap("a root of the width on demand", "scaled scores under a mask", ScalesByWidth, calls(shift=0.75)),
     _trap("a shift left out", "diffusers: if emb is not None: h = h + emb", ShiftedWhere, calls(shift=0.75)),
     _trap("a tied reconstruction on demand", "sparse autoencoders", Reconstructs, calls(reconstruct=True)),
     _trap("around a layer by dtype", "if h.dtype == torch.float64", Around, calls(scores=_INT)),
@@ -523,7 +534,12 @@ def _idle_replace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(untaken.UntakenBranch, "replaced", lambda self, selecting: set())
 
 
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "names_measured", lambda code: ())
+
+
 ABLATIONS = [
+    Ablation("sizes become numbers in code that did not run", _nothing_is_measured, "a root of the width on demand"),
     Ablation(
         "what stands in the place of modules that did not run stays",
         _idle_replace_nothing,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from lightning_compress.trainer.loaders import copied_loader, first_of, first_of_each, reseeded, same_order
+from lightning_compress.trainer.packages import MisconfigurationException
 
 
 class Drawing(Dataset[float]):
@@ -112,3 +113,24 @@ def test_a_seed_decides_the_copy() -> None:
         with reseeded(loader, seed):
             orders.append(lists(copied_loader(loader, seed)))
     assert orders[0] == orders[1] != orders[2] and torch.equal(generator.get_state(), before)
+
+
+class OnePass(IterableDataset[int]):
+    """Goes on where it was left."""
+
+    def __init__(self) -> None:
+        self._items = (n for n in range(3))
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the same generator each time."""
+        return self._items
+
+
+@pytest.mark.parametrize("loader", [(n for n in range(3)), DataLoader(OnePass(), batch_size=None)])
+def test_data_that_can_be_read_once(loader: Any) -> None:
+    """A batch that is drawn would be lost; an iterator that can be copied goes on where it was."""
+    with pytest.raises(MisconfigurationException, match="goes through a (generator|OnePass) once"):
+        first_of(loader)
+    assert list(loader) == [0, 1, 2]
+    numbers = zip([1, 2], strict=True)
+    assert first_of(numbers) == (1,) and list(numbers) == [(1,), (2,)]

@@ -1,0 +1,60 @@
+"""How long runs go on: a loop that does not end where a value is another one ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.errors import TraceError
+
+__all__ = ["RunLength"]
+
+_LONGER, _MORE = 20, 20_000
+"""A run ends after so many times the steps of the longest run before, and so many more."""
+
+_LONGER_BY_ANSWERS, _MORE_BY_ANSWERS = 4, 400
+"""The same where decisions on data come out otherwise, of which many are tried."""
+
+
+class RunLength:
+    """Counts the steps of runs of a model: ops, and lines of functions that are watched.
+
+    The first run goes on as long as it does. Later ones differ from it in a size or a value, and the number that a loop
+    counts by may be one of them: ``while i < x.size(1): i += self.stride`` does not end where the stride is 0.
+
+    Example:
+        >>> length = RunLength()
+        >>> with length.run(closely=False):
+        ...     for _ in range(100_000):
+        ...         length.step()
+        >>> with length.run(closely=False):
+        ...     while True:
+        ...         length.step()
+        Traceback (most recent call last):
+        engine.errors.TraceError: A loop does not end where a value that it depends on is another one.
+    """
+
+    def __init__(self) -> None:
+        self._longest, self._steps, self._most = 0, 0, 0
+
+    @contextmanager
+    def run(self, closely: bool) -> Iterator[None]:
+        """Count the steps of the body, which is one run.
+
+        Args:
+            closely: whether decisions on data come out otherwise: there are many such runs, so they end earlier.
+        """
+        longer, more = (_LONGER_BY_ANSWERS, _MORE_BY_ANSWERS) if closely else (_LONGER, _MORE)
+        self._steps, self._most = 0, longer * self._longest + more if self._longest else 0
+        yield
+        self._longest = max(self._longest, self._steps)
+
+    def step(self) -> None:
+        """Count a step.
+
+        Raises:
+            TraceError: where the run goes on and on.
+        """
+        self._steps += 1
+        if 0 < self._most < self._steps:
+            raise TraceError("A loop does not end where a value that it depends on is another one.")

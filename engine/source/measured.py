@@ -1,0 +1,72 @@
+"""Variables whose sizes become factors: ``y / h.size(-1) ** 0.5`` needs the size of ``h``, whichever entries it has.
+
+A size that says how to arrange entries (``h.view(h.shape[0], -1)``) follows where channels go; a number does not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from engine.source.bindings import bindings
+
+__all__ = ["names_measured"]
+
+_FACTORS = (ast.Div, ast.Pow)
+_LIBRARIES = frozenset({"math", "np", "numpy"})
+"""Python modules whose functions return numbers."""
+
+
+def names_measured(code: ast.AST) -> Iterator[str]:
+    """Yield the variables of which a size is divided by, raised to a power, or passed to a function of numbers.
+
+    The first size is that of the batch. A variable that holds a size is followed within the code.
+
+    Args:
+        code: statements or an expression.
+
+    Example:
+        >>> text = "b, c = z.shape; y = x.view(len(x), w.size(1) // 2) / h.size(-1) ** 0.5 * c ** 2 / v.shape[0]"
+        >>> sorted(set(names_measured(ast.parse(text))))
+        ['h', 'z']
+    """
+    for node in ast.walk(code):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _FACTORS):
+            yield from _sizes_in(node, code)
+        elif isinstance(node, ast.Call) and _returns_a_number(node.func):
+            for argument in node.args:
+                yield from _sizes_in(argument, code)
+
+
+def _sizes_in(node: ast.AST, code: ast.AST) -> Iterator[str]:
+    """Yield the variables whose sizes are read in an expression."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=ast.Constant(value=0)):
+            return
+        case ast.Call(func=ast.Attribute(attr="size"), args=[ast.Constant(value=0)]):
+            return
+        case ast.Attribute(value=ast.Name(id=name), attr="shape" | "size" | "numel" | "nelement"):
+            yield name
+        case ast.Name(id=name):
+            values = (binding.value for binding in bindings(code).get(name, ()))
+            yield from (measured for value in values if _is_size(value) for measured in _sizes_in(value, code))
+        case ast.Call(func=function) if not _is_size(node) and not _returns_a_number(function):
+            return  # what is computed from tensors, which may be arranged by sizes
+        case _:
+            for inner in ast.iter_child_nodes(node):
+                yield from _sizes_in(inner, code)
+
+
+def _is_size(node: ast.expr) -> bool:
+    """Whether an expression is a size, or all sizes, of a variable."""
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call):
+        node = node.func
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "size", "numel", "nelement")
+
+
+def _returns_a_number(function: ast.expr) -> bool:
+    if isinstance(function, ast.Attribute):
+        return isinstance(function.value, ast.Name) and function.value.id in _LIBRARIES
+    return isinstance(function, ast.Name) and function.id == "float"
