@@ -180,7 +180,7 @@ class Combinations:
             if not self._starts or self._remaining < 0:
                 break
             start = self._starts.pop(0)
-            with self._recorder.data_decisions.turned(start.situation.answers, ops):
+            with self._recorder.data_decisions.turned(start.situation.answers):
                 self._turn_modes(start, in_train_mode)
                 self._turn_values(start)
             again = functools.partial(self._run, start.situation, ("data",))

@@ -14,13 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.errors import TraceError
 from engine.program.graph import Value
 
 __all__ = ["Answers", "DataDecision", "DataDecisions", "further_answers", "turns"]
-
-_LONGER, _MORE = 4, 400
-"""A run with other answers ends after so many times the ops of the run on the example, and so many more."""
 
 _STEPS = 16
 """How far whole numbers are tried one by one."""
@@ -64,7 +60,7 @@ class DataDecisions:
         >>> decisions = DataDecisions(lambda: "head")
         >>> decisions.answer("net.py:3", True)
         True
-        >>> with decisions.turned({("net.py:3", 0, "head"): False}, ops=5):
+        >>> with decisions.turned({("net.py:3", 0, "head"): False}):
         ...     decisions.restart()
         ...     decisions.answer("net.py:3", True), decisions.answer("net.py:3", True)
         (False, True)
@@ -75,7 +71,6 @@ class DataDecisions:
         self.taken: list[DataDecision] = []
         self._counts: dict[tuple[str, str], int] = {}
         self._turned: Answers = {}
-        self._remaining = 0
         self._sized_by_data: set[int] = set()
 
     def restart(self) -> None:
@@ -83,14 +78,13 @@ class DataDecisions:
         self.taken, self._counts, self._sized_by_data = [], {}, set()
 
     @contextmanager
-    def turned(self, turned: Answers, ops: int) -> Iterator[None]:
+    def turned(self, turned: Answers) -> Iterator[None]:
         """Give other answers in the body.
 
         Args:
             turned: the answers.
-            ops: number of ops in the run on the example.
         """
-        self._turned, self._remaining = turned, _LONGER * ops + _MORE
+        self._turned = turned
         try:
             yield
         finally:
@@ -131,17 +125,6 @@ class DataDecisions:
     def has_size_of_data(self, value: Value) -> bool:
         """Whether a size of a value follows from the numbers in a tensor."""
         return value.index in self._sized_by_data
-
-    def count_op(self) -> None:
-        """Note that an op ran.
-
-        Raises:
-            TraceError: where a loop goes on and on with other answers.
-        """
-        if self._turned:
-            self._remaining -= 1
-            if self._remaining < 0:
-                raise TraceError("A loop does not end where a decision on data comes out otherwise.")
 
 
 def turns(taken: Iterable[DataDecision], places: Collection[str]) -> Iterator[tuple[str, Answers]]:

@@ -28,6 +28,7 @@ from engine.recording.model_code import code_of, source_files
 from engine.recording.mutable_state import MutableState
 from engine.recording.opaque_modules import OpaqueCall, storage_of
 from engine.recording.recorded_runs import RecordedRuns
+from engine.recording.run_length import RunLength
 from engine.recording.tensor_backup import TensorBackup
 from engine.recording.unreached import assumptions_about_unreached_code
 from engine.recording.versions import WRITE, Versions
@@ -59,10 +60,9 @@ class Recorder(Versions, TorchDispatchMode):
         Versions.__init__(self, model, changing)
         self._maker = fakes
         self.data_decisions = DataDecisions(lambda: self._stack[-1])
-        entry = code_of(type(model).forward)
-        self.coverage = CoverageTracer(
-            source_files(model), self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t)
-        )
+        self._length = RunLength()
+        own, entry, step = source_files(model), code_of(type(model).forward), self._length.step
+        self.coverage = CoverageTracer(own, self._kept, self._running, entry, lambda t: self._fakes.get(id(t), t), step)
         self._provenance = Provenance(self._peek, self, self.coverage, self.data_decisions)
 
     # ------------------------------------------------------------------ a run
@@ -89,7 +89,7 @@ class Recorder(Versions, TorchDispatchMode):
                 self._place(tensor)
                 self._leaves.add(id(tensor))
                 self._inputs.append(value)
-        with unsettled(self._model):
+        with unsettled(self._model), self._length.run(closely=bool(self.data_decisions.answers)):
             try:
                 with self._provenance, self, self.coverage.watching():
                     out = call(args, kwargs)
@@ -223,6 +223,7 @@ class Recorder(Versions, TorchDispatchMode):
             return self._op(func, args, kwargs or {})
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._length.step()
         what = signature(func)
         if what.writes:
             written = [what.bind(args, kwargs)[name] for name in what.writes]
@@ -232,7 +233,6 @@ class Recorder(Versions, TorchDispatchMode):
             numbers = tuple(self._provenance.numbers)
             self._vectors.add(VectorCall(what, func, args, kwargs, out, numbers, self._provenance.site))
             return out
-        self.data_decisions.count_op()
         if self._inside is not None:
             return self._unseen(self._inside, what, func, args, kwargs)
         for call in list(self._vectors.needed_for(func, args, kwargs)):

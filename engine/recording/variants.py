@@ -234,7 +234,7 @@ def record_data_decisions(
                 continue
             mark, turned = recorder.mark(), {**before, **answers}
             try:
-                with recorder.data_decisions.turned(turned, len(nodes)):
+                with recorder.data_decisions.turned(turned):
                     run()
             except (*NEEDS_DATA, TraceError):
                 remaining -= len(recorder.since(mark)[0])

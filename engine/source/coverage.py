@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.program.trees import tensors_in
 from engine.source.branches import RESULT, Branch, FunctionBranches, branches_of
 from engine.source.function_text import lines_of
+from engine.source.instructions import has_while_loop
 from engine.source.omitted_arguments import fallback_variables
 from engine.source.sites import CALLBACKS, ENGINE, is_library
 from engine.source.skips import SkipWatch
@@ -94,6 +95,7 @@ class CoverageTracer:
         owner: returns the name of the module that a call belongs to, and whether that is its first argument.
         forward: the code of forward, which is traced even if it has no branches.
         recorded_as: returns the tensor that stands for a tensor in the recording.
+        count_line: called for each line that runs of a function with a loop that may not end, and of those watched.
 
     Attributes:
         functions: coverage by code of the function and name of the module.
@@ -110,9 +112,10 @@ class CoverageTracer:
         owner: Callable[[FrameType], tuple[str, bool]],
         forward: CodeType | None = None,
         recorded_as: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        count_line: Callable[[], None] = lambda: None,
     ) -> None:
         self._files, self._summarize, self._owner = files, summarize, owner
-        self._forward, self._recorded_as = forward, recorded_as
+        self._forward, self._recorded_as, self._count_line = forward, recorded_as, count_line
         self._fallbacks: list[tuple[FunctionCoverage, str, Tensor]] = []
         self._watched: dict[int, tuple[CodeType, FunctionBranches | None]] = {}
         self.functions: dict[tuple[CodeType, str], FunctionCoverage] = {}
@@ -129,6 +132,7 @@ class CoverageTracer:
         self._first_run: list[tuple[FunctionBranches, set[int]]] = []  # offsets that ran for the first time
         self._first_called: list[CodeType] = []  # functions without branches
         self._ignored: set[int] = set()  # identities of code that is kept alive above
+        self._may_not_end: set[int] = set()  # the same
         self._trace = self._tracer()
 
     def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
@@ -234,7 +238,9 @@ class CoverageTracer:
             if function is None:
                 self._first_called.append(code)
         self._watched[id(code)] = code, function
-        if function is None and id(code) not in self._unread:
+        if own and has_while_loop(code):
+            self._may_not_end.add(id(code))
+        if function is None and id(code) not in self._unread | self._may_not_end:
             self._ignored.add(id(code))
         return function
 
@@ -242,14 +248,15 @@ class CoverageTracer:
         code = frame.f_code
         watched = self._watched.get(id(code))  # by identity: hashing a code object takes longer than the rest
         function = self._watch(frame) if watched is None else watched[1]
+        counts = self._step_of_loop if id(code) in self._may_not_end else None
         if function is None:
-            return self._enter_unread(frame) if id(code) in self._unread else None
+            return self._enter_unread(frame) if id(code) in self._unread else counts
         coverage = self._coverage(function, frame)
         pending = coverage.pending()
         fallbacks = fallback_variables(function, frame.f_locals) if pending or code is self._forward else {}
         coverage.omitted.update(fallbacks.values())
         if not (pending or fallbacks):
-            return None
+            return counts
         ran, shared_lines, decided_on, last = (
             coverage.ran,
             function.shared_lines,
@@ -265,6 +272,7 @@ class CoverageTracer:
             if fallbacks and event != "opcode":
                 self._note_fallbacks(coverage, frame, fallbacks, last)
             if event == "line":
+                self._count_line()
                 before, line = line, frame.f_lineno
                 if skips:
                     skips.step(frame.f_lasti, before, line)
@@ -290,6 +298,11 @@ class CoverageTracer:
             return step
 
         return step
+
+    def _step_of_loop(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self._count_line()
+        return self._step_of_loop
 
     def _enter_unread(self, frame: FrameType) -> Any:
         key = frame.f_code, self._owner(frame)[0]

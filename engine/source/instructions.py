@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import dis
 import functools
 import inspect
 from types import CodeType
 from typing import Any
 
-__all__ = ["arguments_of", "instructions", "named_instructions", "positions"]
+__all__ = ["arguments_of", "has_while_loop", "instructions", "named_instructions", "positions"]
+
+_ITERATES = {"FOR_ITER", "SEND", "GET_ANEXT"}
+"""What a loop returns to that goes over something; any other may go on for ever."""
 
 
 def arguments_of(code: CodeType) -> tuple[str, ...]:
@@ -37,6 +41,20 @@ def named_instructions(code: CodeType) -> list[tuple[int, int, str | None]]:
         line = line if instruction.starts_line is None else _line_of(instruction)
         steps.append((instruction.offset, line, instruction.argval if isinstance(instruction.argval, str) else None))
     return steps
+
+
+def has_while_loop(code: CodeType) -> bool:
+    """Whether a function has a loop that goes on as long as a condition holds.
+
+    Example:
+        >>> has_while_loop(compile("while x: x -= 1", "", "exec"))
+        True
+    """
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    names = {step.offset: step.opname for step in steps}
+    offsets = sorted(names)
+    targets = [step.argval for step in steps if step.opcode in dis.hasjrel and step.argval <= step.offset]
+    return any(names[offsets[bisect.bisect_left(offsets, target)]] not in _ITERATES for target in targets)
 
 
 def _line_of(instruction: dis.Instruction) -> int:

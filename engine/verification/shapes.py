@@ -81,17 +81,18 @@ def _check_channels(graph: Graph, small: Graph, analysis: Analysis) -> None:
         VerificationError: naming the first call that differs.
     """
     structure, shrunk = analysis.structure, analysis.kept.shrunk
-    wanted: dict[Any, tuple[Node, list[int], set[tuple[int, ...]]]] = {}
+    calls: dict[Any, list[Node]] = {}
     for node in graph.nodes:
         if _computes(node, analysis):
-            dims = [d for d in range(node.output.ndim) if structure.along(node.output, d) is not None]
-            _, _, sizes = wanted.setdefault((node.op, node.module, node.site), (node, dims, set()))
-            sizes.add(tuple(shrunk.shape(node.output)[d] for d in dims))
+            calls.setdefault((node.op, node.module, node.site), []).append(node)
     for node in small.nodes:
-        old, dims, sizes = wanted.get((node.op, node.module, node.site), (node, [], set()))
+        recorded = [old.output for old in calls.get((node.op, node.module, node.site), ())]
+        rank = range(min((value.ndim for value in recorded), default=0))
+        dims = [d for d in rank if all(structure.along(value, d) is not None for value in recorded)]
+        sizes = {tuple(shrunk.shape(value)[d] for d in dims) for value in recorded}
         if dims and tuple(node.output.shape[d] for d in dims) not in sizes:
             raise VerificationError(
-                f"After compaction {old!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
+                f"After compaction {node!r} gives the shape {node.output.shape}; along {dims} {sizes} were predicted."
             )
 
 

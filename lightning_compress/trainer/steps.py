@@ -213,17 +213,19 @@ class Step:
         self.noted: dict[str, set[int]] = {"batch": set(), "epoch": set(), "step": set()}
         self.__name__ = kind
 
-    def __call__(self, *arguments: Any, **moment: Any) -> Any:
+    def __call__(self, batch: Any, batch_idx: int, dataloader_idx: int | None = None, **moment: Any) -> Any:
         """Run it, and return all that it returns, logs and differentiates.
 
         Args:
-            arguments: of the step.
+            batch, batch_idx: of the step.
+            dataloader_idx: where there are several loaders.
             moment: what the Trainer's counters are then.
         """
         module, kind = self._module, self._kind
         trainer: Any = module._trainer
         moment = {"epoch": trainer.current_epoch, "step": trainer.global_step, **moment}
-        arguments = (arguments[0], Count(arguments[1], self.noted["batch"]), *arguments[2:])
+        of_loader = () if dataloader_idx is None else (dataloader_idx,)
+        arguments: tuple[Any, ...] = (batch, Count(batch_idx, self.noted["batch"]), *of_loader)
         counts = {name: Count(n, self.noted[name]) if name in self.noted else n for name, n in moment.items()}
         self._counters = {**counters(counts), **stage_of(kind)}
         self.hooks.begin()
