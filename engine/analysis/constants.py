@@ -248,7 +248,7 @@ class Constants:
                 data = torch.where(data == 0, 0.0, math.nan)
             data = data.to("cpu", torch.float64)
             mask = None if self._masks is None else self._masks.get(value.name)
-            return data if mask is None else data * mask.to("cpu", torch.float64)
+            return self._settled(data if mask is None else data * mask.to("cpu", torch.float64), value)
         held = value.data
         if (
             held is not None
@@ -303,7 +303,8 @@ class Constants:
             numbers = ~self[c.weight].isnan().expand(c.weight.shape)
             return c.canonical(numbers).all(-1).all(1).reshape(-1)
         data = self._stored[name]
-        stays = data.is_meta or _is_plain(data) and not data.is_complex() and name not in self.graph.changing
+        changes = name in self.graph.changing or c.weight.index in self.graph.unsettled
+        stays = data.is_meta or _is_plain(data) and not data.is_complex() and not changes
         return torch.full((c.groups * c.inputs,), stays)
 
     def magnitude(self, c: Contraction) -> Tensor:

@@ -31,6 +31,7 @@ class Labels:
         self.slots = Slots()
         self.constraints: list[Constraint] = []
         self.born: list[Tensor] = []
+        self.unsafe: list[Tensor] = []  # slots along dimensions of which a number in the code takes an amount
         self.ragged: list[Tensor] = []  # rows that keep equally many slots; tensors made of them need not be products
         self._layers: dict[int, list[Tensor]] = {}
         self._same: dict[int, Value] = {}

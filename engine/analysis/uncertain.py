@@ -7,6 +7,7 @@ used and frozen.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import Tensor
 from engine.analysis.amounts import none_known
 from engine.program.graph import Node, Value
 
-__all__ = ["agreeing", "amounts", "place_of", "widened"]
+__all__ = ["agreeing", "amounts", "dims_of", "widened"]
 
 Numbers = Sequence[int | float]
 
@@ -64,10 +65,11 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
     return names
 
 
-def place_of(node: Node) -> int | None:
-    """Return the only dimension of a node's input that its integer arguments apply to, or None."""
-    dim = node.args.get("dim")
-    return dim % node.inputs[0].ndim if isinstance(dim, int) and node.inputs and node.inputs[0].ndim else None
+def dims_of(node: Node) -> tuple[int, ...]:
+    """Return the dimensions of a node's input that its integer arguments apply to; none where these may be all."""
+    named = node.args.get("dim", node.args.get("dims"))
+    dims = [named] if isinstance(named, int) else named if isinstance(named, (list, tuple)) else []
+    return tuple(dim % node.inputs[0].ndim for dim in dims) if node.inputs and node.inputs[0].ndim else ()
 
 
 def agreeing(
@@ -84,8 +86,8 @@ def agreeing(
         compute: returns the constants for one choice of numbers.
         constant_of: returns the constants of an input.
     """
-    dim = place_of(node)
-    if amounts(node, numbers) and (dim is None or constant_of(node.inputs[0]).size(dim) > 1):
+    dims = dims_of(node)
+    if amounts(node, numbers) and (not dims or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
         return None
     arrays = compute(node)
     for other in _others(node, numbers) if arrays is not None and not none_known(arrays) else ():
@@ -115,11 +117,11 @@ def widened(node: Node, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value
     """
     if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read
         return
-    dim, source = place_of(node), node.inputs[0]
+    dims, source = dims_of(node), node.inputs[0]
     for value in node.outputs:
-        if dim is not None and value.ndim == source.ndim:
-            yield source, used(value).any(dim, keepdim=True)
-        elif dim is not None and value.ndim == source.ndim - 1:
-            yield source, used(value).unsqueeze(dim)
+        if dims and value.ndim == source.ndim:
+            yield source, functools.reduce(lambda entries, dim: entries.any(dim, keepdim=True), dims, used(value))
+        elif len(dims) == 1 and value.ndim == source.ndim - 1:
+            yield source, used(value).unsqueeze(dims[0])
         else:
             yield from ((other, None) for other in node.inputs)

@@ -29,6 +29,6 @@ def is_analytic(graph: Graph) -> bool:
     Args:
         graph: the recorded network.
     """
-    if graph.decided or graph.decisions or graph.uncertain or graph.written or graph.opaque:
+    if graph.decided or graph.decisions or graph.written or graph.opaque:
         return False
     return all(node.op in _MOVES or node.op in _COMPUTES for node in graph.nodes if not node.in_train_mode)

@@ -7,7 +7,6 @@ both ways, or no more sizes are left to try; what ran differently becomes part o
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -348,14 +347,9 @@ class OtherSizes:
     def carried(self, nodes: Sequence[Node]) -> set[int]:
         """Return the indices of values that loops carry from round to round which had more rounds, or fewer, in a run.
 
-        Numbers that differ between their rounds are others in further rounds.
-
         Args:
             nodes: of the program.
         """
-        for rounds in self._rounds.of_loops(nodes):
-            for pair in itertools.pairwise(rounds):
-                self._compare(*pair, both=True)
         return self._rounds.carried(nodes)
 
     def reject(self, guards: Iterable[Guard]) -> None:

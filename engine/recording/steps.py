@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,17 +78,6 @@ class Rounds:
         """
         counts = Counter(map(_place, nodes))
         self._others.update(place for place, count in counts.items() if self._counts[place] not in (0, count))
-
-    def of_loops(self, nodes: Sequence[Node]) -> Iterator[list[Node]]:
-        """Yield the calls at each such place.
-
-        Args:
-            nodes: of the program.
-        """
-        calls: dict[tuple[Any, ...], list[Node]] = {place: [] for place in self._others}
-        for node in nodes if self._others else ():
-            calls.get(_place(node), []).append(node)
-        yield from calls.values()
 
     def carried(self, nodes: Sequence[Node]) -> set[int]:
         """Return the indices of values at such places that are computed from others of the same place.

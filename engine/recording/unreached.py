@@ -310,7 +310,7 @@ class _UntakenBranches:
             return self._declared(prefix + path)
 
         may_run = functools.partial(self._may_run, branch)
-        free = self._undeclared(branch, branch.arguments())
+        free = self._undeclared(branch, branch.arguments() | branch.enclosing_variables())
         return branch.is_fixed(free, declared, declared, self._runs.sized, may_run)
 
     def _may_run(self, branch: UntakenBranch, node: ast.AST) -> bool:
@@ -332,6 +332,7 @@ class _UntakenBranches:
             names = branch.arguments()
         elif branch.owner != "" or branch.code is not self._arguments.code:
             names &= self._arguments.that_vary_in(branch.code, module)
+        names |= branch.enclosing_variables()
         never_changed = functools.partial(self._mutability.never_changed, module)
         never_reassigned = functools.partial(self._mutability.never_reassigned, module)
 

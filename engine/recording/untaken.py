@@ -124,6 +124,10 @@ class UntakenBranch:
         """Return the names of the function's arguments."""
         return set(arguments_of(self.code))
 
+    def enclosing_variables(self) -> set[str]:
+        """Return the names of variables of the function around it, which may hold anything."""
+        return set(self.code.co_freevars) - {"__class__"}
+
     def would_fail(self) -> bool:
         """Whether it uses an attribute of the module that is None or missing, or a name that nothing defines."""
         if self._lacks_attribute(self.branch.nodes):

@@ -294,8 +294,8 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
     runs = _Runs(nodes, outputs)
     kept: list[Entry] = []
 
-    def accepts(way: Entry, setting: Any = ()) -> bool:
-        mark = attempt(recorder, functools.partial(run, way, setting))
+    def accepts(way: Entry, setting: Any = (), *, real: bool = True) -> bool:
+        mark = attempt(recorder, functools.partial(run, way, setting, real=real))
         new = False
         if mark is not None:
             new = runs.add(recorder.since(mark)[0], recorder.left(mark))
@@ -314,7 +314,8 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
     for calls in () if entry.explored else arguments.lengths():
         for args, kwargs in calls:
             name = f"{entry.name}, other lengths {next(numbers)}"
-            if not accepts(replace(entry, args=args, kwargs=kwargs, others={}, name=name)):
+            way = replace(entry, args=args, kwargs=kwargs, others={}, name=name)
+            if not accepts(way, real=entry.name in recorder.on_data):
                 break
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
     if not entry.explored:

@@ -50,8 +50,12 @@ class Homes:
         """
         key = c.weight.index
         if key not in self._foldable:
-            self._foldable[key] = c.weight.stored and self._alike(c.weight)
+            self._foldable[key] = c.weight.stored and not self.changes(c.weight) and self._alike(c.weight)
         return self._foldable[key]
+
+    def changes(self, value: Value) -> bool:
+        """Whether code that did not run may change the entries of a stored value before they are used."""
+        return value.index in self._graph.unsettled
 
     def _alike(self, weight: Value) -> bool:
         ways: set[bool] = set()
@@ -84,7 +88,8 @@ class Homes:
             return None
         key = (c.weight.index, False) if c.bias is None else (c.bias.index, True)
         if key not in self._sinks:
-            self._sinks[key] = self._mean(c.weight) if c.bias is None else self._bias(c.bias)
+            sink = self._mean(c.weight) if c.bias is None else self._bias(c.bias)
+            self._sinks[key] = None if sink is None or self.changes(sink) else sink
         return self._sinks[key]
 
     def _bias(self, bias: Value) -> Value | None:

@@ -14,7 +14,7 @@ from engine.analysis.constraints import Constraint
 from engine.analysis.labels import Labels, is_made_of
 from engine.analysis.layers import Layers
 from engine.analysis.slots import Slots
-from engine.analysis.uncertain import amounts, place_of
+from engine.analysis.uncertain import amounts, dims_of
 from engine.program.arrays import support
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, rule_errors
@@ -149,9 +149,11 @@ def resolve(labels: Labels, rules: Registry) -> Structure:
     """Return the structure described by labels that are complete, under the rules that wrote them."""
     roots = labels.slots.roots()
     frozen = labels.slots.frozen(roots)
-    born = torch.zeros(len(roots), dtype=torch.bool)
+    born, unsafe = torch.zeros(2, len(roots), dtype=torch.bool)
     for slots in labels.born:
         born[roots[slots]] = True
+    for slots in labels.unsafe:
+        unsafe[roots[slots]] = True
     return Structure(
         graph=labels.graph,
         rules=rules,
@@ -161,7 +163,7 @@ def resolve(labels: Labels, rules: Registry) -> Structure:
         frozen=frozen,
         born=born,
         slots=labels.slots,
-        unsafe=torch.zeros(len(roots), dtype=torch.bool),
+        unsafe=unsafe,
         ragged=frozenset(tuple(row) for rows in labels.ragged for row in roots[rows].tolist()),
     )
 
@@ -188,13 +190,17 @@ def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _hold_amounts(node: Node, labels: Labels) -> None:
-    """Freeze the dimension along which a node takes an amount that may depend on data."""
-    dim, reason = place_of(node), f"{node!r} takes an amount of it that may follow from what the code reads"
+    """Freeze the dimensions along which a node takes an amount that may be another one in another call."""
+    dims, reason = dims_of(node), f"{node!r} takes an amount of it that may be another one in another call"
     for value in (*node.inputs, *node.outputs):
-        if dim is None or value.ndim != node.inputs[0].ndim:
+        if not dims or value.ndim != node.inputs[0].ndim:
             labels.freeze(value, reason)
-        elif (row := labels.along(value, dim)) is not None:
-            labels.slots.freeze(row, reason)
+            labels.unsafe += labels.layers(value)
+            continue
+        for row in (labels.along(value, dim) for dim in dims):
+            if row is not None:
+                labels.slots.freeze(row, reason)
+                labels.unsafe.append(row)
 
 
 def propagate(graph: Graph, rules: Registry) -> Structure:

@@ -34,7 +34,13 @@ def _choices_of_test(node: Any) -> Iterable[Choice]:
 
 
 def _choices_of_loop(node: Any) -> Iterable[Choice]:
-    return (node.iter, node.body), (node.iter, node.orelse)
+    condition = node.test if isinstance(node, ast.While) else node.iter
+    return (condition, node.body), (node if _is_left(node) else condition, node.orelse)
+
+
+def _is_left(loop: ast.AST) -> bool:
+    """Whether a loop may end by ``break``, so that what stands behind its ``else`` does not run."""
+    return any(isinstance(node, ast.Break) for node in _own_nodes(loop))
 
 
 def _choices_of_try(node: Any) -> Iterable[Choice]:
@@ -44,7 +50,7 @@ def _choices_of_try(node: Any) -> Iterable[Choice]:
 _CHOICES: dict[type, Callable[[Any], Iterable[Choice]]] = {
     ast.If: _choices_of_test,
     ast.IfExp: _choices_of_test,
-    ast.While: _choices_of_test,
+    ast.While: _choices_of_loop,
     ast.For: _choices_of_loop,
     ast.AsyncFor: _choices_of_loop,
     ast.BoolOp: lambda node: zip(node.values, node.values[1:], strict=False),

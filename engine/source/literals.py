@@ -9,19 +9,20 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from engine.source.function_text import syntax_of_file, text_of
+from torch import Tensor, nn
+
+from engine.source.expressions_at import expression_at, file_syntax, is_literal, operands_of, parts_of
+from engine.source.sizes import is_tagged, untracked
 from engine.source.syntax import nodes_of
 
 __all__ = ["unfixed_numbers"]
-
-Span = tuple[int, int, int, int]
 
 _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -35,158 +36,142 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.Not: operator.not_,
 }
-_CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "reset_parameters")
+_COMPARES: dict[type, Callable[..., bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_COMPUTES = frozenset([abs, divmod, float, int, max, min, pow, round, *filter(callable, vars(math).values())])
+_LISTS_OF_MODULES = (nn.ModuleList, nn.Sequential)
 
 
 class _NotFixed(Exception):
     """Raised for an expression whose value the source does not fix."""
 
 
-@dataclass(frozen=True)
-class _File:
-    """The syntax of a file.
+class _Scope(NamedTuple):
+    """Where an expression is evaluated.
 
     Attributes:
-        places: expressions and augmented assignments by position.
-        functions: function definitions by their first line, which may be that of a decorator.
-        attributes_set_later: names of attributes that are set outside of constructors.
+        frame: of the function.
+        sizes: whether sizes of tensors count as fixed.
     """
 
-    places: Mapping[Span, ast.AST]
-    functions: Mapping[int, ast.FunctionDef | ast.AsyncFunctionDef]
-    attributes_set_later: frozenset[str]
+    frame: FrameType
+    sizes: bool = False
 
 
-def unfixed_numbers(numbers: Sequence[Any], frame: FrameType) -> list[Any]:
-    """Return the numbers in a call that its source does not fix.
+def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = None) -> list[Any]:
+    """Return the numbers in a call that its source does not fix; those that follow from sizes alone as floats.
+
+    The latter are what ``int(math.sqrt(tokens))`` gives. As amounts they are what other sizes are recorded for; as
+    factors they hold for the sizes that were recorded.
 
     Args:
         numbers: all numbers that the called function or operator receives.
         frame: the frame that makes the call.
+        function: what is called, whose defaults stand for the arguments that the call leaves out.
     """
-    place = _place(frame)
-    fixed: Counter[Any] = Counter()
-    for expr in (part for operand in _operands(place) for part in _elements(operand, frame)):
-        try:
-            fixed.update(_flat(_value(expr, frame)))
-        except _NotFixed:
-            continue
-    unfixed = []
+    unfixed = _without(numbers, _literals(frame.f_code, frame.f_lasti))
+    if not unfixed:
+        return []
+    place, fixed = expression_at(frame.f_code, frame.f_lasti), Counter[Any]()
+    if isinstance(function, FunctionType):
+        fixed.update(_defaults(function, frame.f_code, frame.f_lasti))
+    sized = Counter[Any]()
+    if isinstance(place, ast.Call) and getattr(place.func, "id", "") == "sum" and len(place.args) == 1:
+        fixed[0] += 1  # where a sum begins
+    operands = (operand for operand in operands_of(place) if not is_literal(operand))
+    for expr in (part for operand in operands for part in _elements(operand, frame)):
+        for kind, sizes in ((fixed, False), (sized, True)):
+            try:
+                kind.update(_flat(_value(expr, _Scope(frame, sizes))))
+            except _NotFixed:
+                continue
+            break
+    unfixed = _without(unfixed, fixed)
+    others = _without(unfixed, sized)
+    return [*others, *map(float, _without(unfixed, Counter(others)))]
+
+
+def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
+    """Return the numbers that are left when fixed ones are taken away, each as often as it stands there."""
+    left, unfixed = dict(fixed), []
     for number in numbers:
-        if fixed[number] > 0:
-            fixed[number] -= 1
+        if left.get(number, 0) > 0:
+            left[number] -= 1
         else:
             unfixed.append(number)
     return unfixed
 
 
-def _place(frame: FrameType) -> ast.AST | None:
-    """Return the expression that a frame is evaluating; None without source."""
-    code = frame.f_code
-    spans = _spans(code)
-    span = spans[frame.f_lasti // 2] if frame.f_lasti // 2 < len(spans) else None
-    return None if span is None else _file(code).places.get(span)
+@functools.lru_cache(maxsize=10_000)
+def _literals(code: CodeType, instruction: int) -> Counter[Any]:
+    """Return the numbers that stand in the expression that a function is evaluating."""
+    operands = operands_of(expression_at(code, instruction))
+    return Counter(number for expr in operands if is_literal(expr) for number in _flat(ast.literal_eval(expr)))
 
 
-@functools.cache
-def _spans(code: CodeType) -> list[Span | None]:
-    spans = ((line, column, end, last) for line, end, column, last in code.co_positions())
-    return [None if None in span else span for span in spans]  # type: ignore[misc]
+@functools.lru_cache(maxsize=1000)
+def _defaults(function: FunctionType, code: CodeType, instruction: int) -> Counter[Any]:
+    """Return the numbers among the defaults of the arguments that a call leaves out."""
+    place = expression_at(code, instruction)
+    if not isinstance(place, ast.Call):
+        return Counter()
+    if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
+        return Counter()
+    passed = {keyword.arg for keyword in place.keywords}
+    further = list(_signature(function).parameters.values())[len(place.args) :]
+    return Counter(number for p in further if p.name not in passed for number in _flat(p.default))
 
 
-@functools.cache
-def _file(code: CodeType) -> _File:
-    return _contents(text_of(code))
-
-
-@functools.lru_cache(maxsize=64)
-def _contents(text: str) -> _File:
-    try:
-        tree = syntax_of_file(text)
-    except SyntaxError:
-        return _File({}, {}, frozenset())
-    places = {
-        (node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0): node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.expr, ast.AugAssign)) and type(node) in _OPERANDS
-    }
-    functions = {
-        min([node.lineno, *(d.lineno for d in node.decorator_list)]): node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
-    attributes_set_later = {
-        name for f in functions.values() if f.name not in _CONSTRUCTORS for name in _attributes_set(f)
-    }
-    return _File(places, functions, frozenset(attributes_set_later))
-
-
-def _attributes_set(function: ast.AST) -> Iterator[str]:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            yield node.attr
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
-            yield from (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
-
-
-def _of_call(call: Any) -> list[ast.expr]:
-    own = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-    return [*call.args, *(keyword.value for keyword in call.keywords), *own]
-
-
-def _of_assignment(place: Any) -> list[ast.expr]:
-    return [place.value, *([place.target.slice] if isinstance(place.target, ast.Subscript) else [])]
-
-
-_OPERANDS: dict[type, Callable[[Any], list[ast.expr]]] = {
-    ast.Call: _of_call,
-    ast.BinOp: lambda place: [place.left, place.right],
-    ast.UnaryOp: lambda place: [place.operand],
-    ast.Compare: lambda place: [place.left, *place.comparators],
-    ast.AugAssign: _of_assignment,
-    ast.Subscript: lambda place: [place.slice],
-}
-
-
-def _operands(place: ast.AST | None) -> list[ast.expr]:
-    """Return the operands of a call, an operator or a subscript."""
-    operands = _OPERANDS.get(type(place), lambda _: [])(place)
-    return [part for expr in operands for part in _parts(expr)]
-
-
-def _parts(expr: ast.expr) -> list[ast.expr]:
-    """Return the elements of a tuple, list or slice; of any other expression, the expression itself."""
-    if isinstance(expr, (ast.Tuple, ast.List)):
-        return [part for element in expr.elts for part in _parts(element)]
-    if isinstance(expr, ast.Slice):
-        bounds = [bound for bound in (expr.lower, expr.upper, expr.step) if bound is not None]
-        return [part for bound in bounds for part in _parts(bound)]
-    return [expr]
+def _signature(function: FunctionType) -> inspect.Signature:
+    """Return the signature of a function, or that of the functions that one of torch's passes its arguments on to."""
+    signature = inspect.signature(function)
+    if any(p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()):
+        return signature
+    inner = [cell.cell_contents for cell in function.__closure__ or ()]
+    return next((inspect.signature(own) for own in inner if isinstance(own, FunctionType)), signature)
 
 
 def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
     """Return the elements of the tuple that a variable stands for, as in ``shape = (*x.shape[:2], -1, self.width)``.
 
-    The variable has no other assignment, nor have those that its elements read. Any other expression is returned as it
-    is.
+    Where the variable has other assignments, or what its elements read has, these are the numbers that stand in all of
+    its tuples. Any other expression is returned as it is.
     """
     expr = expr.value if isinstance(expr, ast.Starred) else expr
+    if isinstance(expr, ast.BinOp):
+        return [e for s in _summands(expr) for e in (parts_of(s) if isinstance(s, ast.Tuple) else [])] or [expr]
     function = _function(frame) if isinstance(expr, ast.Name) and expr.id in frame.f_locals else None
     if function is None or not isinstance(expr, ast.Name):
         return [expr]
-    tuples = [s for s in nodes_of(function, ast.Assign) if isinstance(s.value, ast.Tuple) and _targets(s) == [expr.id]]
-    if len(tuples) != 1 or len(_bindings(function, expr.id)) != 1:
+    values = [s.value for s in nodes_of(function, ast.Assign) if _targets(s) == [expr.id]]
+    tuples = [[s for s in _summands(value) if isinstance(s, ast.Tuple)] for value in values]
+    if not tuples or not all(tuples) or len(tuples) != len(_bindings(function, expr.id)):
         return [expr]
-    names = {n.id for n in ast.walk(tuples[0].value) if isinstance(n, ast.Name)}
+    parts = [[part for summand in summands for part in parts_of(summand)] for summands in tuples]
+    names = {n.id for n in ast.walk(values[0]) if isinstance(n, ast.Name)}
     arguments = function.args
     passed = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    if any(len(_bindings(function, name)) > (name not in passed) for name in names):
-        return [expr]
-    return _parts(tuples[0].value)
+    if len(parts) == 1 and all(len(_bindings(function, name)) <= (name not in passed) for name in names):
+        return parts[0]
+    shared = [Counter(ast.literal_eval(part) for part in own if is_literal(part)) for own in parts]
+    return [ast.Constant(number) for number in functools.reduce(operator.and_, shared).elements()]
+
+
+def _summands(expr: ast.expr) -> list[ast.expr]:
+    """Return the operands of a chain of sums; any other expression is its only one."""
+    if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Add):
+        return [*_summands(expr.left), *_summands(expr.right)]
+    return [expr]
 
 
 def _function(frame: FrameType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    return _file(frame.f_code).functions.get(frame.f_code.co_firstlineno)
+    return file_syntax(frame.f_code).functions.get(frame.f_code.co_firstlineno)
 
 
 def _targets(assignment: ast.Assign) -> list[str | None]:
@@ -199,13 +184,13 @@ def _bindings(function: ast.AST, name: str) -> list[ast.Name]:
 
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, (bool, int, float)):
-        yield value
+        yield untracked(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _flat(item)
 
 
-def _value(expr: ast.expr, frame: FrameType) -> Any:
+def _value(expr: ast.expr, scope: _Scope) -> Any:
     """Return the current value of an expression that the source fixes.
 
     Raises:
@@ -213,89 +198,148 @@ def _value(expr: ast.expr, frame: FrameType) -> Any:
     """
     if isinstance(expr, ast.Constant):
         return expr.value
+    if scope.sizes and (size := _size(expr, scope.frame)) is not None:
+        return size
     if isinstance(expr, (ast.UnaryOp, ast.BinOp)) and type(expr.op) in _OPERATORS:
         sides = [expr.operand] if isinstance(expr, ast.UnaryOp) else [expr.left, expr.right]
-        values = [_value(side, frame) for side in sides]
+        values = [_value(side, scope) for side in sides]
         if all(isinstance(value, (bool, int, float)) for value in values):
             return _OPERATORS[type(expr.op)](*values)
     if isinstance(expr, (ast.Tuple, ast.List)):
-        return [_value(element, frame) for element in expr.elts]
+        return [_value(element, scope) for element in expr.elts]
+    if isinstance(expr, ast.Call) and not expr.keywords:
+        return _result(_owner(expr.func, scope), [_value(argument, scope) for argument in expr.args], scope)
+    if isinstance(expr, ast.Compare) and len(expr.ops) == 1 and type(expr.ops[0]) in _COMPARES:
+        return _COMPARES[type(expr.ops[0])](_value(expr.left, scope), _value(expr.comparators[0], scope))
     if isinstance(expr, ast.IfExp):
-        return _value(expr.body if _value(expr.test, frame) else expr.orelse, frame)
+        return _value(expr.body if _value(expr.test, scope) else expr.orelse, scope)
     if isinstance(expr, ast.Attribute):
-        return _attribute(_owner(expr.value, frame), expr.attr, frame)
+        return _attribute(_owner(expr.value, scope), expr.attr, scope)
     if isinstance(expr, ast.Name):
-        return _local(expr.id, frame) if expr.id in frame.f_code.co_varnames else _global(expr.id, frame)
+        return _local(expr.id, scope) if expr.id in scope.frame.f_code.co_varnames else _global(expr.id, scope)
     raise _NotFixed
 
 
-def _owner(expr: ast.expr, frame: FrameType) -> Any:
+def _size(expr: ast.expr, frame: FrameType) -> int | float | None:
+    """Return a number that is a size of a tensor, or was computed from sizes; None for any other expression."""
+    match expr:
+        case ast.Name():
+            held = _held(expr, frame)
+            return untracked(held) if is_tagged(held) else None
+        case (
+            ast.Subscript(value=ast.Attribute(value=of, attr="shape"), slice=dim)
+            | ast.Call(func=ast.Attribute(value=of, attr="size"), args=[dim])
+        ):
+            held = _held(of, frame)
+            return held.shape[ast.literal_eval(dim)] if isinstance(held, Tensor) and is_literal(dim) else None
+        case ast.Call(func=ast.Name(id="len"), args=[of]):
+            held = _held(of, frame)
+            return held.shape[0] if isinstance(held, Tensor) else None
+    return None
+
+
+def _held(expr: ast.expr, frame: FrameType) -> Any:
+    """Return what a variable holds, or an item of it that the code names; None where it is something else."""
+    if isinstance(expr, ast.Name):
+        return frame.f_locals.get(expr.id)
+    if not isinstance(expr, ast.Subscript) or not is_literal(expr.slice):
+        return None
+    whole: Any = _held(expr.value, frame)
+    return whole[ast.literal_eval(expr.slice)] if type(whole) in (list, tuple, dict) else None
+
+
+def _result(function: Any, arguments: Sequence[Any], scope: _Scope) -> Any:
+    """Return the result of a function that computes a number of numbers alone, or counts the modules in a list.
+
+    Where sizes count as fixed, so does what any other function computes of them, though its result is not known: None.
+
+    Raises:
+        _NotFixed: for any other function.
+    """
+    function = inspect.unwrap(function)  # the functions of `math` are tracked while a model runs
+    if function is len and isinstance(arguments[0], _LISTS_OF_MODULES):
+        return len(arguments[0])
+    if function in _COMPUTES and all(isinstance(value, (bool, int, float)) for value in arguments):
+        return function(*arguments)
+    if scope.sizes and isinstance(function, FunctionType):
+        return None
+    raise _NotFixed
+
+
+def _owner(expr: ast.expr, scope: _Scope) -> Any:
     """Return the object whose attribute is read: ``self``, a Python module, or an attribute of these."""
     if isinstance(expr, ast.Attribute):
-        return _attribute(_owner(expr.value, frame), expr.attr, frame)
-    code = frame.f_code
-    if isinstance(expr, ast.Name) and code.co_argcount and expr.id == code.co_varnames[0] and expr.id in frame.f_locals:
-        return frame.f_locals[expr.id]
+        return _attribute(_owner(expr.value, scope), expr.attr, scope)
+    code = scope.frame.f_code
+    own = scope.frame.f_locals
+    if isinstance(expr, ast.Name) and code.co_argcount and expr.id == code.co_varnames[0] and expr.id in own:
+        return own[expr.id]
     if isinstance(expr, ast.Name) and expr.id not in code.co_varnames:
-        return _global(expr.id, frame)
+        return _global(expr.id, scope)
     raise _NotFixed
 
 
-def _attribute(owner: Any, name: str, frame: FrameType) -> Any:
+def _attribute(owner: Any, name: str, scope: _Scope) -> Any:
     """Return an attribute that only constructors in the file set, without running any code."""
-    if name in _file(frame.f_code).attributes_set_later and not isinstance(owner, ModuleType):
+    if name in file_syntax(scope.frame.f_code).attributes_set_later and not isinstance(owner, ModuleType):
         raise _NotFixed
     own = getattr(owner, "__dict__", {})
     for table in (own, own.get("_modules", {})):
         if name in table:
-            return table[name]
+            return untracked(table[name])
     value = inspect.getattr_static(owner, name, None)
     if value is None or hasattr(value, "__get__"):
         raise _NotFixed
     return value
 
 
-def _global(name: str, frame: FrameType) -> Any:
-    for space in (frame.f_globals, frame.f_builtins):
+def _global(name: str, scope: _Scope) -> Any:
+    for space in (scope.frame.f_globals, scope.frame.f_builtins):
         if name in space:
             return space[name]
     raise _NotFixed  # a variable of an enclosing function
 
 
-def _local(name: str, frame: FrameType) -> Any:
+def _local(name: str, scope: _Scope) -> Any:
     """Return the value of a variable whose assignments, or of an argument whose call, the source fixes.
 
     All assignments are unconditional, or there is only one: if the variable has a value, it has this one.
     """
-    function = _function(frame)
-    if function is None or name not in frame.f_locals:
+    function = _function(scope.frame)
+    if function is None or name not in scope.frame.f_locals:
         raise _NotFixed
     bindings = _bindings(function, name)
     if name in (a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)):
         if bindings:
             raise _NotFixed
-        return _argument(name, function.args, frame)
+        return _argument(name, function.args, scope)
     alone = nodes_of(function) if len(bindings) == 1 else function.body
-    assigned = [s.value for s in alone if isinstance(s, ast.Assign) and all(t in bindings for t in s.targets)]
+    assigned = [s.value for s in alone if isinstance(s, ast.Assign) and any(t in bindings for t in _names(s.targets))]
     if not assigned or len(assigned) != len(bindings):
         raise _NotFixed
     for value in assigned:
-        _value(value, frame)
-    return frame.f_locals[name]
+        _value(value, scope)
+    return untracked(scope.frame.f_locals[name])
 
 
-def _argument(name: str, arguments: ast.arguments, frame: FrameType) -> Any:
+def _names(targets: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Yield what an assignment sets, the elements of tuples one by one."""
+    for target in targets:
+        yield from _names(target.elts) if isinstance(target, ast.Tuple) else [target]
+
+
+def _argument(name: str, arguments: ast.arguments, scope: _Scope) -> Any:
     """Return the value of an argument of a plain function that the source of the caller, or a default, fixes.
 
     Raises:
         _NotFixed: if the function is called by another name, or with an unpacked sequence or mapping.
     """
-    caller = frame.f_back
-    place = None if caller is None else _place(caller)
+    caller = scope.frame.f_back
+    place = None if caller is None else expression_at(caller.f_code, caller.f_lasti)
     if caller is None or not isinstance(place, ast.Call):
         raise _NotFixed
-    function = _value(place.func, caller)
-    if not isinstance(function, FunctionType) or function.__code__ is not frame.f_code:
+    function = _value(place.func, _Scope(caller))
+    if not isinstance(function, FunctionType) or function.__code__ is not scope.frame.f_code:
         raise _NotFixed
     if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
         raise _NotFixed
@@ -304,5 +348,5 @@ def _argument(name: str, arguments: ast.arguments, frame: FrameType) -> Any:
     )
     passed.update({k.arg: k.value for k in place.keywords if k.arg is not None})
     if name in passed:
-        _value(passed[name], caller)
-    return frame.f_locals[name]
+        _value(passed[name], _Scope(caller, scope.sizes))
+    return untracked(scope.frame.f_locals[name])

@@ -187,7 +187,7 @@ class Provenance(TorchFunctionMode):
 
     Attributes:
         numbers: numbers that the running function was called with and that no op has matched yet.
-        uncertain: those of them that may depend on numbers that Python has read.
+        uncertain: those of them that may be others in another call.
         site: place of the call.
         guards: comparisons of sizes.
         reads: whether Python has read the numbers in a tensor.
@@ -245,7 +245,7 @@ class Provenance(TorchFunctionMode):
                 self.numbers = numbers_in((args, kwargs))
                 self.site = user_site(name, _take_reflected(self.numbers))
                 self.uncertain = [
-                    *(self._uncertain((args, kwargs)) if self.reads else ()),
+                    *self._uncertain(func, (args, kwargs)),
                     *settable_values(self.numbers),
                 ]
                 result = func(*args, **kwargs)
@@ -278,13 +278,13 @@ class Provenance(TorchFunctionMode):
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _uncertain(self, arguments: Any) -> list[int | float]:
-        """Return the numbers among the arguments that may depend on a read."""
+    def _uncertain(self, function: Any, arguments: Any) -> list[int | float]:
+        """Return the numbers among the arguments that neither the source nor a size determines."""
         plain = [number for number in self.numbers if not is_tagged(number)] + list(booleans_in(arguments))
         caller = _caller() if plain else None
         if caller is None or caller.f_code.co_filename.startswith(_LAYERS):  # attributes of torch's own layers
             return []
-        return unfixed_numbers(plain, caller)
+        return unfixed_numbers(plain, caller, function)
 
     def _note_reads(self, name: str, func: Any, arguments: Any, result: Any) -> None:
         """Note reads of the arguments, and tensors that are built from numbers that were read."""

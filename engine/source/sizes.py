@@ -30,6 +30,7 @@ __all__ = [
     "is_tagged",
     "numbers_in",
     "note_exact_values",
+    "untracked",
 ]
 
 
@@ -80,7 +81,7 @@ class Scalar(float):
 
 def expression(number: int | float) -> Expr:
     """Return the expression of a number; of a plain number, the number itself."""
-    return number.expr if isinstance(number, (Size, Scalar)) else _plain(number)
+    return number.expr if isinstance(number, (Size, Scalar)) else untracked(number)
 
 
 def is_tagged(number: Any) -> bool:
@@ -88,8 +89,10 @@ def is_tagged(number: Any) -> bool:
     return isinstance(number, (Size, Scalar))
 
 
-def _plain(number: int | float) -> int | float:
+def untracked(number: Any) -> Any:
     """Return a number without its expression; ``int(number)`` would call the tracked ``__int__``."""
+    if not is_tagged(number):
+        return number
     return float.__float__(number) if isinstance(number, float) else int.__int__(number)
 
 
@@ -199,7 +202,7 @@ def note_exact_values(numbers: Iterable[Any], depth: int = 2) -> None:
         return
     for number in numbers:
         if isinstance(number, (Size, Scalar)):
-            RECORDINGS[-1].note(Apply("==", number.expr, _plain(number)), True, place)
+            RECORDINGS[-1].note(Apply("==", number.expr, untracked(number)), True, place)
 
 
 LOOKUPS = Lookups()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from engine.source.literals import unfixed_numbers
 from engine.source.sizes import numbers_in
@@ -81,7 +85,73 @@ class Shapes:
 
 def test_a_tuple_that_is_put_together_before() -> None:
     """What the source fixes of its elements is fixed."""
-    assert Shapes().forward((7,), 9) == [[7], [7], [9, 10, 3], [3, 4], [3, 4]]
+    assert Shapes().forward((7,), 9) == [[7], [7], [9, 10], [3, 4], [3, 4]]
+
+
+def of_sizes(x: Tensor, parts: list[Tensor], many: int) -> list[list[Any]]:
+    """Pass numbers that follow from sizes, and some that follow from one and from something else."""
+    side = int(math.sqrt(x.shape[1]))
+    whole, rest = divmod(len(parts[0]), 2)
+    shift = 0 if x.size(0) <= 8 else 4
+    both = x.size(0) * many
+    counted = len(parts)
+    return [call(side), call(whole, rest), call(shift), call(both), call(counted)]
+
+
+def test_numbers_of_sizes_are_floats() -> None:
+    """They are amounts that other sizes tell apart, and factors that nothing does."""
+    numbers = of_sizes(torch.zeros(3, 16), [torch.zeros(5)], int("2"))
+    assert numbers == [[4.0], [2.0, 1.0], [0.0], [6], [1]]
+    assert [type(number) for [number, *_] in numbers] == [float, float, float, int, int]
+
+
+def defaults(x: Any, dim: int = 1, eps: float = 0.5) -> None:
+    """Stands for a function of torch."""
+
+
+def passed(dim: int) -> list[list[Any]]:
+    """Leave arguments out, and pass one that has the value of its default."""
+
+    def own(*numbers: Any, **named: Any) -> list[Any]:
+        return unfixed_numbers([1, 0.5], sys._getframe(1), defaults)
+
+    return [own(3.0), own(3.0, dim), own(3.0, dim=dim), own(*[3.0])]
+
+
+def test_defaults_of_what_is_called() -> None:
+    """They stand for the arguments that a call leaves out, and for no other."""
+    assert passed(int("1")) == [[], [1], [1], [1, 0.5]]
+
+
+def test_functions_of_fixed_numbers() -> None:
+    """Those of `math` too, a sum's first number, and the length of a list of modules; over several lines as well."""
+    layers = Layers()
+    both = alike = 3.0
+    assert [call(math.sqrt(2.0 / math.pi)), call(both, alike), layers.count()] == [[], [], []]
+    assert layers.call(
+        1.0,
+    ).call(2.0) == []  # fmt: skip
+    assert sum([Layers()]) == [] and sum([Layers()], int("0")) == [0]
+
+
+class Layers(nn.Module):
+    """Layers in a list, which can be counted and added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Identity(), nn.Identity()])
+
+    def count(self) -> list[Any]:
+        """Pass their number."""
+        return call(len(self.layers))
+
+    def call(self, number: float) -> Any:
+        """Return itself first, then what is not fixed."""
+        return self if number == 1.0 else unfixed_numbers([number], sys._getframe(1))
+
+    def __radd__(self, other: int) -> Any:
+        """Return what is not fixed of the number that it is added to."""
+        return unfixed_numbers([other], sys._getframe(1))
 
 
 def test_code_without_a_source() -> None:

@@ -273,9 +273,9 @@ def _outputs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("numbers among the arguments are recorded at others", _none, "an argument that blends two features"),
+    Ablation("numbers among the arguments are recorded at others", _none, "a number of iterations as an argument"),
     Ablation("texts among the arguments are recorded at others", _no_texts, "a head by the name of its task", True),
-    Ablation("values in containers are arguments too", _not_in_containers, "a number in a dictionary of arguments"),
+    Ablation("values in containers are arguments too", _not_in_containers, "names of layers as an argument"),
     Ablation(
         "constants in place of arguments vary", _only_what_is_passed, "a state that the example leaves out",
     ),

@@ -220,6 +220,21 @@ class _Levels(_Net):
         self.level = level
 
 
+class _Function(_Net):
+    """Uses one function or another, by a number that a method sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((torch.relu, torch.sigmoid)[self.stage](self.stem(x)))  # type: ignore[no-any-return]
+
+    def set_stage(self, stage: int) -> None:
+        """Go to another stage."""
+        self.stage = stage
+
+
 def _declared(model: nn.Module) -> dict[str, Any]:
     return {"constants": ["gate"]}
 
@@ -318,6 +333,13 @@ TRAPS = [
         shrinks=True,
     ),
     Trap(
+        name="a function by a number that a method sets",
+        source="activations that change in stages of training",
+        make=_Function,
+        example=_zeros,
+        uses=[_after(lambda model: model.set_stage(1))],
+    ),
+    Trap(
         name="a gate that is declared to be constant",
         source="ReZero (arXiv 2003.04887)",
         make=_ReZero,
@@ -335,5 +357,5 @@ def _as_they_are(patch: pytest.MonkeyPatch) -> None:
 
 ABLATIONS = [
     Ablation("attributes that code sets later are recorded at other values", _as_they_are, trap)
-    for trap in ("a gate in a number that a callback opens",)
+    for trap in ("a function by a number that a method sets",)
 ]

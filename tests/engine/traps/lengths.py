@@ -99,7 +99,8 @@ TRAPS = [
     _trap("features added over a list", "deep sets: sum(net(x) for x in items)", _Sum, lambda: (_noise(1),),
           _called(_noise(2)), _called(_noise(4))),
     _trap("features added over a table", "multi-modal fusion over a dictionary of views", _Table,
-          lambda: (OrderedDict(a=_noise(1)[0]),), _called(OrderedDict(zip("abc", _noise(3), strict=True)))),
+          lambda: (OrderedDict(a=_noise(1)[0]),), _called(OrderedDict(zip("abc", _noise(3), strict=True))),
+          shrinks=False),
     _trap("as many arguments as there are", "forward(self, x, *skips)", _Rest, lambda: (_noise(1)[0],),
           _called(*_noise(2)), _called(*_noise(3))),
     _trap("two lists of one length", VIDEO, _TwoLists, lambda:

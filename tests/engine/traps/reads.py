@@ -301,7 +301,7 @@ def _no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_uncertainty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "unfixed_numbers", lambda numbers, frame: [])
+    monkeypatch.setattr(provenance, "unfixed_numbers", lambda numbers, frame, function: [])
 
 
 def _no_truths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.recording.other_sizes import OtherSizes
-from engine.recording.steps import Rounds
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
@@ -95,11 +94,6 @@ def _carries_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OtherSizes, "carried", lambda self, nodes: set())
 
 
-def _same_numbers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Rounds, "of_loops", lambda self, nodes: ())
-
-
 ABLATIONS = [
     Ablation("what a loop carries varies if it runs more often", _carries_nothing, "a sum over more steps"),
-    Ablation("numbers of a round are others in further rounds", _same_numbers, "a table by the number of the step"),
 ]

@@ -239,6 +239,16 @@ def _attributes(self: Any, x: Tensor) -> Any:
     return self.head(self.block(h + 1.0 * all([self.first, self.second])))
 
 
+def _function_of_both(self: Any, x: Tensor, first: bool = False, second: bool = False) -> Any:
+    function = (torch.relu, torch.sigmoid)[all([first, second])]
+    return self.head(self.block(function(self.stem(x))))
+
+
+def _function_of_attributes(self: Any, x: Tensor) -> Any:
+    function = (torch.relu, torch.sigmoid)[all([self.first, self.second])]
+    return self.head(self.block(function(self.stem(x))))
+
+
 def _added(self: Any, x: Tensor, bias: Any = None) -> Any:
     return self.head(self.block(self.stem(x).relu() + (0 if bias is None else bias)))
 
@@ -322,13 +332,20 @@ TRAPS = [
     _trap("a name that a branch chooses", "if flag is not None: way = 'sums'", _by_branches, flag=True),
     _trap("two flags together", "all([a, b])", _both, first=True, second=True),
     _trap("neither of two flags", "if a or b:", _neither, first=False, second=False),
-    Trap(
-        name="two flags in attributes together",
-        source="all([self.a, self.b])",
-        make=lambda: type("Net", (Net,), {"forward": _attributes, "__module__": __name__})(),
-        example=lambda _: torch.zeros(2, 6, dtype=torch.float64),
-        uses=[_call(), _switched],
-        shrinks=True,
+    _trap("a function by two flags", "functions[a and b](x)", _function_of_both, first=True, second=True),
+    *(
+        Trap(
+            name=name,
+            source=source,
+            make=type("Net", (Net,), {"forward": forward, "__module__": __name__}),
+            example=lambda _: torch.zeros(2, 6, dtype=torch.float64),
+            uses=[_call(), _switched],
+            shrinks=True,
+        )
+        for name, source, forward in [
+            ("two flags in attributes together", "all([self.a, self.b])", _attributes),
+            ("a function by two flags in attributes", "functions[self.a and self.b](x)", _function_of_attributes),
+        ]
     ),
     _trap("a tensor in place of nothing", "h + (0 if bias is None else bias)", _added, bias=_noise()),
     _trap("a tensor in place of a number", "shift = 0.0 if bias is None else bias", _number, bias=_noise()),
@@ -364,10 +381,10 @@ def _no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ABLATIONS = [
-    Ablation("flags are recorded together", _one_at_a_time, "two flags together"),
-    Ablation("flags in attributes are recorded together", _attributes_alone, "two flags in attributes together"),
+    Ablation("flags are recorded together", _one_at_a_time, "a function by two flags"),
+    Ablation("flags in attributes are recorded together", _attributes_alone, "a function by two flags in attributes"),
     Ablation("options of base classes", _no_base_classes, "an option to the base class"),
     Ablation("what functions return, and objects hold, of options", _nothing_returned, "an option in a named tuple"),
     Ablation("constants that options choose", _no_constants, "a name that a branch chooses"),
-    Ablation("numbers in place of arguments", _no_numbers, "a number or nothing"),
+    Ablation("numbers in place of arguments", _no_numbers, "a tensor in place of a number"),
 ]

@@ -1,0 +1,176 @@
+"""Traps: numbers that enter an op from somewhere that the analysis does not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.source import provenance
+from tests.engine.traps.trap import Ablation, Trap, Use
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.enter(x)) + 0.5
+
+
+class _Keyword(_Net):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return self.leave(self.features(x) * options.get("scale", 1.0))  # type: ignore[no-any-return]
+
+
+class _Key(_Net):
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.leave(self.features(batch["x"]) * batch.get("scale", 1.0))  # type: ignore[no-any-return]
+
+
+class _Caught(_Net):
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        try:
+            scale: Any = batch["scale"]
+        except KeyError:
+            scale = 1.0
+        return self.leave(self.features(batch["x"]) * scale)  # type: ignore[no-any-return]
+
+
+class _Defaults(_Net):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        options = {"scale": 1.0, **options}
+        return self.leave(self.features(x) * options["scale"])  # type: ignore[no-any-return]
+
+
+class _Popped(_Net):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        shift = options.pop("shift", 0)
+        return self.leave(self.features(x) + shift)  # type: ignore[no-any-return]
+
+
+class _Length(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * (1.0 + (len(x) > 4)))  # type: ignore[no-any-return]
+
+
+class _Quotient(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * (1 + len(x) // 10))  # type: ignore[no-any-return]
+
+
+class _Bytes(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * (1.0 + (x.nbytes > 200)))  # type: ignore[no-any-return]
+
+
+class _Counted(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * (1.0 + sum(1 for _ in x) // 4))  # type: ignore[no-any-return]
+
+
+class _Root(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        side = int(x.shape[0] ** 0.5)
+        return self.leave(self.features(x) * side)  # type: ignore[no-any-return]
+
+
+class _Gradients(_Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * (1.0 + torch.is_grad_enabled()))  # type: ignore[no-any-return]
+
+
+class _Unset(_Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * (self.scale or 1.0))  # type: ignore[no-any-return]
+
+    def set_scale(self, scale: float) -> None:
+        """Scale features from now on."""
+        self.scale = scale
+
+
+class _Stored(_Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: dict[str, float] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.features(x) * self.options.get("scale", 1.0))  # type: ignore[no-any-return]
+
+
+class _Enclosing(_Net):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        def scaled(features: Tensor) -> Tensor:
+            return features * scale
+
+        return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
+
+
+def _noise(rows: int) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def _called(*args: Any, **kwargs: Any) -> Use:
+    def use(model: nn.Module) -> Any:
+        with torch.no_grad():
+            return model.eval()(*args, **kwargs)
+
+    return use
+
+
+def _with_gradients(model: nn.Module) -> Any:
+    return model.eval()(_noise(3))
+
+
+def _scaled(model: Any) -> Any:
+    model.set_scale(0.3)
+    return _called(_noise(3))(model)
+
+
+def _with_option(model: Any) -> Any:
+    model.options["scale"] = 0.3
+    return _called(_noise(3))(model)
+
+
+def _trap(name: str, source: str, make: Callable[[], nn.Module], example: Any, *uses: Use) -> Trap:
+    return Trap(name, source, make, lambda model: example, uses, shrinks="repaired")
+
+
+_BATCH = ({"x": _noise(2)},)
+_SCALED = {"x": _noise(3), "scale": torch.tensor(0.3, dtype=torch.float64)}
+
+TRAPS = [
+    _trap("an option with a default", "kwargs.get('scale', 1.0)", _Keyword, _noise(2), _called(_noise(3), scale=0.3)),
+    _trap("a key with a default", "batch.get('weight', 1.0)", _Key, _BATCH, _called(_SCALED)),
+    _trap("a key that is missed", "try: batch['scale'] except KeyError", _Caught, _BATCH, _called(_SCALED)),
+    _trap("defaults under options", "{**defaults, **kwargs}", _Defaults, _noise(2), _called(_noise(3), scale=0.3)),
+    _trap("an option that is popped", "kwargs.pop('shift', 0)", _Popped, _noise(2), _called(_noise(3), shift=0.3)),
+    _trap("a factor by a length", "1.0 + (len(x) > 4)", _Length, _noise(2), _called(_noise(9))),
+    _trap("a quotient of a length", "1 + len(x) // 10", _Quotient, _noise(2), _called(_noise(19))),
+    _trap("a factor by the bytes of a tensor", "x.nbytes > limit", _Bytes, _noise(2), _called(_noise(19))),
+    _trap("a factor by counting", "sum(1 for _ in x)", _Counted, _noise(2), _called(_noise(19))),
+    _trap("a root of a size as a factor", "int(n ** 0.5)", _Root, _noise(2), _called(_noise(19))),
+    _trap("a factor by gradients", "1.0 + torch.is_grad_enabled()", _Gradients, _noise(2), _with_gradients),
+    _trap("an attribute or a default", "self.scale or 1.0", _Unset, _noise(2), _scaled),
+    _trap("an option in an attribute", "self.options.get('scale', 1.0)", _Stored, _noise(2), _with_option),
+    _trap("a number around a function", "closures", _Enclosing, _noise(2), _called(_noise(3), scale=0.3)),
+]
+
+
+def _all_fixed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(provenance, "unfixed_numbers", lambda numbers, frame, function: [])
+
+
+ABLATIONS = [
+    Ablation("numbers that the source does not fix vary", _all_fixed, "an option with a default"),
+]

@@ -1,0 +1,170 @@
+"""Traps: arguments that code asks for in functions inside of forward, in loops, and where it uses weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.analysis.constants import Constants
+from engine.recording.untaken import UntakenBranch
+from engine.removal.homes import Homes
+from engine.source import control_flow
+from tests.engine.traps.trap import Ablation, Trap, Use
+
+__all__ = ["ABLATIONS", "TRAPS"]
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.enter(x)) + 0.5
+
+
+class _Function(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        def scaled(features: Tensor) -> Tensor:
+            return features if scale is None else features * scale
+
+        return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
+
+
+class _Lambda(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        scaled = lambda features: features if scale is None else features * scale  # noqa: E731
+        return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
+
+
+class _Comprehension(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        h = self.features(x)
+        return self.leave(torch.stack([h if scale is None else h * scale for _ in range(2)]).sum(0))  # type: ignore[no-any-return]
+
+
+class _Generator(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        h = self.features(x)
+
+        def parts() -> Iterator[Tensor]:
+            yield h
+            if scale is not None:
+                yield h * scale
+
+        return self.leave(sum(parts()))  # type: ignore[no-any-return]
+
+
+class _Attribute(_Net):
+    """A function inside asks an attribute of the module that a method sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaling = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        def scaled(features: Tensor) -> Tensor:
+            return features * 0.3 if self.scaling else features
+
+        return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
+
+    def set_scaling(self) -> None:
+        """Scale from now on."""
+        self.scaling = True
+
+
+class _Else(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        h = self.features(x)
+        for _ in range(2):
+            if scale is None:
+                break
+        else:
+            h = h * scale
+        return self.leave(h)  # type: ignore[no-any-return]
+
+
+class _Weight(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        weight = self.leave.weight
+        if scale is not None:
+            weight = weight * scale
+        return F.linear(self.features(x), weight, self.leave.bias)
+
+
+class _Bias(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        bias = self.leave.bias
+        if scale is not None:
+            bias = bias * scale
+        return F.linear(self.features(x), self.leave.weight, bias)
+
+
+class _OwnBias(_Net):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        bias = self.enter.bias
+        if scale is not None:
+            bias = bias + scale
+        return self.leave(torch.relu(F.linear(x, self.enter.weight, bias)) + 0.5)  # type: ignore[no-any-return]
+
+
+def _noise(rows: int) -> Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def _called(**kwargs: Any) -> Use:
+    def use(model: nn.Module) -> Any:
+        with torch.no_grad():
+            return model.eval()(_noise(3), **kwargs)
+
+    return use
+
+
+def _switched(model: Any) -> Any:
+    model.set_scaling()
+    return _called()(model)
+
+
+def _trap(name: str, source: str, make: type[nn.Module], use: Use | None = None) -> Trap:
+    scaled = _called(scale=torch.tensor(0.3, dtype=torch.float64))
+    return Trap(name, source, make, lambda model: _noise(2), [_called(), scaled if use is None else use])
+
+
+TRAPS = [
+    _trap("an argument in a function inside", "def scaled(h): h if scale is None else h * scale", _Function),
+    _trap("an argument in a lambda function", "lambda h: h if scale is None else h * scale", _Lambda),
+    _trap("an argument in a comprehension", "[h if scale is None else h * scale for …]", _Comprehension),
+    _trap("an argument in a generator", "if scale is not None: yield h * scale", _Generator),
+    _trap("an attribute in a function inside", "features * 0.3 if self.scaling else features", _Attribute, _switched),
+    _trap("an argument behind a loop", "for …: if scale is None: break … else:", _Else),
+    _trap("a weight that is scaled on demand", "weight = weight * scale; F.linear(x, weight)", _Weight),
+    _trap("a bias that is scaled on demand", "bias = bias * scale; F.linear(x, weight, bias)", _Bias),
+    _trap("a bias that is shifted on demand", "bias = bias + shift; F.linear(x, weight, bias)", _OwnBias),
+]
+
+
+def _nothing_around(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(UntakenBranch, "enclosing_variables", lambda self: set())
+
+
+def _never_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(control_flow, "_is_left", lambda loop: False)
+
+
+def _weights_settled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Constants, "settled_inputs", lambda self, c: torch.ones(c.groups * c.inputs, dtype=torch.bool))
+    patch.setattr(Homes, "changes", lambda self, value: False)
+
+
+ABLATIONS = [
+    Ablation("variables around a function may be others", _nothing_around, "an argument in a function inside"),
+    Ablation("what stands behind a loop depends on how it ends", _never_left, "an argument behind a loop"),
+    Ablation(
+        "weights that other code changes take no constants", _weights_settled, "a weight that is scaled on demand"
+    ),
+]
