@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.analysis.amounts import Amounts, agreed, none_known, other_amounts
 from engine.analysis.links import Links
-from engine.analysis.uncertain import agreeing
+from engine.analysis.uncertain import agreeing, amounts
 from engine.program.arrays import along, compact, is_finite
 from engine.program.contraction import Contraction
 from engine.program.graph import Graph, Node, Value, rule_errors
@@ -338,7 +338,8 @@ class Constants:
     def bordered(self, node: Node, c: Contraction) -> bool:
         """Whether constants differ between positions where a contraction reads them, at any size of the input."""
         follows = any(name == "padding" for name, _ in self.amounts.at(node))
-        return c.bordered or follows or self.has_profile(c.input)
+        other = "padding" in amounts(node, self.graph.uncertain.get(node.index, ()))
+        return c.bordered or follows or other or self.has_profile(c.input)
 
     def plain(self, value: Value) -> Tensor:
         """Return the array of a value for ops that do not preserve a profile, for which all but zeros varies."""

@@ -23,6 +23,12 @@ __all__ = ["agreeing", "amounts", "dims_of", "widened"]
 
 Numbers = Sequence[int | float]
 
+_SPATIAL = frozenset(
+    """kernel_size stride padding dilation output_padding output_size pooled_height pooled_width
+    sampling_ratio""".split()
+)
+"""Arguments that say how much of the dimensions behind the channels is taken."""
+
 _OTHERS: tuple[Callable[[float], float], ...] = (
     lambda n: 2.9 * n + 0.7,
     lambda n: -0.37 * n - 1.3,
@@ -65,11 +71,20 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
     return names
 
 
-def dims_of(node: Node) -> tuple[int, ...]:
-    """Return the dimensions of a node's input that its integer arguments apply to; none where these may be all."""
+def dims_of(node: Node, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the dimensions of a node's input that integer arguments apply to; none where these may be all.
+
+    Args:
+        node: of a graph.
+        names: of the arguments.
+    """
+    rank = node.inputs[0].ndim if node.inputs else 0
+    if rank > 1 and names and _SPATIAL.issuperset(names):
+        axes = max(len(v) if isinstance(v, (list, tuple)) else 2 for v in (node.args[name] for name in names))
+        return tuple(range(max(1, min(2, rank - axes)), rank))
     named = node.args.get("dim", node.args.get("dims"))
     dims = [named] if isinstance(named, int) else named if isinstance(named, (list, tuple)) else []
-    return tuple(dim % node.inputs[0].ndim for dim in dims) if node.inputs and node.inputs[0].ndim else ()
+    return tuple(dim % rank for dim in dims) if rank else ()
 
 
 def agreeing(
@@ -86,8 +101,9 @@ def agreeing(
         compute: returns the constants for one choice of numbers.
         constant_of: returns the constants of an input.
     """
-    dims = dims_of(node)
-    if amounts(node, numbers) and (not dims or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
+    names = amounts(node, numbers)
+    dims = dims_of(node, names)
+    if names and (not dims or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
         return None
     arrays = compute(node)
     for other in _others(node, numbers) if arrays is not None and not none_known(arrays) else ():
@@ -108,19 +124,22 @@ def _others(node: Node, numbers: Numbers) -> Iterator[Node]:
         yield replace(node, args={**node.args, **changed})
 
 
-def widened(node: Node, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value, Tensor | None]]:
-    """Yield inputs of a node that takes other amounts for other data, with the used entries of each; None for all.
+def widened(node: Node, numbers: Numbers, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value, Tensor | None]]:
+    """Yield inputs of a node that takes other amounts in other calls, with the used entries of each; None for all.
 
     Args:
         node: of a graph.
+        numbers: numbers that may be others.
         used: returns the used entries of an output.
     """
     if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read
         return
-    dims, source = dims_of(node), node.inputs[0]
+    dims, source = dims_of(node, amounts(node, numbers)), node.inputs[0]
     for value in node.outputs:
         if dims and value.ndim == source.ndim:
-            yield source, functools.reduce(lambda entries, dim: entries.any(dim, keepdim=True), dims, used(value))
+            others = [d for d in range(value.ndim) if value.shape[d] != source.shape[d]]  # of as many boxes, say
+            every = functools.reduce(lambda entries, d: entries.any(d, keepdim=True), {*dims, *others}, used(value))
+            yield source, every
         elif len(dims) == 1 and value.ndim == source.ndim - 1:
             yield source, used(value).unsqueeze(dims[0])
         else:

@@ -69,8 +69,9 @@ class Use:
 
     def _widen(self, node: Node) -> None:
         """Extend use to all amounts that a node might take for other data."""
-        if amounts(node, self.graph.uncertain.get(node.index, ())):
-            for value, used in widened(node, self.__getitem__):
+        numbers = self.graph.uncertain.get(node.index, ())
+        if amounts(node, numbers):
+            for value, used in widened(node, numbers, self.__getitem__):
                 if used is None:
                     self.add_all(value)
                 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -189,9 +189,9 @@ def _inside(name: str, containers: Collection[str]) -> list[tuple[str, str]]:
     return [(container, key) for container, key in pairs if container in containers]
 
 
-def _hold_amounts(node: Node, labels: Labels) -> None:
+def _hold_amounts(node: Node, names: Sequence[str], labels: Labels) -> None:
     """Freeze the dimensions along which a node takes an amount that may be another one in another call."""
-    dims, reason = dims_of(node), f"{node!r} takes an amount of it that may be another one in another call"
+    dims, reason = dims_of(node, names), f"{node!r} takes an amount of it that may be another one in another call"
     for value in (*node.inputs, *node.outputs):
         if not dims or value.ndim != node.inputs[0].ndim:
             labels.freeze(value, reason)
@@ -229,8 +229,8 @@ def propagate(graph: Graph, rules: Registry) -> Structure:
             rule.labels(node, labels)
             if node.outputs and not rule.rare.lends:
                 labels.fix_unclaimed(node)
-        if amounts(node, graph.uncertain.get(node.index, ())):
-            _hold_amounts(node, labels)
+        if names := amounts(node, graph.uncertain.get(node.index, ())):
+            _hold_amounts(node, names, labels)
     for value in graph.outputs:
         labels.freeze(value, graph.exits.get(value.index, "is an output of the model"))
     for node, missed in _beside_missed(graph):

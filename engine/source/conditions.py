@@ -148,8 +148,8 @@ class Conditions:
                 return False
             return not is_open and all(value is not None and self._fixed(value, visited) for value in values)
         value = self.space.get(name, vars(builtins).get(name, _MISSING))
-        if value is _MISSING:  # a variable of an enclosing function, which a size may decide
-            return not self.sized and name not in self.open
+        if value is _MISSING:  # a variable of an enclosing function
+            return name not in self.open
         return isinstance(value, _FIXED_KINDS)
 
     def _conditions_of(self, node: ast.AST) -> Sequence[ast.expr | None]:

@@ -64,15 +64,18 @@ def _contents(text: str) -> FileSyntax:
         tree = syntax_of_file(text)
     except SyntaxError:
         return FileSyntax({}, {}, frozenset())
-    places = {
+    nodes = list(ast.walk(tree))
+    places: dict[Span, ast.AST] = {
         span: node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.expr, ast.AugAssign)) and type(node) in _OPERANDS
         for span in _spans_of(node)
     }
+    writes = ((node, target) for node in nodes if isinstance(node, ast.Assign) for target in node.targets)
+    places |= {next(_spans_of(target)): node for node, target in writes if isinstance(target, ast.Subscript)}
     functions = {
         min([node.lineno, *(d.lineno for d in node.decorator_list)]): node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     attributes_set_later = {
@@ -106,7 +109,8 @@ def _of_call(call: Any) -> list[ast.expr]:
 
 
 def _of_assignment(place: Any) -> list[ast.expr]:
-    return [place.value, *([place.target.slice] if isinstance(place.target, ast.Subscript) else [])]
+    targets = place.targets if isinstance(place, ast.Assign) else [place.target]
+    return [place.value, *(target.slice for target in targets if isinstance(target, ast.Subscript))]
 
 
 _OPERANDS: dict[type, Callable[[Any], list[ast.expr]]] = {
@@ -114,6 +118,7 @@ _OPERANDS: dict[type, Callable[[Any], list[ast.expr]]] = {
     ast.BinOp: lambda place: [place.left, place.right],
     ast.UnaryOp: lambda place: [place.operand],
     ast.Compare: lambda place: [place.left, *place.comparators],
+    ast.Assign: _of_assignment,
     ast.AugAssign: _of_assignment,
     ast.Subscript: lambda place: [place.slice],
 }

@@ -144,6 +144,7 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
     its tuples. Any other expression is returned as it is.
     """
     expr = expr.value if isinstance(expr, ast.Starred) else expr
+    frame = _home(expr.id, frame) if isinstance(expr, ast.Name) else frame
     if isinstance(expr, ast.BinOp):
         return [e for s in _summands(expr) for e in (parts_of(s) if isinstance(s, ast.Tuple) else [])] or [expr]
     function = _function(frame) if isinstance(expr, ast.Name) and expr.id in frame.f_locals else None
@@ -168,6 +169,16 @@ def _summands(expr: ast.expr) -> list[ast.expr]:
     if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Add):
         return [*_summands(expr.left), *_summands(expr.right)]
     return [expr]
+
+
+def _home(name: str, frame: FrameType) -> FrameType:
+    """Return the running function that a variable belongs to: of a comprehension, say, the one around it."""
+    around: FrameType | None = frame
+    while around is not None and name in around.f_code.co_freevars:
+        inner, around = around.f_code, around.f_back
+        while around is not None and inner not in around.f_code.co_consts:
+            around = around.f_back
+    return frame if around is None else around
 
 
 def _function(frame: FrameType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -216,7 +227,9 @@ def _value(expr: ast.expr, scope: _Scope) -> Any:
     if isinstance(expr, ast.Attribute):
         return _attribute(_owner(expr.value, scope), expr.attr, scope)
     if isinstance(expr, ast.Name):
-        return _local(expr.id, scope) if expr.id in scope.frame.f_code.co_varnames else _global(expr.id, scope)
+        scope = scope._replace(frame=_home(expr.id, scope.frame))
+        own = (*scope.frame.f_code.co_varnames, *scope.frame.f_code.co_cellvars)
+        return _local(expr.id, scope) if expr.id in own else _global(expr.id, scope)
     raise _NotFixed
 
 
@@ -241,7 +254,7 @@ def _size(expr: ast.expr, frame: FrameType) -> int | float | None:
 def _held(expr: ast.expr, frame: FrameType) -> Any:
     """Return what a variable holds, or an item of it that the code names; None where it is something else."""
     if isinstance(expr, ast.Name):
-        return frame.f_locals.get(expr.id)
+        return _home(expr.id, frame).f_locals.get(expr.id)
     if not isinstance(expr, ast.Subscript) or not is_literal(expr.slice):
         return None
     whole: Any = _held(expr.value, frame)
@@ -270,11 +283,11 @@ def _owner(expr: ast.expr, scope: _Scope) -> Any:
     """Return the object whose attribute is read: ``self``, a Python module, or an attribute of these."""
     if isinstance(expr, ast.Attribute):
         return _attribute(_owner(expr.value, scope), expr.attr, scope)
-    code = scope.frame.f_code
-    own = scope.frame.f_locals
+    scope = scope._replace(frame=_home(expr.id, scope.frame)) if isinstance(expr, ast.Name) else scope
+    code, own = scope.frame.f_code, scope.frame.f_locals
     if isinstance(expr, ast.Name) and code.co_argcount and expr.id == code.co_varnames[0] and expr.id in own:
         return own[expr.id]
-    if isinstance(expr, ast.Name) and expr.id not in code.co_varnames:
+    if isinstance(expr, ast.Name) and expr.id not in (*code.co_varnames, *code.co_cellvars):
         return _global(expr.id, scope)
     raise _NotFixed
 

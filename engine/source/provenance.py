@@ -134,7 +134,10 @@ _ADDRESSES = frozenset({"data_ptr"})
 
 _WRAPPERS = tuple(
     os.path.join(os.path.dirname(torch.__file__), *path)
-    for path in (("_tensor.py",), ("functional.py",), ("overrides.py",), ("nn", "functional.py"), ("_jit_internal.py",))
+    for path in (
+        *(("_tensor.py",), ("functional.py",), ("overrides.py",), ("nn", "functional.py"), ("_jit_internal.py",)),
+        *(("_ops.py",), ("__init__.py",)),
+    )
 )
 _LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _NUMBERS = (bool, int, float, list, np.ndarray)

@@ -77,11 +77,14 @@ def test_view_with_constants(view: str) -> None:
     A derived size follows; for a literal one the layer stays whole, and is named with the line.
     """
 
-    def forward(m: Net, x: Tensor) -> Tensor:
-        x = torch.relu(m.conv(x))
-        x = x.view(-1, 128) if view == "literal" else x.reshape(x.shape[0], x.shape[1] * x.shape[2] * x.shape[3])
-        return m.head(torch.relu(m.hidden(x)))
+    def literal(m: Net, x: Tensor) -> Tensor:
+        return m.head(torch.relu(m.hidden(torch.relu(m.conv(x)).view(-1, 128))))
 
+    def derived(m: Net, x: Tensor) -> Tensor:
+        x = torch.relu(m.conv(x))
+        return m.head(torch.relu(m.hidden(x.reshape(x.shape[0], x.shape[1] * x.shape[2] * x.shape[3]))))
+
+    forward = literal if view == "literal" else derived
     parts = {"conv": nn.Conv2d(3, 8, 3), "hidden": nn.Linear(128, 6), "head": nn.Linear(6, 2)}
     model = randomised(Net(forward, **parts))
     unsafe = engine.not_safe_to_prune(model, image())

@@ -36,7 +36,8 @@ def stems(f: Function, count: int = 1, channels: int = 8, **parts: nn.Module) ->
         return [getattr(m, f"stem{k}")(x) for k in range(count)]
 
     def forward(m: Net, x: Tensor) -> Any:
-        return f(*features(m, x))
+        first, *others = features(m, x)
+        return f(first, *others) if others else f(first)
 
     def forward_of_parts(m: Net, x: Tensor) -> Any:
         return f(m, *features(m, x))

@@ -7,7 +7,6 @@ tries them. Whatever would run there, or run otherwise, keeps its channels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.recording import forward_arguments, other_sizes, unreached, untaken
-from engine.source.conditions import Conditions
 from tests.engine.traps.trap import Ablation, Trap, once
 
 __all__ = ["ABLATIONS", "TRAPS", "one_size"]
@@ -325,12 +323,6 @@ TRAPS = [
     _trap("levels by size", LEVELS, _levels, (6, 9)),
 ]  # fmt: skip
 
-_NAME = Conditions._name
-
-
-def _settled_name(self: Conditions, name: str, *others: Any) -> bool:
-    return _NAME(replace(self, sized=()), name, *others)
-
 
 _NOTHING: Any = lambda *args, **kwargs: None  # noqa: E731
 
@@ -349,11 +341,6 @@ ABLATIONS = [
         "decisions by sizes that reach other functions",
         lambda patch: patch.setattr(forward_arguments, "functions_that_choose", lambda model, chooses: []),
         "a size decides for a function",
-    ),
-    Ablation(
-        "variables of enclosing functions",
-        lambda patch: patch.setattr(Conditions, "_name", _settled_name),
-        "a size decides for a nested function",
     ),
     Ablation(
         "values that code which did not run would replace",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.source import provenance
@@ -116,6 +117,35 @@ class _Enclosing(_Net):
         return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
 
 
+class _Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(self.enter(x)) + 0.5
+
+
+class _Padding(_Images):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return F.conv2d(self.features(x), self.leave.weight, self.leave.bias, padding=options.get("padding", 0))
+
+
+class _Pool(_Images):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return self.leave(F.max_pool2d(self.features(x), options.get("pool", 2)))  # type: ignore[no-any-return]
+
+
+class _Padded(_Images):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        border = options.get("border", 0)
+        return self.leave(F.pad(self.features(x), (border, border)))  # type: ignore[no-any-return]
+
+
+def _image(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
 def _noise(rows: int) -> Tensor:
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
@@ -142,8 +172,8 @@ def _with_option(model: Any) -> Any:
     return _called(_noise(3))(model)
 
 
-def _trap(name: str, source: str, make: Callable[[], nn.Module], example: Any, *uses: Use) -> Trap:
-    return Trap(name, source, make, lambda model: example, uses, shrinks="repaired")
+def _trap(name: str, source: str, make: Callable[[], nn.Module], example: Any, *uses: Use, **options: Any) -> Trap:
+    return Trap(name, source, make, lambda model: example, uses, **{"shrinks": "repaired", **options})
 
 
 _BATCH = ({"x": _noise(2)},)
@@ -163,6 +193,28 @@ TRAPS = [
     _trap("a factor by gradients", "1.0 + torch.is_grad_enabled()", _Gradients, _noise(2), _with_gradients),
     _trap("an attribute or a default", "self.scale or 1.0", _Unset, _noise(2), _scaled),
     _trap("an option in an attribute", "self.options.get('scale', 1.0)", _Stored, _noise(2), _with_option),
+    _trap(
+        "a padding from an option",
+        "padding=kwargs.get('padding', 0)",
+        _Padding,
+        _image(2, 3, 6, 6),
+        _called(_image(3, 3, 7, 7), padding=1),
+    ),
+    _trap(
+        "a pool by an option",
+        "max_pool2d(x, kwargs.get('pool', 2))",
+        _Pool,
+        _image(2, 3, 8, 8),
+        _called(_image(3, 3, 12, 12), pool=3),
+    ),
+    _trap(
+        "a border from an option",
+        "pad(x, (border, border))",
+        _Padded,
+        _image(2, 3, 6, 6),
+        _called(_image(3, 3, 6, 6), border=2),
+        shrinks=False,
+    ),
     _trap("a number around a function", "closures", _Enclosing, _noise(2), _called(_noise(3), scale=0.3)),
 ]
 
