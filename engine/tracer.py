@@ -137,21 +137,9 @@ def _held(setting: Sequence[tuple[Attribute | OuterValue, Any]]) -> Iterator[Non
 
 
 def _run_entry(
-    recorder: EntryRecorder,
-    model: nn.Module,
-    opaque: Collection[str],
-    entry: Entry,
-    setting: Any = (),
-    *,
-    real: bool = True,
+    recorder: EntryRecorder, model: nn.Module, opaque: Collection[str], entry: Entry, setting: Any = ()
 ) -> None:
-    """Record an entry.
-
-    Args:
-        recorder, model, opaque, entry: as above.
-        setting: of values outside of the model.
-        real: whether it runs on data where it rejects tensors without. One process of several would wait for the others
-            there, where they do not record the same.
+    """Record an entry, on data where it asks for them.
 
     Raises:
         TraceError: naming the entry, where it does not run.
@@ -172,7 +160,7 @@ def _run_entry(
             return
         except (*NEEDS_DATA, TraceError):
             recorder.drop(mark)
-            if not fake or recorder.real or not real:
+            if not fake or recorder.real or not recorder.may_take_data:
                 raise
 
 

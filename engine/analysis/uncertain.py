@@ -1,8 +1,7 @@
-"""Ops with numeric arguments that may depend on data: constants and use that hold for all values of these numbers.
+"""Ops with numeric arguments that neither the source nor sizes determine: what holds for all values of these numbers.
 
-Once code has read a tensor, the numbers in ``x * n`` or ``x[:, :n]`` may differ for the next input. Only entries that
-agree for very different numbers are constant; along a dimension of which another amount may be taken, everything is
-used and frozen.
+The numbers in ``x * n`` or ``x[:, :n]`` may differ in the next call. Only entries that agree for very different numbers
+are constant; along a dimension of which another amount may be taken, everything is used and frozen.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def amounts(node: Node, numbers: Numbers) -> list[str]:
 
     Args:
         node: of a graph.
-        numbers: numbers that may depend on data.
+        numbers: those that may be others in another call.
     """
     names, whole = [], [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
     for name in _typed(node, ("int", "Int")) if whole else ():
@@ -97,7 +96,7 @@ def agreeing(
 
     Args:
         node: of a graph.
-        numbers: numbers that may depend on data.
+        numbers: those that may be others in another call.
         compute: returns the constants for one choice of numbers.
         constant_of: returns the constants of an input.
     """
@@ -129,7 +128,7 @@ def widened(node: Node, numbers: Numbers, used: Callable[[Value], Tensor]) -> It
 
     Args:
         node: of a graph.
-        numbers: numbers that may be others.
+        numbers: those that may be others in another call.
         used: returns the used entries of an output.
     """
     if not node.inputs:  # a permutation of as many entries as a batch has, drawn after a read

@@ -198,7 +198,7 @@ class Graph:
         outputs: values that the model returns, on all paths, and all others that outlive a run.
         exits: index of an output that no forward returns -> how it leaves the run.
         decisions: places where the code reads numbers from tensors, which may decide what runs afterwards.
-        uncertain: node index -> numbers among its arguments that may depend on numbers read from tensors.
+        uncertain: node index -> numbers among its arguments that may be others in another call.
         stored: parameters and buffers that the program reads, by canonical name.
         aliases: every name of a parameter or buffer -> its canonical name (tied weights).
         attributes: integer attributes of each module.

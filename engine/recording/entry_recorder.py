@@ -34,6 +34,7 @@ class EntryRecorder(Recorder):
     Attributes:
         entries: recorded entries, and the variants in which they run otherwise.
         on_data: names of the entries that were recorded on real data.
+        may_take_data: whether an entry is recorded on real data where it rejects tensors without.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class EntryRecorder(Recorder):
         self._is_entry, self._literal = False, literal
         self.entries: list[Entry] = []
         self.on_data: set[str] = set()
+        self.may_take_data = True
         super().__init__(model, fakes, changing)
         self._fake_maker = fakes
         self._gradients = GradientRequests(self._leave, self._differentiate)
@@ -73,6 +75,15 @@ class EntryRecorder(Recorder):
             yield
         finally:
             self._maker = maker
+
+    @contextmanager
+    def without_data(self) -> Iterator[None]:
+        """Record no run in the body on real data, in which one process of several would wait for the others."""
+        self.may_take_data = False
+        try:
+            yield
+        finally:
+            self.may_take_data = True
 
     @property
     def real(self) -> bool:

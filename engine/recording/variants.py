@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -294,8 +295,8 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
     runs = _Runs(nodes, outputs)
     kept: list[Entry] = []
 
-    def accepts(way: Entry, setting: Any = (), *, real: bool = True) -> bool:
-        mark = attempt(recorder, functools.partial(run, way, setting, real=real))
+    def accepts(way: Entry, setting: Any = ()) -> bool:
+        mark = attempt(recorder, functools.partial(run, way, setting))
         new = False
         if mark is not None:
             new = runs.add(recorder.since(mark)[0], recorder.left(mark))
@@ -315,8 +316,9 @@ def record_entry(recorder: EntryRecorder, run: Callable[..., None], entry: Entry
         for args, kwargs in calls:
             name = f"{entry.name}, other lengths {next(numbers)}"
             way = replace(entry, args=args, kwargs=kwargs, others={}, name=name)
-            if not accepts(way, real=entry.name in recorder.on_data):
-                break
+            with nullcontext() if entry.name in recorder.on_data else recorder.without_data():
+                if not accepts(way):
+                    break
     missing = settings.record(guards, lambda own: accepts(entry.at([(a.module, a.name, value) for a, value in own])))
     if not entry.explored:
         outer = OuterValues(model, recorder.coverage)

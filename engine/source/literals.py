@@ -1,7 +1,7 @@
 """Which numbers in a call are fixed by the source: literals, globals, and attributes that only ``__init__`` sets.
 
-Once code has read a number from a tensor, the numbers that it passes to ops may be computed from that number, or chosen
-by it. Literals in the source of the call, and attributes that nothing changes, are neither.
+Any other number that code passes to an op may be another one in the next call: it may follow from what was read from a
+tensor, from an option, or from the state of the process.
 """
 
 from __future__ import annotations

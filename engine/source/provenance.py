@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
-import functools
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
@@ -26,6 +23,7 @@ from engine.source.coefficients import settable_values
 from engine.source.coverage import CoverageTracer
 from engine.source.inlining import inlined
 from engine.source.literals import unfixed_numbers
+from engine.source.replaced_functions import check_followed, replaced_functions
 from engine.source.sites import ENGINE, Site, user_site
 from engine.source.sizes import (
     LOOKUPS,
@@ -49,49 +47,6 @@ def _take_reflected(numbers: Iterable[int | float]) -> bool:
     for number in reflected:
         number.reflected = False
     return bool(reflected)
-
-
-_MATH = {function.__name__: function for function in (math.exp, math.log, math.log10, math.log2, math.sqrt)}
-_range = range
-
-
-def _tracked_function(plain: Callable[..., float]) -> Callable[..., float]:
-    """Return a function of `math` whose result is tracked."""
-
-    @functools.wraps(plain)
-    def function(number: Any, /, *base: Any) -> float:
-        result = plain(number, *base)
-        if is_tagged(number) and not base:
-            return Scalar(result, Apply(plain.__name__, expression(number), 0))
-        note_exact_values((number, *base))
-        return result
-
-    return function
-
-
-class _RangeType(type):
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _range)
-
-    def __call__(cls, *bounds: Any) -> range:
-        note_exact_values(bounds)
-        return _range(*bounds)
-
-
-class _Range(metaclass=_RangeType):
-    """Replaces ``range``, which turns its bounds into plain numbers: the length of a loop is a decision, too."""
-
-
-@contextmanager
-def _tracking_functions() -> Iterator[None]:
-    """Replace the functions that would return untracked numbers."""
-    try:
-        builtins.range = _Range  # type: ignore[assignment, misc]
-        vars(math).update({name: _tracked_function(plain) for name, plain in _MATH.items()})
-        yield
-    finally:
-        builtins.range = _range  # type: ignore[misc]
-        vars(math).update(_MATH)
 
 
 class Program(Protocol):
@@ -218,7 +173,7 @@ class Provenance(TorchFunctionMode):
 
     def __enter__(self) -> Provenance:
         self._scope = ExitStack()
-        self._scope.enter_context(_tracking_functions())
+        self._scope.enter_context(replaced_functions())
         RECORDINGS.append(self)
         LOOKUPS.restart()
         self.reads = False
@@ -236,6 +191,7 @@ class Provenance(TorchFunctionMode):
         self._coverage.pause()
         try:
             name = getattr(func, "__name__", "")
+            check_followed(name, args, self._program.holds)
             if name == "__set__" and func.__self__ is Tensor.data:
                 return self._program.assign(*args)
             inlined_function = inlined(func)

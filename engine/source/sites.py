@@ -23,7 +23,10 @@ CALLBACKS = os.path.join(os.path.dirname(ENGINE[: -len(os.sep)]), "lightning_com
 
 _RECORDER = frozenset(
     os.path.join(ENGINE, *place)
-    for place in (("source", "sizes.py"), ("source", "provenance.py"), ("recording", "recorder.py"))
+    for place in (
+        *(("source", name) for name in ("sizes.py", "provenance.py", "replaced_functions.py")),
+        ("recording", "recorder.py"),
+    )
 )
 
 _EXCHANGES = f"{__name__.partition('.')[0]}.surgery."
