@@ -144,7 +144,11 @@ class _UntakenBranches:
                     self._fixed.pop((branch.branch, branch.owner, by_user), None)
 
     def _may_run_in_others(self, branch: UntakenBranch) -> bool:
-        return branch.is_interrupted or not (branch.would_fail() or self._is_settled(branch))
+        return branch.is_interrupted or not (self._would_fail(branch) or self._is_settled(branch))
+
+    def _would_fail(self, branch: UntakenBranch) -> bool:
+        module = self._runs.modules[branch.owner]
+        return branch.would_fail(functools.partial(self._mutability.never_changed, module))
 
     def open(self) -> list[UntakenBranch]:
         """Return the branches that other calls may run."""
@@ -233,7 +237,7 @@ class _UntakenBranches:
             if not self._is_settled(branch):  # what those modules return may go to others that ran
                 self._variables_of_other_calls(branch, values_read)
             return frozenset(values_read)
-        if branch.would_fail() or self._is_decided_by_size_alone(branch):
+        if self._would_fail(branch) or self._is_decided_by_size_alone(branch):
             return None
         if self._is_fixed(branch, by_user=False):
             return self._reshaped_to_literals(branch, beside_attributes=False) or None

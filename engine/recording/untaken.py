@@ -118,7 +118,7 @@ class UntakenBranch:
     @property
     def is_interrupted(self) -> bool:
         """Whether an error kept it from running to its end, other than one that occurs in any case."""
-        return self.branch.is_interrupted and not self._lacks_attribute(self.branch.nodes[:1])
+        return self.branch.is_interrupted and not self._lacks_attribute(self.branch.nodes[:1], lambda name: True)
 
     def arguments(self) -> set[str]:
         """Return the names of the function's arguments."""
@@ -128,19 +128,24 @@ class UntakenBranch:
         """Return the names of variables of the function around it, which may hold anything."""
         return set(self.code.co_freevars) - {"__class__"}
 
-    def would_fail(self) -> bool:
-        """Whether it uses an attribute of the module that is None or missing, or a name that nothing defines."""
-        if self._lacks_attribute(self.branch.nodes):
+    def would_fail(self, never_changed: Callable[[str], bool]) -> bool:
+        """Whether it uses an attribute of the module that stays None or missing, or a name that nothing defines.
+
+        Args:
+            never_changed: whether no code sets an attribute of the module later.
+        """
+        if self._lacks_attribute(self.branch.nodes, never_changed):
             return True
         if nodes_of(self._coverage.function.tree, *TRIES):  # what it computes before the error may be used
             return False
         names = globals_used(tuple(self.branch.nodes), self.code)
         return any(name not in self._coverage.space and not hasattr(builtins, name) for name in names)
 
-    def _lacks_attribute(self, nodes: Sequence[ast.AST]) -> bool:
-        """Whether code uses an attribute of the module that is None or missing."""
+    def _lacks_attribute(self, nodes: Sequence[ast.AST], never_changed: Callable[[str], bool]) -> bool:
+        """Whether code uses an attribute of the module that is None or missing, and stays so."""
         owner, name = self._modules[self.owner], self.self_name
-        return name is not None and any(getattr(owner, n, None) is None for n in attributes_used(tuple(nodes), name))
+        used = attributes_used(tuple(nodes), name) if name is not None else ()
+        return any(getattr(owner, attribute, None) is None and never_changed(attribute) for attribute in used)
 
     # ------------------------------------------------------------------ what it does to variables
 

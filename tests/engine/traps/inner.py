@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +78,24 @@ class _Attribute(_Net):
         self.scaling = True
 
 
+class _Unset(_Net):
+    """Has no function until a method sets one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        if self.function is not None:
+            h = self.function(h)
+        return self.leave(h)  # type: ignore[no-any-return]
+
+    def set_function(self) -> None:
+        """Use one from now on."""
+        self.function = torch.sigmoid
+
+
 class _Else(_Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         h = self.features(x)
@@ -130,6 +148,11 @@ def _switched(model: Any) -> Any:
     return _called()(model)
 
 
+def _with_function(model: Any) -> Any:
+    model.set_function()
+    return _called()(model)
+
+
 def _trap(name: str, source: str, make: type[nn.Module], use: Use | None = None) -> Trap:
     scaled = _called(scale=torch.tensor(0.3, dtype=torch.float64))
     return Trap(name, source, make, lambda model: _noise(2), [_called(), scaled if use is None else use])
@@ -141,6 +164,7 @@ TRAPS = [
     _trap("an argument in a comprehension", "[h if scale is None else h * scale for …]", _Comprehension),
     _trap("an argument in a generator", "if scale is not None: yield h * scale", _Generator),
     _trap("an attribute in a function inside", "features * 0.3 if self.scaling else features", _Attribute, _switched),
+    _trap("a function that is not set yet", "if self.fn is not None: h = self.fn(h)", _Unset, _with_function),
     _trap("an argument behind a loop", "for …: if scale is None: break … else:", _Else),
     _trap("a weight that is scaled on demand", "weight = weight * scale; F.linear(x, weight)", _Weight),
     _trap("a bias that is scaled on demand", "bias = bias * scale; F.linear(x, weight, bias)", _Bias),
@@ -156,6 +180,11 @@ def _never_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(control_flow, "_is_left", lambda loop: False)
 
 
+def _never_set(patch: pytest.MonkeyPatch) -> None:
+    lacks = UntakenBranch._lacks_attribute
+    patch.setattr(UntakenBranch, "_lacks_attribute", lambda self, nodes, _: lacks(self, nodes, lambda name: True))
+
+
 def _weights_settled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Constants, "settled_inputs", lambda self, c: torch.ones(c.groups * c.inputs, dtype=torch.bool))
     patch.setattr(Homes, "changes", lambda self, value: False)
@@ -163,6 +192,7 @@ def _weights_settled(patch: pytest.MonkeyPatch) -> None:
 
 ABLATIONS = [
     Ablation("variables around a function may be others", _nothing_around, "an argument in a function inside"),
+    Ablation("an attribute that is None may be set", _never_set, "a function that is not set yet"),
     Ablation("what stands behind a loop depends on how it ends", _never_left, "an argument behind a loop"),
     Ablation(
         "weights that other code changes take no constants", _weights_settled, "a weight that is scaled on demand"
