@@ -30,6 +30,8 @@ from engine.source.syntax import TRIES, is_literal_size, nodes_of
 
 __all__ = ["UntakenBranch"]
 
+_MISSING = object()
+
 _CONTAINERS = (ast.Tuple, ast.List, ast.Dict)
 
 
@@ -144,8 +146,8 @@ class UntakenBranch:
     def _lacks_attribute(self, nodes: Sequence[ast.AST], never_changed: Callable[[str], bool]) -> bool:
         """Whether code uses an attribute of the module that is None or missing, and stays so."""
         owner, name = self._modules[self.owner], self.self_name
-        used = attributes_used(tuple(nodes), name) if name is not None else ()
-        return any(getattr(owner, attribute, None) is None and never_changed(attribute) for attribute in used)
+        held = {n: getattr(owner, n, _MISSING) for n in (attributes_used(tuple(nodes), name) if name else ())}
+        return any(value is _MISSING or value is None and never_changed(n) for n, value in held.items())
 
     # ------------------------------------------------------------------ what it does to variables
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from engine.source.function_text import syntax_of_file, text_of
+from engine.source.function_text import edited_syntax, syntax_of_file, text_of
 
 __all__ = ["FileSyntax", "expression_at", "file_syntax", "is_literal", "operands_of", "parts_of"]
 
@@ -55,15 +55,19 @@ def _spans(code: CodeType) -> list[Span | None]:
 @functools.cache
 def file_syntax(code: CodeType) -> FileSyntax:
     """Return the syntax of the file of a function; empty without source."""
-    return _contents(text_of(code))
+    whole, edited = _contents(text_of(code)), edited_syntax(code)
+    return whole if edited is None else _of_tree(edited, whole.attributes_set_later)
 
 
 @functools.lru_cache(maxsize=64)
 def _contents(text: str) -> FileSyntax:
     try:
-        tree = syntax_of_file(text)
+        return _of_tree(syntax_of_file(text))
     except SyntaxError:
         return FileSyntax({}, {}, frozenset())
+
+
+def _of_tree(tree: ast.AST, attributes_set_later: frozenset[str] = frozenset()) -> FileSyntax:
     nodes = list(ast.walk(tree))
     places: dict[Span, ast.AST] = {
         span: node
@@ -78,10 +82,8 @@ def _contents(text: str) -> FileSyntax:
         for node in nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
-    attributes_set_later = {
-        name for f in functions.values() if f.name not in _CONSTRUCTORS for name in _attributes_set(f)
-    }
-    return FileSyntax(places, functions, frozenset(attributes_set_later))
+    own = {name for f in functions.values() if f.name not in _CONSTRUCTORS for name in _attributes_set(f)}
+    return FileSyntax(places, functions, attributes_set_later | own)
 
 
 def _spans_of(node: ast.expr | ast.AugAssign) -> Iterator[Span]:

@@ -23,6 +23,7 @@ from engine.source.instructions import arguments_of, positions
 from engine.source.sites import is_library
 
 __all__ = [
+    "edited_syntax",
     "keep_text",
     "lambdas_of_file",
     "lines_of",
@@ -204,19 +205,25 @@ def _lines_of_input() -> list[str]:
 
 
 _STDIN = 0
-_EDITED: set[CodeType] = set()
+_EDITED: dict[CodeType, ast.AST] = {}
 
 
-def keep_text(code: CodeType) -> None:
+def keep_text(code: CodeType, tree: ast.AST) -> None:
     """Let code that was compiled from an edited syntax tree have the text of its file.
 
     Args:
         code: of a function, with the functions in it.
+        tree: the edited one, at the places that it has in the file.
     """
-    _EDITED.add(code)
+    _EDITED[code] = tree
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            keep_text(constant)
+            keep_text(constant, tree)
+
+
+def edited_syntax(code: CodeType) -> ast.AST | None:
+    """Return the syntax tree that code was compiled from, if it is another one than that of its text."""
+    return _EDITED.get(code)
 
 
 def _is_compiled_from(code: CodeType, text: str) -> bool:

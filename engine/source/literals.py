@@ -341,6 +341,16 @@ def _names(targets: Sequence[ast.expr]) -> Iterator[ast.expr]:
         yield from _names(target.elts) if isinstance(target, ast.Tuple) else [target]
 
 
+def _called(expr: ast.expr, scope: _Scope) -> tuple[Any, bool]:
+    """Return the function that a call names, and whether it is a method, which gets its object as well."""
+    try:
+        return _value(expr, scope), False
+    except _NotFixed:
+        if not isinstance(expr, ast.Attribute):
+            raise
+        return inspect.getattr_static(_owner(expr.value, scope), expr.attr, None), True
+
+
 def _argument(name: str, arguments: ast.arguments, scope: _Scope) -> Any:
     """Return the value of an argument of a plain function that the source of the caller, or a default, fixes.
 
@@ -351,13 +361,13 @@ def _argument(name: str, arguments: ast.arguments, scope: _Scope) -> Any:
     place = None if caller is None else expression_at(caller.f_code, caller.f_lasti)
     if caller is None or not isinstance(place, ast.Call):
         raise _NotFixed
-    function = _value(place.func, _Scope(caller))
+    function, of_object = _called(place.func, _Scope(caller))
     if not isinstance(function, FunctionType) or function.__code__ is not scope.frame.f_code:
         raise _NotFixed
     if any(isinstance(a, ast.Starred) for a in place.args) or any(k.arg is None for k in place.keywords):
         raise _NotFixed
     passed: dict[str, ast.expr] = dict(
-        zip([a.arg for a in (*arguments.posonlyargs, *arguments.args)], place.args, strict=False)
+        zip([a.arg for a in (*arguments.posonlyargs, *arguments.args)][of_object:], place.args, strict=False)
     )
     passed.update({k.arg: k.value for k in place.keywords if k.arg is not None})
     if name in passed:

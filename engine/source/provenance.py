@@ -243,7 +243,10 @@ class Provenance(TorchFunctionMode):
         caller = _caller() if plain else None
         if caller is None or caller.f_code.co_filename.startswith(_LAYERS):  # attributes of torch's own layers
             return []
-        return unfixed_numbers(plain, caller, function)
+        unfixed, frame = unfixed_numbers(plain, caller, function), sys._getframe(2)
+        while unfixed and frame is not caller and frame.f_back is not None:  # torch's own code passes numbers, too
+            unfixed, frame = unfixed_numbers(unfixed, frame), frame.f_back
+        return unfixed
 
     def _note_reads(self, name: str, func: Any, arguments: Any, result: Any) -> None:
         """Note reads of the arguments, and tensors that are built from numbers that were read."""

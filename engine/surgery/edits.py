@@ -253,7 +253,7 @@ def rebuilt(function: FunctionType, pins: Iterable[Pin], names: Mapping[str, Any
     label = f"{function.__qualname__}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     exec(code, namespace(function, label, names), space)  # the user's own source, a number replaced
     new_function: FunctionType = space[function.__name__]
-    keep_text(new_function.__code__)
+    keep_text(new_function.__code__, tree)
     new_function.__defaults__, new_function.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     new_function.__qualname__, new_function.__annotations__ = function.__qualname__, function.__annotations__
     new_function._unpinned = function  # type: ignore[attr-defined]

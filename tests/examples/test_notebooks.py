@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ def cells(path: Path) -> list[str]:
 
 def run_cell(code: str, names: dict[str, Any]) -> Any:
     """Run a cell; the value of its last line, where that is an expression, as a notebook shows it."""
-    tree = ast.parse(code)
+    tree, name = ast.parse(code), f"cell {len(linecache.cache)}"
+    linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name  # as notebooks do
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "cell", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last is not None else None
+    exec(compile(tree, name, "exec"), names)
+    return eval(compile(ast.Expression(last.value), name, "eval"), names) if last is not None else None
 
 
 @pytest.mark.parametrize("name", ["vision", "language"])
