@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -62,12 +62,12 @@ def file_syntax(code: CodeType) -> FileSyntax:
 @functools.lru_cache(maxsize=64)
 def _contents(text: str) -> FileSyntax:
     try:
-        return _of_tree(syntax_of_file(text))
+        return _of_tree(syntax_of_file(text), ())
     except SyntaxError:
         return FileSyntax({}, {}, frozenset())
 
 
-def _of_tree(tree: ast.AST, attributes_set_later: frozenset[str] = frozenset()) -> FileSyntax:
+def _of_tree(tree: ast.AST, attributes_set_later: Iterable[str]) -> FileSyntax:
     nodes = list(ast.walk(tree))
     places: dict[Span, ast.AST] = {
         span: node
@@ -83,7 +83,7 @@ def _of_tree(tree: ast.AST, attributes_set_later: frozenset[str] = frozenset()) 
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     own = {name for f in functions.values() if f.name not in _CONSTRUCTORS for name in _attributes_set(f)}
-    return FileSyntax(places, functions, attributes_set_later | own)
+    return FileSyntax(places, functions, frozenset(own.union(attributes_set_later)))
 
 
 def _spans_of(node: ast.expr | ast.AugAssign) -> Iterator[Span]:
