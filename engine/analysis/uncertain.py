@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.analysis.amounts import none_known
+from engine.analysis.amounts import none_known, other_amounts
 from engine.program.graph import Node, Value
 
 __all__ = ["agreeing", "amounts", "dims_of", "widened"]
@@ -27,6 +27,9 @@ _SPATIAL = frozenset(
     sampling_ratio""".split()
 )
 """Arguments that say how much of the dimensions behind the channels is taken."""
+
+_PADS = frozenset(["padding", "output_padding"])
+"""Those of them that put other entries beside constants."""
 
 _OTHERS: tuple[Callable[[float], float], ...] = (
     lambda n: 2.9 * n + 0.7,
@@ -105,7 +108,7 @@ def agreeing(
     if names and (not dims or any(constant_of(node.inputs[0]).size(dim) > 1 for dim in dims)):
         return None
     arrays = compute(node)
-    for other in _others(node, numbers) if arrays is not None and not none_known(arrays) else ():
+    for other in _others(node, numbers, names) if arrays is not None and not none_known(arrays) else ():
         try:
             again = compute(other)
         except (ArithmeticError, RuntimeError, ValueError):  # the op rejects such a number
@@ -116,11 +119,14 @@ def agreeing(
     return arrays
 
 
-def _others(node: Node, numbers: Numbers) -> Iterator[Node]:
-    names = _scalars(node, numbers)
-    for change in _OTHERS if names else ():
-        changed: dict[str, Any] = {name: change(float(node.args[name])) for name in names}
+def _others(node: Node, numbers: Numbers, names: Sequence[str]) -> Iterator[Node]:
+    scalars = _scalars(node, numbers)
+    for change in _OTHERS if scalars else ():
+        changed: dict[str, Any] = {name: change(float(node.args[name])) for name in scalars}
         yield replace(node, args={**node.args, **changed})
+    pads = {name: node.args[name] for name in names if name in _PADS}
+    padded = [(n, at) for n, pad in pads.items() for at in range(len(pad) if isinstance(pad, (list, tuple)) else 1)]
+    yield from other_amounts(node, padded) if padded else ()
 
 
 def widened(node: Node, numbers: Numbers, used: Callable[[Value], Tensor]) -> Iterator[tuple[Value, Tensor | None]]:

@@ -12,7 +12,7 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -52,6 +52,10 @@ class _NotFixed(Exception):
     """Raised for an expression whose value the source does not fix."""
 
 
+_OUTDATED = (ArithmeticError, LookupError, TypeError, ValueError)
+"""Raised where variables hold something else by now than when the number was computed."""
+
+
 class _Scope(NamedTuple):
     """Where an expression is evaluated.
 
@@ -67,8 +71,8 @@ class _Scope(NamedTuple):
 def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = None) -> list[Any]:
     """Return the numbers in a call that its source does not fix; those that follow from sizes alone as floats.
 
-    The latter are what ``int(math.sqrt(tokens))`` gives. As amounts they are what other sizes are recorded for; as
-    factors they hold for the sizes that were recorded.
+    The latter are what ``int(math.sqrt(tokens))`` gives. As amounts they are what other sizes are recorded for, so that
+    floats, which are no amounts, say enough of them: as factors they may be any.
 
     Args:
         numbers: all numbers that the called function or operator receives.
@@ -83,26 +87,36 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = No
         fixed.update(_defaults(function, frame.f_code, frame.f_lasti))
     sized = Counter[Any]()
     if isinstance(place, ast.Call) and getattr(place.func, "id", "") == "sum" and len(place.args) == 1:
-        fixed[0] += 1  # where a sum begins
+        fixed += _counted([0])  # where a sum begins
     operands = (operand for operand in operands_of(place) if not is_literal(operand))
     for expr in (part for operand in operands for part in _elements(operand, frame)):
         for kind, sizes in ((fixed, False), (sized, True)):
             try:
-                kind.update(_flat(_value(expr, _Scope(frame, sizes))))
-            except _NotFixed:
+                kind.update(_counted(_flat(_value(expr, _Scope(frame, sizes)))))
+            except (_NotFixed, *_OUTDATED):
                 continue
             break
     unfixed = _without(unfixed, fixed)
     others = _without(unfixed, sized)
-    return [*others, *map(float, _without(unfixed, Counter(others)))]
+    return [*others, *map(float, _without(unfixed, _counted(others)))]
+
+
+def _counted(numbers: Iterable[Any]) -> Counter[Any]:
+    """Count numbers, each with its kind: False is no 0, and 1.0 is no amount as 1 is."""
+    return Counter(map(_with_kind, numbers))
+
+
+def _with_kind(number: Any) -> tuple[type, Any]:
+    return bool if isinstance(number, bool) else float if isinstance(number, float) else int, number
 
 
 def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
     """Return the numbers that are left when fixed ones are taken away, each as often as it stands there."""
     left, unfixed = dict(fixed), []
     for number in numbers:
-        if left.get(number, 0) > 0:
-            left[number] -= 1
+        key = _with_kind(number)
+        if left.get(key, 0) > 0:
+            left[key] -= 1
         else:
             unfixed.append(number)
     return unfixed
@@ -112,7 +126,7 @@ def _without(numbers: Sequence[Any], fixed: Mapping[Any, int]) -> list[Any]:
 def _literals(code: CodeType, instruction: int) -> Counter[Any]:
     """Return the numbers that stand in the expression that a function is evaluating."""
     operands = operands_of(expression_at(code, instruction))
-    return Counter(number for expr in operands if is_literal(expr) for number in _flat(ast.literal_eval(expr)))
+    return _counted(number for expr in operands if is_literal(expr) for number in _flat(ast.literal_eval(expr)))
 
 
 @functools.lru_cache(maxsize=1000)
@@ -125,7 +139,7 @@ def _defaults(function: FunctionType, code: CodeType, instruction: int) -> Count
         return Counter()
     passed = {keyword.arg for keyword in place.keywords}
     further = list(_signature(function).parameters.values())[len(place.args) :]
-    return Counter(number for p in further if p.name not in passed for number in _flat(p.default))
+    return _counted(number for p in further if p.name not in passed for number in _flat(p.default))
 
 
 def _signature(function: FunctionType) -> inspect.Signature:
@@ -160,8 +174,8 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
     passed = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     if len(parts) == 1 and all(len(_bindings(function, name)) <= (name not in passed) for name in names):
         return parts[0]
-    shared = [Counter(ast.literal_eval(part) for part in own if is_literal(part)) for own in parts]
-    return [ast.Constant(number) for number in functools.reduce(operator.and_, shared).elements()]
+    shared = [_counted(_flat([ast.literal_eval(part) for part in own if is_literal(part)])) for own in parts]
+    return [ast.Constant(number) for _, number in functools.reduce(operator.and_, shared).elements()]
 
 
 def _summands(expr: ast.expr) -> list[ast.expr]:

@@ -105,6 +105,27 @@ def test_numbers_of_sizes_are_floats() -> None:
     assert [type(number) for [number, *_] in numbers] == [float, float, float, int, int]
 
 
+def test_numbers_of_another_kind() -> None:
+    """False stands for no 0, and 1 for no 1.0."""
+    zero, one = int("0"), float("1")
+    assert [call(zero, False), call(one, 1), call(True, 1, one)] == [[0], [1.0], [1.0]]
+
+
+def reshaped(x: Tensor, half: int) -> list[list[Any]]:
+    """Compute numbers of sizes that are no more there when they are passed."""
+    side, parts = int(x.shape[2] ** 0.5), [x]
+    rows = int(len(parts[0]) ** 0.5)
+    x = x.flatten()
+    parts = []
+    shift = 0 if str(half) <= "3" else 1
+    return [call(side), call(rows), call(shift)]
+
+
+def test_sizes_that_are_gone() -> None:
+    """What cannot be computed again may be any number."""
+    assert reshaped(torch.zeros(4, 2, 9), 3) == [[3], [2], [0]]
+
+
 def defaults(x: Any, dim: int = 1, eps: float = 0.5) -> None:
     """Stands for a function of torch."""
 

@@ -13,29 +13,32 @@ from torch import Tensor, nn
 from engine.source import provenance
 from tests.engine.traps.trap import Ablation, Trap, Use
 
-__all__ = ["ABLATIONS", "TRAPS"]
+__all__ = ["ABLATIONS", "TRAPS", "Net", "called", "noise"]
 
 
-class _Net(nn.Module):
+class Net(nn.Module):
+    """Two layers, and features between them that are not zero where a channel is masked."""
+
     def __init__(self) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
 
     def features(self, x: Tensor) -> Tensor:
+        """Return what stands between the layers."""
         return torch.relu(self.enter(x)) + 0.5
 
 
-class _Keyword(_Net):
+class _Keyword(Net):
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         return self.leave(self.features(x) * options.get("scale", 1.0))  # type: ignore[no-any-return]
 
 
-class _Key(_Net):
+class _Key(Net):
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         return self.leave(self.features(batch["x"]) * batch.get("scale", 1.0))  # type: ignore[no-any-return]
 
 
-class _Caught(_Net):
+class _Caught(Net):
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         try:
             scale: Any = batch["scale"]
@@ -44,50 +47,50 @@ class _Caught(_Net):
         return self.leave(self.features(batch["x"]) * scale)  # type: ignore[no-any-return]
 
 
-class _Defaults(_Net):
+class _Defaults(Net):
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         options = {"scale": 1.0, **options}
         return self.leave(self.features(x) * options["scale"])  # type: ignore[no-any-return]
 
 
-class _Popped(_Net):
+class _Popped(Net):
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         shift = options.pop("shift", 0)
         return self.leave(self.features(x) + shift)  # type: ignore[no-any-return]
 
 
-class _Length(_Net):
+class _Length(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x) * (1.0 + (len(x) > 4)))  # type: ignore[no-any-return]
 
 
-class _Quotient(_Net):
+class _Quotient(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x) * (1 + len(x) // 10))  # type: ignore[no-any-return]
 
 
-class _Bytes(_Net):
+class _Bytes(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x) * (1.0 + (x.nbytes > 200)))  # type: ignore[no-any-return]
 
 
-class _Counted(_Net):
+class _Counted(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x) * (1.0 + sum(1 for _ in x) // 4))  # type: ignore[no-any-return]
 
 
-class _Root(_Net):
+class _Root(Net):
     def forward(self, x: Tensor) -> Tensor:
         side = int(x.shape[0] ** 0.5)
         return self.leave(self.features(x) * side)  # type: ignore[no-any-return]
 
 
-class _Gradients(_Net):
+class _Gradients(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.features(x) * (1.0 + torch.is_grad_enabled()))  # type: ignore[no-any-return]
 
 
-class _Unset(_Net):
+class _Unset(Net):
     def __init__(self) -> None:
         super().__init__()
         self.scale: float | None = None
@@ -100,7 +103,7 @@ class _Unset(_Net):
         self.scale = scale
 
 
-class _Stored(_Net):
+class _Stored(Net):
     def __init__(self) -> None:
         super().__init__()
         self.options: dict[str, float] = {}
@@ -109,7 +112,7 @@ class _Stored(_Net):
         return self.leave(self.features(x) * self.options.get("scale", 1.0))  # type: ignore[no-any-return]
 
 
-class _Enclosing(_Net):
+class _Enclosing(Net):
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         def scaled(features: Tensor) -> Tensor:
             return features * scale
@@ -136,6 +139,32 @@ class _Pool(_Images):
         return self.leave(F.max_pool2d(self.features(x), options.get("pool", 2)))  # type: ignore[no-any-return]
 
 
+class _PooledPadding(_Images):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        pooled = F.avg_pool2d(self.features(x), 2, padding=options.get("padding", 0))
+        return self.leave(pooled)  # type: ignore[no-any-return]
+
+
+class _LateRoot(_Images):
+    """Has no such dimension any more where the number is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.features(x)
+        side = int(h.shape[3] ** 0.5)
+        h = h.flatten(2).mean(2)
+        return F.linear(h / side, self.leave.weight.sum((2, 3)), self.leave.bias)
+
+
+def _half(size: int) -> int:
+    return size // 2
+
+
+class _Shift(_Images):
+    def forward(self, x: Tensor) -> Tensor:
+        shift = 0 if _half(x.shape[2]) <= 3 else 1
+        return self.leave(torch.roll(self.features(x), shift, 2))  # type: ignore[no-any-return]
+
+
 class _Padded(_Images):
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         border = options.get("border", 0)
@@ -146,11 +175,14 @@ def _image(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
-def _noise(rows: int) -> Tensor:
+def noise(rows: int) -> Tensor:
+    """Return rows of four numbers."""
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
-def _called(*args: Any, **kwargs: Any) -> Use:
+def called(*args: Any, **kwargs: Any) -> Use:
+    """Return a use that calls the network once, in eval mode."""
+
     def use(model: nn.Module) -> Any:
         with torch.no_grad():
             return model.eval()(*args, **kwargs)
@@ -159,63 +191,86 @@ def _called(*args: Any, **kwargs: Any) -> Use:
 
 
 def _with_gradients(model: nn.Module) -> Any:
-    return model.eval()(_noise(3))
+    return model.eval()(noise(3))
 
 
 def _scaled(model: Any) -> Any:
     model.set_scale(0.3)
-    return _called(_noise(3))(model)
+    return called(noise(3))(model)
 
 
 def _with_option(model: Any) -> Any:
     model.options["scale"] = 0.3
-    return _called(_noise(3))(model)
+    return called(noise(3))(model)
 
 
 def _trap(name: str, source: str, make: Callable[[], nn.Module], example: Any, *uses: Use, **options: Any) -> Trap:
     return Trap(name, source, make, lambda model: example, uses, **{"shrinks": "repaired", **options})
 
 
-_BATCH = ({"x": _noise(2)},)
-_SCALED = {"x": _noise(3), "scale": torch.tensor(0.3, dtype=torch.float64)}
+_BATCH = ({"x": noise(2)},)
+_SCALED = {"x": noise(3), "scale": torch.tensor(0.3, dtype=torch.float64)}
 
 TRAPS = [
-    _trap("an option with a default", "kwargs.get('scale', 1.0)", _Keyword, _noise(2), _called(_noise(3), scale=0.3)),
-    _trap("a key with a default", "batch.get('weight', 1.0)", _Key, _BATCH, _called(_SCALED)),
-    _trap("a key that is missed", "try: batch['scale'] except KeyError", _Caught, _BATCH, _called(_SCALED)),
-    _trap("defaults under options", "{**defaults, **kwargs}", _Defaults, _noise(2), _called(_noise(3), scale=0.3)),
-    _trap("an option that is popped", "kwargs.pop('shift', 0)", _Popped, _noise(2), _called(_noise(3), shift=0.3)),
-    _trap("a factor by a length", "1.0 + (len(x) > 4)", _Length, _noise(2), _called(_noise(9))),
-    _trap("a quotient of a length", "1 + len(x) // 10", _Quotient, _noise(2), _called(_noise(19))),
-    _trap("a factor by the bytes of a tensor", "x.nbytes > limit", _Bytes, _noise(2), _called(_noise(19))),
-    _trap("a factor by counting", "sum(1 for _ in x)", _Counted, _noise(2), _called(_noise(19))),
-    _trap("a root of a size as a factor", "int(n ** 0.5)", _Root, _noise(2), _called(_noise(19))),
-    _trap("a factor by gradients", "1.0 + torch.is_grad_enabled()", _Gradients, _noise(2), _with_gradients),
-    _trap("an attribute or a default", "self.scale or 1.0", _Unset, _noise(2), _scaled),
-    _trap("an option in an attribute", "self.options.get('scale', 1.0)", _Stored, _noise(2), _with_option),
+    _trap("an option with a default", "kwargs.get('scale', 1.0)", _Keyword, noise(2), called(noise(3), scale=0.3)),
+    _trap("a key with a default", "batch.get('weight', 1.0)", _Key, _BATCH, called(_SCALED)),
+    _trap("a key that is missed", "try: batch['scale'] except KeyError", _Caught, _BATCH, called(_SCALED)),
+    _trap("defaults under options", "{**defaults, **kwargs}", _Defaults, noise(2), called(noise(3), scale=0.3)),
+    _trap("an option that is popped", "kwargs.pop('shift', 0)", _Popped, noise(2), called(noise(3), shift=0.3)),
+    _trap("a factor by a length", "1.0 + (len(x) > 4)", _Length, noise(2), called(noise(9))),
+    _trap("a quotient of a length", "1 + len(x) // 10", _Quotient, noise(2), called(noise(19))),
+    _trap("a factor by the bytes of a tensor", "x.nbytes > limit", _Bytes, noise(2), called(noise(19))),
+    _trap("a factor by counting", "sum(1 for _ in x)", _Counted, noise(2), called(noise(19))),
+    _trap("a root of a size as a factor", "int(n ** 0.5)", _Root, noise(2), called(noise(19))),
+    _trap("a factor by gradients", "1.0 + torch.is_grad_enabled()", _Gradients, noise(2), _with_gradients),
+    _trap("an attribute or a default", "self.scale or 1.0", _Unset, noise(2), _scaled),
+    _trap("an option in an attribute", "self.options.get('scale', 1.0)", _Stored, noise(2), _with_option),
     _trap(
         "a padding from an option",
         "padding=kwargs.get('padding', 0)",
         _Padding,
         _image(2, 3, 6, 6),
-        _called(_image(3, 3, 7, 7), padding=1),
+        called(_image(3, 3, 7, 7), padding=1),
     ),
     _trap(
         "a pool by an option",
         "max_pool2d(x, kwargs.get('pool', 2))",
         _Pool,
         _image(2, 3, 8, 8),
-        _called(_image(3, 3, 12, 12), pool=3),
+        called(_image(3, 3, 12, 12), pool=3),
+    ),
+    _trap(
+        "a padding of a mean by an option",
+        "avg_pool2d(x, 2, padding=kwargs.get('padding', 0))",
+        _PooledPadding,
+        _image(2, 3, 8, 8),
+        called(_image(3, 3, 8, 8), padding=1),
+    ),
+    _trap(
+        "a root of a size that is gone",
+        "int(h.shape[3] ** 0.5) before a flatten",
+        _LateRoot,
+        _image(2, 3, 6, 6),
+        called(_image(3, 3, 9, 9)),
+        shrinks=False,
+    ),
+    _trap(
+        "a shift by a function of a size",
+        "0 if half(h) <= 3 else 1",
+        _Shift,
+        _image(2, 3, 6, 6),
+        called(_image(3, 3, 9, 9)),
+        shrinks=False,
     ),
     _trap(
         "a border from an option",
         "pad(x, (border, border))",
         _Padded,
         _image(2, 3, 6, 6),
-        _called(_image(3, 3, 6, 6), border=2),
+        called(_image(3, 3, 6, 6), border=2),
         shrinks=False,
     ),
-    _trap("a number around a function", "closures", _Enclosing, _noise(2), _called(_noise(3), scale=0.3)),
+    _trap("a number around a function", "closures", _Enclosing, noise(2), called(noise(3), scale=0.3)),
 ]
 
 

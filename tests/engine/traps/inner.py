@@ -14,21 +14,13 @@ from engine.analysis.constants import Constants
 from engine.recording.untaken import UntakenBranch
 from engine.removal.homes import Homes
 from engine.source import control_flow
+from tests.engine.traps.entering import Net, called, noise
 from tests.engine.traps.trap import Ablation, Trap, Use
 
 __all__ = ["ABLATIONS", "TRAPS"]
 
 
-class _Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def features(self, x: Tensor) -> Tensor:
-        return torch.relu(self.enter(x)) + 0.5
-
-
-class _Function(_Net):
+class _Function(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         def scaled(features: Tensor) -> Tensor:
             return features if scale is None else features * scale
@@ -36,19 +28,19 @@ class _Function(_Net):
         return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
 
 
-class _Lambda(_Net):
+class _Lambda(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         scaled = lambda features: features if scale is None else features * scale  # noqa: E731
         return self.leave(scaled(self.features(x)))  # type: ignore[no-any-return]
 
 
-class _Comprehension(_Net):
+class _Comprehension(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         h = self.features(x)
         return self.leave(torch.stack([h if scale is None else h * scale for _ in range(2)]).sum(0))  # type: ignore[no-any-return]
 
 
-class _Generator(_Net):
+class _Generator(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         h = self.features(x)
 
@@ -60,7 +52,7 @@ class _Generator(_Net):
         return self.leave(sum(parts()))  # type: ignore[no-any-return]
 
 
-class _Attribute(_Net):
+class _Attribute(Net):
     """A function inside asks an attribute of the module that a method sets."""
 
     def __init__(self) -> None:
@@ -78,7 +70,7 @@ class _Attribute(_Net):
         self.scaling = True
 
 
-class _Unset(_Net):
+class _Unset(Net):
     """Has no function until a method sets one."""
 
     def __init__(self) -> None:
@@ -96,7 +88,7 @@ class _Unset(_Net):
         self.function = torch.sigmoid
 
 
-class _Else(_Net):
+class _Else(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         h = self.features(x)
         for _ in range(2):
@@ -107,7 +99,7 @@ class _Else(_Net):
         return self.leave(h)  # type: ignore[no-any-return]
 
 
-class _Weight(_Net):
+class _Weight(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         weight = self.leave.weight
         if scale is not None:
@@ -115,7 +107,7 @@ class _Weight(_Net):
         return F.linear(self.features(x), weight, self.leave.bias)
 
 
-class _Bias(_Net):
+class _Bias(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         bias = self.leave.bias
         if scale is not None:
@@ -123,7 +115,7 @@ class _Bias(_Net):
         return F.linear(self.features(x), self.leave.weight, bias)
 
 
-class _OwnBias(_Net):
+class _OwnBias(Net):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         bias = self.enter.bias
         if scale is not None:
@@ -131,31 +123,19 @@ class _OwnBias(_Net):
         return self.leave(torch.relu(F.linear(x, self.enter.weight, bias)) + 0.5)  # type: ignore[no-any-return]
 
 
-def _noise(rows: int) -> Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-
-
-def _called(**kwargs: Any) -> Use:
-    def use(model: nn.Module) -> Any:
-        with torch.no_grad():
-            return model.eval()(_noise(3), **kwargs)
-
-    return use
-
-
 def _switched(model: Any) -> Any:
     model.set_scaling()
-    return _called()(model)
+    return called(noise(3))(model)
 
 
 def _with_function(model: Any) -> Any:
     model.set_function()
-    return _called()(model)
+    return called(noise(3))(model)
 
 
 def _trap(name: str, source: str, make: type[nn.Module], use: Use | None = None) -> Trap:
-    scaled = _called(scale=torch.tensor(0.3, dtype=torch.float64))
-    return Trap(name, source, make, lambda model: _noise(2), [_called(), scaled if use is None else use])
+    scaled = called(noise(3), scale=torch.tensor(0.3, dtype=torch.float64))
+    return Trap(name, source, make, lambda model: noise(2), [called(noise(3)), scaled if use is None else use])
 
 
 TRAPS = [
