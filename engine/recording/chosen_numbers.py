@@ -56,7 +56,7 @@ def assume_other_numbers(
             arguments = list(node.args.values())
             assumptions.doubt(node, numbers_in(arguments))
             dims = any("dim" in name for name in node.args)
-            if dims or not numbers_in(arguments) or any(True for _ in booleans_in(arguments)):
+            if dims or not numbers_in(arguments) or booleans_in(arguments):
                 reason = (
                     f"is computed along a dimension, or by a flag, that code chooses at {shown_place(node.site.place)}"
                 )

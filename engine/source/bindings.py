@@ -8,7 +8,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["FILLS", "Binding", "assignments_that_read", "bindings", "path_of", "targets_of"]
+from engine.source.syntax import nodes_of
+
+__all__ = [
+    "FILLS",
+    "Binding",
+    "arguments_of",
+    "assignments_that_read",
+    "bindings",
+    "path_of",
+    "places_set",
+    "targets_of",
+    "unconditional_values",
+]
 
 FILLS = frozenset("add append appendleft extend insert setdefault update".split())
 """Methods that add their arguments to a list, a set or a dictionary."""
@@ -171,3 +183,48 @@ def bound_value(name: str, binding: Binding) -> ast.expr:
 
 def _is_name(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Name)
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@functools.lru_cache(maxsize=10_000)
+def arguments_of(function: Function) -> frozenset[str]:
+    """Return the names of the arguments that a function names.
+
+    Example:
+        >>> sorted(arguments_of(ast.parse("def f(a, /, b, *args, c=1, **kwargs): pass").body[0]))
+        ['a', 'b', 'c']
+    """
+    arguments = function.args
+    return frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+
+
+@functools.lru_cache(maxsize=10_000)
+def places_set(function: Function, name: str) -> list[ast.Name]:
+    """Return the places where a function sets one of its variables."""
+    return [n for n in nodes_of(function, ast.Name) if n.id == name and not isinstance(n.ctx, ast.Load)]
+
+
+@functools.lru_cache(maxsize=10_000)
+def unconditional_values(function: Function, name: str) -> list[ast.expr]:
+    """Return what a variable is set to if a function sets it once, or under no condition; else nothing.
+
+    Example:
+        >>> function = ast.parse("def f(x):\\n    a = 1\\n    if x:\\n        b, a = 2, a").body[0]
+        >>> [ast.unparse(value) for value in unconditional_values(function, "b")]
+        ['(2, a)']
+        >>> unconditional_values(function, "a")
+        []
+    """
+    places = places_set(function, name)
+    statements = nodes_of(function) if len(places) == 1 else function.body
+    assigned = [s for s in statements if isinstance(s, ast.Assign)]
+    values = [s.value for s in assigned if any(target in places for target in _targets(s.targets))]
+    return values if len(values) == len(places) else []
+
+
+def _targets(targets: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Yield what an assignment sets, the elements of tuples one by one."""
+    for target in targets:
+        yield from _targets(target.elts) if isinstance(target, ast.Tuple) else [target]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from engine.source.bindings import arguments_of, places_set, unconditional_values
 from engine.source.expressions_at import expression_at, file_syntax, is_literal, operands_of, parts_of
 from engine.source.sizes import is_tagged, untracked
 from engine.source.syntax import nodes_of
@@ -88,8 +89,7 @@ def unfixed_numbers(numbers: Sequence[Any], frame: FrameType, function: Any = No
     sized = Counter[Any]()
     if isinstance(place, ast.Call) and getattr(place.func, "id", "") == "sum" and len(place.args) == 1:
         fixed += _counted([0])  # where a sum begins
-    operands = (operand for operand in operands_of(place) if not is_literal(operand))
-    for expr in (part for operand in operands for part in _elements(operand, frame)):
+    for expr in (part for operand in _variables(frame.f_code, frame.f_lasti) for part in _elements(operand, frame)):
         for kind, sizes in ((fixed, False), (sized, True)):
             try:
                 kind.update(_counted(_flat(_value(expr, _Scope(frame, sizes)))))
@@ -129,6 +129,12 @@ def _literals(code: CodeType, instruction: int) -> Counter[Any]:
     return _counted(number for expr in operands if is_literal(expr) for number in _flat(ast.literal_eval(expr)))
 
 
+@functools.lru_cache(maxsize=10_000)
+def _variables(code: CodeType, instruction: int) -> list[ast.expr]:
+    """Return the operands of the expression that a function is evaluating which are no literals."""
+    return [operand for operand in operands_of(expression_at(code, instruction)) if not is_literal(operand)]
+
+
 @functools.lru_cache(maxsize=1000)
 def _defaults(function: FunctionType, code: CodeType, instruction: int) -> Counter[Any]:
     """Return the numbers among the defaults of the arguments that a call leaves out."""
@@ -166,13 +172,12 @@ def _elements(expr: ast.expr, frame: FrameType) -> list[ast.expr]:
         return [expr]
     values = [s.value for s in nodes_of(function, ast.Assign) if _targets(s) == [expr.id]]
     tuples = [[s for s in _summands(value) if isinstance(s, ast.Tuple)] for value in values]
-    if not tuples or not all(tuples) or len(tuples) != len(_bindings(function, expr.id)):
+    if not tuples or not all(tuples) or len(tuples) != len(places_set(function, expr.id)):
         return [expr]
     parts = [[part for summand in summands for part in parts_of(summand)] for summands in tuples]
     names = {n.id for n in ast.walk(values[0]) if isinstance(n, ast.Name)}
-    arguments = function.args
-    passed = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    if len(parts) == 1 and all(len(_bindings(function, name)) <= (name not in passed) for name in names):
+    passed = arguments_of(function)
+    if len(parts) == 1 and all(len(places_set(function, name)) <= (name not in passed) for name in names):
         return parts[0]
     shared = [_counted(_flat([ast.literal_eval(part) for part in own if is_literal(part)])) for own in parts]
     return [ast.Constant(number) for _, number in functools.reduce(operator.and_, shared).elements()]
@@ -201,10 +206,6 @@ def _function(frame: FrameType) -> ast.FunctionDef | ast.AsyncFunctionDef | None
 
 def _targets(assignment: ast.Assign) -> list[str | None]:
     return [t.id if isinstance(t, ast.Name) else None for t in assignment.targets]
-
-
-def _bindings(function: ast.AST, name: str) -> list[ast.Name]:
-    return [n for n in nodes_of(function, ast.Name) if n.id == name and not isinstance(n.ctx, ast.Load)]
 
 
 def _flat(value: Any) -> Iterator[Any]:
@@ -335,24 +336,16 @@ def _local(name: str, scope: _Scope) -> Any:
     function = _function(scope.frame)
     if function is None or name not in scope.frame.f_locals:
         raise _NotFixed
-    bindings = _bindings(function, name)
-    if name in (a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)):
-        if bindings:
+    if name in arguments_of(function):
+        if places_set(function, name):
             raise _NotFixed
         return _argument(name, function.args, scope)
-    alone = nodes_of(function) if len(bindings) == 1 else function.body
-    assigned = [s.value for s in alone if isinstance(s, ast.Assign) and any(t in bindings for t in _names(s.targets))]
-    if not assigned or len(assigned) != len(bindings):
+    assigned = unconditional_values(function, name)
+    if not assigned:
         raise _NotFixed
     for value in assigned:
         _value(value, scope)
     return untracked(scope.frame.f_locals[name])
-
-
-def _names(targets: Sequence[ast.expr]) -> Iterator[ast.expr]:
-    """Yield what an assignment sets, the elements of tuples one by one."""
-    for target in targets:
-        yield from _names(target.elts) if isinstance(target, ast.Tuple) else [target]
 
 
 def _called(expr: ast.expr, scope: _Scope) -> tuple[Any, bool]:

@@ -94,6 +94,7 @@ _WRAPPERS = tuple(
         *(("_ops.py",), ("__init__.py",)),
     )
 )
+_BETWEEN = frozenset((*_WRAPPERS, __file__))
 _LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _NUMBERS = (bool, int, float, list, np.ndarray)
 _PLAIN_ARGUMENTS = (
@@ -127,7 +128,7 @@ def _is_plain(argument: Any) -> bool:
 def _caller() -> FrameType:
     """Return the frame that calls the running torch function, in the user's code or in one of torch's layers."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename in (*_WRAPPERS, __file__):
+    while frame.f_back is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame
 
@@ -239,7 +240,7 @@ class Provenance(TorchFunctionMode):
 
     def _uncertain(self, function: Any, arguments: Any) -> list[int | float]:
         """Return the numbers among the arguments that neither the source nor a size determines."""
-        plain = [number for number in self.numbers if not is_tagged(number)] + list(booleans_in(arguments))
+        plain = [number for number in self.numbers if not is_tagged(number)] + booleans_in(arguments)
         caller = _caller() if plain else None
         if caller is None or caller.f_code.co_filename.startswith(_LAYERS):  # attributes of torch's own layers
             return []

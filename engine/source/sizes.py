@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -255,11 +255,11 @@ class Shape(tuple[int, ...]):
 
 def _parts(tree: Any) -> Iterable[Any]:
     """Return the items of a container or a slice, and nothing for other arguments."""
+    if isinstance(tree, (tuple, list)):
+        return tree
     if isinstance(tree, slice):
         return tree.start, tree.stop, tree.step
-    if isinstance(tree, dict):
-        return tree.values()
-    return tree if isinstance(tree, (list, tuple)) else ()
+    return tree.values() if isinstance(tree, dict) else ()
 
 
 def numbers_in(tree: Any) -> list[int | float]:
@@ -276,13 +276,18 @@ def numbers_in(tree: Any) -> list[int | float]:
     return numbers
 
 
-_WITHOUT_NUMBERS = frozenset({bool, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device})
+_LEAVES = frozenset({str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device})
+_WITHOUT_NUMBERS = _LEAVES | {bool}
+_WITHOUT_BOOLEANS = _LEAVES | {int, float}
 
 
-def booleans_in(tree: Any) -> Iterator[bool]:
-    """Yield the booleans in nested arguments, in order."""
+def booleans_in(tree: Any) -> list[bool]:
+    """Return the booleans in nested arguments, in order."""
+    booleans: list[bool] = []
     for item in (tree,) if isinstance(tree, bool) else _parts(tree):
-        if isinstance(item, bool):
-            yield item
-        else:
-            yield from booleans_in(item)
+        kind = type(item)
+        if kind is bool:
+            booleans.append(item)
+        elif kind not in _WITHOUT_BOOLEANS:
+            booleans += booleans_in(item)
+    return booleans
