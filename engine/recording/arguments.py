@@ -7,6 +7,7 @@ only at another value become part of the program.
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import itertools
@@ -26,6 +27,8 @@ from engine.recording.attributes import choices, other_reals, switches_of
 from engine.recording.model_code import code_of, methods_of, words_in
 from engine.source.argument_flow import passed_arguments
 from engine.source.dynamic_calls import module_globals
+from engine.source.function_text import syntax_of
+from engine.source.syntax import nodes_of
 
 __all__ = ["Arguments", "executed_calls"]
 
@@ -99,6 +102,8 @@ class Arguments:
         first = next(tensors_in(self._passed), None)
         for name, value in own.items():
             takes_any = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            if takes_any and _are_options(self._model, name):
+                continue
             is_empty = isinstance(value, (tuple, list)) and not value
             if takes_any and not self._passed.get(name) or is_empty:
                 items = [item for item in (first, torch.tensor(0.5)) if item is not None]
@@ -181,6 +186,27 @@ class Arguments:
                 if not new:
                     break
         return [name for name, ran in recorded.items() if name is not None and not ran]
+
+
+def _are_options(model: nn.Module, rest: str) -> bool:
+    """Whether forward does nothing with ``*rest`` but to pass it on to functions that name what they take.
+
+    These are no tensors of any number then, but options with defaults, which are followed to where they go.
+    """
+    code = code_of(type(model).forward)
+    tree = None if code is None else syntax_of(code)
+    if tree is None:
+        return False
+    unpacked = {a.value for call in nodes_of(tree, ast.Call) for a in call.args if isinstance(a, ast.Starred)}
+    if not unpacked.issuperset(n for n in nodes_of(tree, ast.Name) if n.id == rest):
+        return False
+    receivers = passed_arguments(model, {rest}).by_code
+    return bool(receivers) and not any(_gathers(code) in names for code, names in receivers.items())
+
+
+def _gathers(code: CodeType) -> str | None:
+    """Return the name of ``*args`` of a function."""
+    return code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if code.co_flags & inspect.CO_VARARGS else None
 
 
 def _bound(

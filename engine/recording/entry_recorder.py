@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from engine.errors import TraceError
 from engine.program.entries import Entry
 from engine.program.trees import map_tensors, tensors_in
 from engine.recording.fakes import Fakes
@@ -18,7 +19,14 @@ from engine.recording.mutable_state import MutableState
 from engine.recording.recorder import Recorder, Signature
 from engine.recording.tensor_backup import TensorBackup
 
-__all__ = ["EntryRecorder"]
+__all__ = ["EntryRecorder", "TooLargeError"]
+
+_MOST_TIMES, _ALWAYS_FINE = 8, 1024
+"""How many times as many entries as the example inputs may have that run on data, and how many are never too many."""
+
+
+class TooLargeError(TraceError):
+    """Raised for inputs that are so large that the model is not run on them."""
 
 
 class EntryRecorder(Recorder):
@@ -45,8 +53,21 @@ class EntryRecorder(Recorder):
         self.on_data: set[str] = set()
         self.may_take_data = True
         super().__init__(model, fakes, changing)
-        self._fake_maker = fakes
+        self._fake_maker, self._entries_of_example = fakes, 0
         self._gradients = GradientRequests(self._leave, self._differentiate)
+
+    def run(self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str) -> None:
+        """Record ``call(args, kwargs)``, the first time on the example.
+
+        All that a run on data computes is in memory until it ends: a batch of 8192, which a number in the code asks
+        for, would take gigabytes.
+        """
+        entries = sum(t.numel() for t in tensors_in((args, kwargs)))
+        self._entries_of_example = self._entries_of_example or entries
+        if self._maker is None and not self._is_entry:
+            if entries > max(_MOST_TIMES * self._entries_of_example, _ALWAYS_FINE):
+                raise TooLargeError(f"Inputs with {entries} entries are not run on data.")
+        super().run(call, args, kwargs, stack, path)
 
     def run_entry(
         self, call: Callable[[Any, Any], Any], args: Any, kwargs: Any, stack: list[str], path: str, *, fake: bool

@@ -7,6 +7,7 @@ both ways, or no more sizes are left to try; what ran differently becomes part o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from engine.program.expressions import Guard, describe
 from engine.program.graph import Node, Value
 from engine.recording.axes import Axis, larger, odd, smaller
 from engine.recording.rejections import Rejections
-from engine.recording.size_search import LARGEST, changes, sizes_beyond, sizes_of
+from engine.recording.size_search import LARGEST, MOST_ENTRIES, changes, sizes_beyond, sizes_of
 from engine.recording.steps import Rounds, calls_by_place, steps_of
 from engine.source.sizes import numbers_in
 
@@ -199,7 +200,8 @@ class OtherSizes:
         def tried(sizes: Mapping[Axis, int]) -> bool:
             self._run_at = {axis: size for axis, size in sizes.items() if size != axis.size}
             self._changed = frozenset(self._run_at)
-            if self.rejections.repeats(self._shapes(sizes)):
+            shapes = self._shapes(sizes)
+            if any(math.prod(shape) > MOST_ENTRIES for shape in shapes) or self.rejections.repeats(shapes):
                 return False
             self._new = False
             accepted = accepts(sizes)

@@ -13,7 +13,7 @@ from engine.errors import TraceError
 from engine.program.expressions import Guard
 from engine.program.graph import Node
 from engine.recording.axes import axes_of, resized
-from engine.recording.entry_recorder import EntryRecorder
+from engine.recording.entry_recorder import EntryRecorder, TooLargeError
 from engine.recording.other_sizes import reads_sizes
 
 __all__ = ["record_other_sizes", "record_sizes_of_way"]
@@ -26,6 +26,9 @@ def _record_at(recorder: EntryRecorder, run: Callable[..., None], args: Any, kwa
     mark = recorder.mark()
     try:
         run(args, kwargs)
+    except TooLargeError as error:  # which says nothing of what the model takes
+        recorder.drop(mark)
+        return error
     except TraceError as error:
         nodes, guards = recorder.since(mark)
         recorder.others.reject(guards)

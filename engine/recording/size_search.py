@@ -9,10 +9,13 @@ from engine.program.expressions import AttributeOf, Expr, Guard, ShapeOf, evalua
 from engine.program.graph import Value
 from engine.recording.axes import Axis
 
-__all__ = ["LARGEST", "changes", "sizes_beyond", "sizes_of"]
+__all__ = ["LARGEST", "MOST_ENTRIES", "changes", "sizes_beyond", "sizes_of"]
 
 LARGEST = 8192
 """No larger size is tried because a number in the code asks for it."""
+
+MOST_ENTRIES = 2**24
+"""Of one input, at the sizes that are tried."""
 
 _FURTHEST, _MOST_CHANGES = 32, 2
 """How far from its size a decision is looked for to come out otherwise, and how many such sizes are tried."""

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -125,10 +125,15 @@ def _is_plain(argument: Any) -> bool:
     return isinstance(argument, (Tensor, *_PLAIN_ARGUMENTS))
 
 
+def _passes_on(code: CodeType) -> bool:
+    """Whether a function passes on what it was called with: torch's own, and modes that other code enters."""
+    return code.co_filename in _BETWEEN or code.co_name == "__torch_function__"
+
+
 def _caller() -> FrameType:
     """Return the frame that calls the running torch function, in the user's code or in one of torch's layers."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename in _BETWEEN:
+    while frame.f_back is not None and _passes_on(frame.f_code):
         frame = frame.f_back
     return frame
 

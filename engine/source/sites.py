@@ -86,10 +86,14 @@ def is_exchanged(cls: type) -> bool:
     return cls.__module__.startswith(_EXCHANGES)
 
 
+_HANDLER = "__torch_function__"
+"""The method of a mode, or of a class of tensors, that torch calls in the place of its functions."""
+
+
 def user_site(function: str, reflected: bool = False) -> Site:
     """Return the innermost call outside of torch and the engine."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+    while frame.f_back is not None and (is_library(frame.f_code.co_filename) or frame.f_code.co_name == _HANDLER):
         frame = frame.f_back
     code, caller = frame.f_code, None if frame.f_back is None else frame.f_back.f_code
     key = function, id(code), id(caller), frame.f_lasti, reflected  # the hash of code takes longer than all else

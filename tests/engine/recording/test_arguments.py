@@ -106,3 +106,29 @@ def test_flags_together() -> None:
     calls = [call for _, way in Arguments(Flags(), (None,), {}).alternatives() for call in way]
     assert len(calls) == 4 and calls[-1] == ((None, True, True, True), {})
     assert len([call for _, way in Arguments(Flags(), (None, True), {}).alternatives() for call in way]) == 4
+
+
+class Passing(nn.Module):
+    """Passes on what it does not name: options, or any number of tensors."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Predict."""
+        return self.predict(x, *args, **kwargs)
+
+    def predict(self, x: Tensor, profile: bool = False) -> Tensor:
+        """Say how long it takes."""
+        return x
+
+
+class Fusing(Passing):
+    """Takes any number, one call further on."""
+
+    def predict(self, x: Tensor, *views: Tensor) -> Tensor:  # type: ignore[override]
+        """Fuse."""
+        return sum(views, x)
+
+
+def test_options_are_no_further_tensors() -> None:
+    """A tensor in the place of a flag would turn it on, and run what no call runs."""
+    assert not list(Arguments(Passing(), (torch.zeros(1),), {}).lengths())
+    assert list(Arguments(Fusing(), (torch.zeros(1),), {}).lengths())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import engine
 from engine.program.expressions import describe, evaluate
@@ -157,3 +159,23 @@ def test_everything_is_itself_again() -> None:
     with pytest.raises(engine.errors.TraceError, match="no"):
         engine.trace(Net(forward), torch.zeros(2, 8, 4, 4))
     assert (builtins.range, math.exp, math.log, math.log10, math.log2, math.sqrt) == plain and RECORDINGS == []
+
+
+class _Counting(TorchFunctionMode):
+    """Counts calls, as profilers do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_numbers_come_from_behind_a_mode() -> None:
+    """What a mode of the user's passes on stands in the code that it is entered in."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        with _Counting():
+            one, other = m.conv(x).chunk(2, 1)
+            return one * other * m.scale
+
+    graph = engine.trace(Net(forward, conv=nn.Conv2d(3, 8, 1), scale=2.5), torch.zeros(2, 3, 4, 4))
+    assert not graph.uncertain
+    assert "__torch_function__" not in {node.site.code.co_name for node in graph.nodes if node.site is not None}
